@@ -14,7 +14,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing bert_jax into $(VENV) (about 400 MB, once)"
+	@echo "Installing bert_jax into $(VENV) (about 955 MB, once)"
 	$(PIP) --editable .
 	@touch $@
 

@@ -5,7 +5,8 @@
 
 Each run is one of six recipes in a tiny size, on the corpus of `bert-jax demo`. The losses of its
 steps are kept in OUT/losses.jsonl, so that a measurement that was stopped goes on, and are judged
-by `LossMonitor` as a run of the same length judges them, and as one that looks once.
+by `LossMonitor` as a run of the same length judges them, and as one that looks once; then again
+with a plateau planted, as if no loss fell below the line.
 """
 
 import argparse
@@ -99,14 +100,16 @@ def main() -> None:
             rows[recipe, seed] = row
             with file.open("a") as out:
                 out.write(json.dumps(row) + "\n")
-    print("| recipe | seed | line | at the first look | end | judged once | alarm |")
-    print("|---|---|---|---|---|---|---|")
+    print("| recipe | seed | line | at the first look | end | judged once | alarm | planted |")
+    print("|---|---|---|---|---|---|---|---|")
     for (recipe, seed), row in rows.items():
         config = configured(recipe, seed)
         now, once = judged(config, row), judged(config, row, waits=False)
+        held = row | {"losses": [max(loss, row["baseline"]) for loss in row["losses"]]}
+        planted = [judged(config, held, waits=waits)["alarm"] or "-" for waits in (False, True)]
         print(
             f"| {recipe} | {seed} | {row['baseline']:.3f} | {now['at_look']:.3f} | {now['end']:.3f}"
-            f" | {once['alarm'] or '-'} | {now['alarm'] or '-'} |"
+            f" | {once['alarm'] or '-'} | {now['alarm'] or '-'} | {planted[0]}, {planted[1]} |"
         )
 
 

@@ -105,16 +105,16 @@ jobset() {
       die "--topology $topology has $chips chips, which --chips-per-node $chips_per_node does not divide"
     nodes=$((chips / chips_per_node)) resource="google.com/tpu: $chips_per_node"
     selector=(
-      "cloud.google.com/gke-tpu-accelerator: $accelerator"
+      "cloud.google.com/gke-tpu-accelerator: $(yaml "$accelerator")"
       "cloud.google.com/gke-tpu-topology: $topology"
     )
   fi
   [[ -z $spot ]] || selector+=('cloud.google.com/gke-spot: "true"')
-  [[ -z $claim ]] || volume=("persistentVolumeClaim: {claimName: $claim}")
+  [[ -z $claim ]] || volume=("persistentVolumeClaim: {claimName: $(yaml "$claim")}")
   [[ -z $bucket ]] || volume=(
     'csi:'
     '  driver: gcsfuse.csi.storage.gke.io'
-    "  volumeAttributes: {bucketName: $bucket, mountOptions: implicit-dirs}"
+    "  volumeAttributes: {bucketName: $(yaml "$bucket"), mountOptions: implicit-dirs}"
   )
   cat <<YAML
 apiVersion: jobset.x-k8s.io/v1alpha2
@@ -122,7 +122,7 @@ kind: JobSet
 metadata:
   name: $name
 YAML
-  [[ -z $namespace ]] || echo "  namespace: $namespace"
+  [[ -z $namespace ]] || echo "  namespace: $(yaml "$namespace")"
   # One slice of a TPU is one node pool; a job must not be spread over two.
   [[ -n $gpu_nodes ]] || indented 2 'annotations:' \
     '  alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool'
@@ -149,17 +149,17 @@ spec:
 YAML
   [[ -z $bucket ]] || indented 10 'metadata:' '  annotations: {gke-gcsfuse/volumes: "true"}'
   indented 10 spec:
-  [[ -z $service_account ]] || indented 12 "serviceAccountName: $service_account"
+  [[ -z $service_account ]] || indented 12 "serviceAccountName: $(yaml "$service_account")"
   indented 12 'restartPolicy: Never' 'terminationGracePeriodSeconds: 180'
   ((${#selector[@]} == 0)) || { indented 12 nodeSelector: && indented 14 "${selector[@]}"; }
   [[ -z $spot ]] || indented 12 'tolerations:' \
     '- {key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}'
   if ((${#volume[@]})); then
     indented 12 'volumes:' '- name: shared' && indented 14 "${volume[@]}"
-    mounts=('volumeMounts:' "- {name: shared, mountPath: $mount}")
+    mounts=('volumeMounts:' "- {name: shared, mountPath: $(yaml "$mount")}")
   fi
   indented 12 'containers:' '- name: bert-jax'
-  indented 14 "image: $image"
+  indented 14 "image: $(yaml "$image")"
   # 8471 and 8431: libtpu; 8482: the coordinator of jax.distributed.
   indented 14 'ports: [{containerPort: 8471}, {containerPort: 8431}, {containerPort: 8482}]'
   ((${#env[@]} == 0)) || { indented 14 env: && indented 14 "${env[@]}"; }

@@ -3,8 +3,8 @@
 Exit codes: 0 done (or a run stopped by SIGTERM with everything saved), 1 a check that failed, or a
 plan that does not fit, 2 input that the user can correct, 3 several saves in a row that failed, 4 a
 step that is not finite or a spike, 5 no intact checkpoint, 6 nothing was completed for too long
-or the other processes did not come, 7 another run has taken the work directory over, 130 and 143
-ended by Ctrl-C and SIGTERM.
+or the other processes did not come, 7 another run has taken the work directory over, 8 fine-tuning
+that learned nothing, 130 and 143 ended by Ctrl-C and SIGTERM.
 """
 
 import argparse
@@ -193,8 +193,9 @@ def _parser(*, needed: bool = True) -> Parser:
         "      --config.data.corpus=work/corpus --config.training.num_steps=20000\n"
         "  bert-jax pretrain --config=configs/pretrain/modern_tiny.py --workdir=work/modern \\\n"
         "      --config.data.corpus=work/corpus '--config.training.phases[1].corpus=work/long'\n"
-        "  bert-jax pretrain --config=decay.py --workdir=work/decay \\\n"
-        "      --branch-from=work/tiny@15000 --config.data.corpus=work/corpus",
+        "  bert-jax pretrain --config=bert_tiny --workdir=work/decay \\\n"
+        "      --branch-from=work/tiny@15000 --config.data.corpus=work/corpus \\\n"
+        "      --config.training.num_steps=20000 --config.optimizer.schedule=wsd",
     )  # fmt: skip
     _add_training(sub, needed=needed)
 

@@ -20,8 +20,6 @@ _LARGE = ("tokens.bin", "sentence_offsets.bin", "document_offsets.bin")
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
 """Offsets looked at when a shard is opened; `verify` looks at all of them."""
-
-
 OPEN_SHARDS = 64
 """Shards that a store keeps open; each holds three files."""
 

@@ -38,7 +38,7 @@ from bert_jax.data.shard import (
     token_dtype,
 )
 from bert_jax.errors import UserError
-from bert_jax.files.checks import Checks
+from bert_jax.files.checks import DIGESTS, Checks
 from bert_jax.files.untrusted.json_file import read_json
 from bert_jax.tokenization.special_ids import SpecialIds
 
@@ -218,7 +218,10 @@ def open_store(
         shard = open_shard(store, number, check=number not in checked)
         if number not in checked:
             checked.add(number)
-            store.checks.add(lambda: check_digests(store.shard_path(store.counts[number])))
+            path = store.shard_path(store.counts[number])
+            # A flat store of before has no digest but that of its whole content.
+            old = not digests and DIGESTS not in store.meta
+            store.checks.add(lambda: _verify(store, ()) if old else check_digests(path))
             if not background:
                 store.checks.wait()
         return shard

@@ -77,10 +77,8 @@ class BucketFiles:
             left = self._read_timeout - (time.monotonic() - begin)
             try:
                 with bucket_failures(f"cannot read {path}", self.url):
-                    call, patience = (
-                        getattr(self._files, method),
-                        max(1.0, min(left, _READ_SECONDS)),
-                    )
+                    call = getattr(self._files, method)
+                    patience = max(1.0, min(left, _READ_SECONDS))
                     try:
                         return call(path, timeout=patience, **options)
                     except FileNotFoundError:

@@ -126,7 +126,9 @@ def match_urls(pattern: str) -> list[str]:
     prefix = pattern[: pattern.index("://") + 3]
     with _read_failures(pattern):
         if not re.search(r"[*?\[]", pattern):
-            return [pattern] if files.isfile(pattern) else []
+            with contextlib.suppress(FileNotFoundError):  # isfile() takes every error for that
+                return [pattern] if files.info(pattern)["type"] == "file" else []
+            return []
         return sorted(prefix + found for found in files.glob(pattern) if not found.endswith("/"))
 
 

@@ -105,16 +105,11 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
         ]
     layers, heads, count = weights.shape[:3]
     data = {
-        "layers": layers,
-        "heads": heads,
-        "windows": windows,
-        "tokens": tokens,
-        "words": words,
+        "layers": layers, "heads": heads, "windows": windows, "tokens": tokens, "words": words,
         "special": [int(i in (special.cls, special.sep)) for i in row.ids],
-        "second_start": row.second_start,
-        "fills": fills,
+        "second_start": row.second_start, "fills": fills,
         "weights": base64.b64encode(quantized(weights).tobytes()).decode(),
-    }
+    }  # fmt: skip
     of = f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
     if local := layers - windows.count(None):
         of += f", {local} of them local ({saved.config.local_window} tokens on each side)"

@@ -238,12 +238,8 @@ def _embedded(
 
 @_program(0, 1)
 def _layer(
-    config: ModelConfig,
-    kind: LayerKind,
-    params: Any,
-    x: Float[Array, "B L D"],
-    context: Context,
-) -> Float[Array, "B L D"]:
+    config: ModelConfig, kind: LayerKind, params: Any, x: Float[Array, "B L D"], context: Context,
+) -> Float[Array, "B L D"]:  # fmt: skip
     return with_params(params, Layer, config)(x, context, None, 0, kind)
 
 
@@ -254,12 +250,8 @@ def _normed(config: ModelConfig, params: Any, x: Float[Array, "B L D"]) -> Float
 
 @_program(0, 1)
 def _task_logits(
-    config: ModelConfig,
-    head: TaskHeadConfig,
-    end: Any,
-    x: Float[Array, "B L D"],
-    context: Context,
-) -> Float[Array, "B C"] | Float[Array, "B L C"]:
+    config: ModelConfig, head: TaskHeadConfig, end: Any, x: Float[Array, "B L D"], context: Context,
+) -> Float[Array, "B C"] | Float[Array, "B L C"]:  # fmt: skip
     if reads_all_tokens(config, head):
         x = end_norm(config, end, x)
     else:
@@ -269,14 +261,9 @@ def _task_logits(
 
 @_program(0, 1)
 def _top_tokens(
-    config: ModelConfig,
-    top: int,
-    end: Any,
-    x: Float[Array, "B L D"],
-    context: Context,
-    places: Int[Array, "B P"],
-    banned: Float[Array, " V"],
-) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
+    config: ModelConfig, top: int, end: Any, x: Float[Array, "B L D"], context: Context,
+    places: Int[Array, "B P"], banned: Float[Array, " V"],
+) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:  # fmt: skip
     hidden = _last(config, end, x, context, places)
     logits = vocabulary_logits(config, end, hidden)
     _, ids = jax.lax.top_k(logits + banned, top)
@@ -286,12 +273,8 @@ def _top_tokens(
 
 @_program(0, 1)
 def _first(
-    config: ModelConfig,
-    pools: bool,
-    end: Any,
-    x: Float[Array, "B L D"],
-    context: Context,
-) -> Float[Array, "B D"]:
+    config: ModelConfig, pools: bool, end: Any, x: Float[Array, "B L D"], context: Context,
+) -> Float[Array, "B D"]:  # fmt: skip
     if pools:
         return _pooler(config, end, x, context).astype(jnp.float32)
     return _last(config, end, x, context)[:, 0].astype(jnp.float32)

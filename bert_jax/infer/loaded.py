@@ -47,13 +47,9 @@ class LoadedModel:
     """
 
     def __init__(
-        self,
-        saved: SavedModel,
-        *,
-        device: str | None = None,
-        max_length: int | None = None,
+        self, saved: SavedModel, *, device: str | None = None, max_length: int | None = None,
         batch_tokens: int = MAX_TOKENS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_count("batch_tokens", batch_tokens)
         self.model = forward.on_device(saved, device, max_length)
         self.batch_tokens = batch_tokens
@@ -101,13 +97,9 @@ class LoadedModel:
         return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
     def classify(
-        self,
-        texts: TextsOrPairs,
-        pairs: Pairs | None = None,
-        *,
-        top: int | None = None,
+        self, texts: TextsOrPairs, pairs: Pairs | None = None, *, top: int | None = None,
         threshold: float | None = None,
-    ) -> list[Answer]:
+    ) -> list[Answer]:  # fmt: skip
         """Predict classes, several labels or a score; one warning counts the texts that are cut.
 
         Args:
@@ -136,13 +128,9 @@ class LoadedModel:
         return self._ask(Tagger(self.model), {"tokens" if of_words else "text": given})
 
     def answer(
-        self,
-        questions: Texts,
-        contexts: Texts,
-        *,
-        top: int = 1,
+        self, questions: Texts, contexts: Texts, *, top: int = 1,
         null_threshold: float | str | None = "auto",
-    ) -> list[Answer]:
+    ) -> list[Answer]:  # fmt: skip
         """Answer questions by slices of the contexts.
 
         Args:
@@ -163,13 +151,9 @@ class LoadedModel:
         return self._ask(answerer, {"question": asked, "context": given})
 
     def translate(
-        self,
-        texts: Texts,
-        prefixes: Pairs | None = None,
-        *,
-        alignments: bool = False,
+        self, texts: Texts, prefixes: Pairs | None = None, *, alignments: bool = False,
         **search: Any,
-    ) -> list[Answer]:
+    ) -> list[Answer]:  # fmt: skip
         """Translate texts by beam search.
 
         Args:
@@ -191,17 +175,11 @@ class LoadedModel:
         })  # fmt: skip
 
     def embed(
-        self,
-        texts: TextsOrPairs,
-        pairs: Pairs | None = None,
-        *,
-        kind: Kind | None = None,
-        dimensions: int | None = None,
-        pooling: Pooling | None = None,
-        layers: int | Sequence[int] | slice = -1,
-        special_tokens: bool = True,
+        self, texts: TextsOrPairs, pairs: Pairs | None = None, *, kind: Kind | None = None,
+        dimensions: int | None = None, pooling: Pooling | None = None,
+        layers: int | Sequence[int] | slice = -1, special_tokens: bool = True,
         normalize: bool | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """Return (N, D) float32, one vector a text.
 
         A model that was trained for vectors, or read from the layout of sentence-transformers,

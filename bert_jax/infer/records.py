@@ -49,6 +49,8 @@ class Record:
     """Result of `Predictor.example`."""
     answer: Any = None
     """Entry of `Predictor.answers`."""
+    line: bytes = b""
+    """Line with the answer that a start before has kept."""
 
 
 PAUSE = Record(Origin("", 0), {})
@@ -87,15 +89,10 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
 
 
 def read_records(
-    source: str,
-    *,
-    format: Format = "auto",
-    fields: Sequence[str] = ("text",),
-    names: Mapping[str, str] | None = None,
-    more: Mapping[str, Any] | None = None,
-    table: TableFormat | None = None,
-    read: Callable[[int], object] = lambda size: None,
-) -> Iterator[Record]:
+    source: str, *, format: Format = "auto", fields: Sequence[str] = ("text",),
+    names: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None,
+    table: TableFormat | None = None, read: Callable[[int], object] = lambda size: None,
+) -> Iterator[Record]:  # fmt: skip
     r"""Read the records of a file, in order.
 
     JSON lines: each line that is not blank is an object. Plain text: each line is a text, an empty
@@ -251,7 +248,7 @@ def _fields(raw: bytes, origin: Origin, is_json: bool | None, name: str) -> dict
         text = decode_text(raw, where="")
         value = parse_json(raw, where="", max_depth=_MAX_DEPTH) if is_json else {name: text}
     except UserError as error:  # the two count lines of what they are given, which is one line
-        message = f"{error}".removeprefix(", line 1").lstrip(": ")
+        message = f"{error}".removeprefix(", line 1").lstrip(":, ")
         raise UserError(f"{origin}: {message}") from error
     if not isinstance(value, dict):
         raise UserError(f'{origin}: {f"{value!r}"[:40]} is no object such as {{"text": "..."}}')

@@ -1,6 +1,7 @@
 """Many records through a verb, some thousand at a time, in order."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from typing import Any, Literal
 
 from bert_jax.errors import UserError
@@ -37,25 +38,33 @@ def answer_records(
 
     def refuse(record: Record, problem: str) -> None:
         nonlocal skipped
-        if on_error == "fail":
-            raise UserError(problem)
-        skipped += 1
-        if skipped <= _SHOWN:
-            say(f"Skipped: {problem}")
         record.problem = problem
+        skipped += on_error == "skip"
+        if on_error == "skip" and skipped <= _SHOWN:
+            say(f"Skipped: {problem}")
+
+    def sound(chunk: list[Record]) -> list[Record]:
+        """Return the records before the first that ends all."""
+        return [*takewhile(lambda record: on_error == "skip" or record.problem is None, chunk)]
 
     try:
         for chunk in _chunks(records, min(MAX_RECORDS, predictor.CHUNK)):
             for record in chunk:
-                if record.problem is not None:
-                    refuse(record, record.problem)
+                if record.line:
                     continue
                 try:
-                    record.example = predictor.example(record.fields, record.origin)
+                    if record.problem is None:
+                        record.example = predictor.example(record.fields, record.origin)
+                    else:
+                        refuse(record, record.problem)
                 except UserError as error:
                     refuse(record, f"{error}")
-            _answer(predictor, chunk, refuse, cuts)
-            yield chunk
+            asked = sound(chunk)
+            _answer(predictor, asked, refuse, cuts)
+            answered = sound(asked)
+            yield answered
+            if len(answered) < len(chunk):
+                raise UserError(f"{chunk[len(answered)].problem}")
     finally:
         if warning := cuts.warning():
             say(f"Warning: {warning}")
@@ -68,7 +77,7 @@ def _answer(
     cuts: Cuts,
 ) -> None:
     """Answer the records without a problem; refuse the records that cannot be prepared."""
-    asked = [record for record in chunk if record.problem is None]
+    asked = [record for record in chunk if record.problem is None and not record.line]
     if not asked:
         return
     try:

@@ -164,13 +164,9 @@ def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:
 
 @partial(jax.jit, static_argnums=(0, 5))
 def mean_attention(
-    network: Network,
-    params: Tree,
-    source: Side,
-    tokens: Integer[Array, "B T"],
-    lengths: Integer[Array, " B"],
-    begin: int,
-) -> Float[Array, "B T S"]:
+    network: Network, params: Tree, source: Side, tokens: Integer[Array, "B T"],
+    lengths: Integer[Array, " B"], begin: int,
+) -> Float[Array, "B T S"]:  # fmt: skip
     """Return the cross-attention with which each target token was written.
 
     Weights are the mean over layers and heads; zeros of a network without cross-attention.

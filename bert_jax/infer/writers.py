@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
+from bert_jax.infer.kept import KeptLines
 from bert_jax.infer.predictor import Predictor
 from bert_jax.infer.records import Record
 
@@ -24,14 +25,14 @@ Form = Literal["people", "json", "plain"]
 
 
 def write_answers(
-    predictor: Predictor[Any], chunks: Chunks, out: Path | None, *, form: Form
+    predictor: Predictor[Any], chunks: Chunks, out: Path | KeptLines | None, *, form: Form
 ) -> None:
     """Write answers; a file appears whole or not at all.
 
     Args:
         predictor: Formats answers for people, and knows the width of vectors.
         chunks: Records with their answers.
-        out: A file that `check_out` accepts; None: standard output.
+        out: A file that `check_out` accepts, or whose lines are kept; None: standard output.
         form: Form of answers that are no vectors in a file.
 
     Raises:
@@ -44,7 +45,10 @@ def write_answers(
                 sys.stdout.write(write_line(record))
             sys.stdout.flush()
         return
-    write = _VECTORS.get(out.suffix.lower())
+    if isinstance(out, KeptLines):
+        out.write(chunks, write_line)
+        return
+    write = VECTORS.get(out.suffix.lower())
     with staged_file(out) as file:
         if write is not None:
             assert predictor.width is not None  # of `check_out`
@@ -67,9 +71,9 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
     """
     if path is None:
         return
-    known = (*JSON_LINES, *(_VECTORS if vectors else ()))
+    known = (*JSON_LINES, *(VECTORS if vectors else ()))
     if path.suffix.lower() not in known and not plain:
-        why = f"{path.suffix} is for vectors" if path.suffix.lower() in _VECTORS else "not known"
+        why = f"{path.suffix} is for vectors" if path.suffix.lower() in VECTORS else "not known"
         raise UserError(
             f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
             f" ({JSON_LINES[0]} is JSON lines)"
@@ -162,7 +166,7 @@ def _write_parquet(file: File, chunks: Chunks, width: int) -> None:
             writer.write_table(pyarrow.Table.from_arrays([*arrays], schema=schema))
 
 
-_VECTORS: dict[str, Callable[[File, Chunks, int], None]] = {
+VECTORS: dict[str, Callable[[File, Chunks, int], None]] = {
     ".npy": _write_npy,
     ".parquet": _write_parquet,
 }

@@ -66,8 +66,8 @@ def grow_params(
             gradients differ.
         seed: Seed of the noise.
     """
-    shapes = {**param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
-    axes = {**logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
+    shapes = {"mlm": {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
+    axes = {"mlm": {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
 
     def grow(tree: Params, shapes: Params, axes: Params) -> Params:
         return {

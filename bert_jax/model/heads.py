@@ -297,7 +297,7 @@ def vocabulary_logits(
     hidden: Float[Array, "B L D"],
     positions: Integer[Array, "B P"] | None = None,
 ) -> Float[Array, "B P V"]:
-    """Compute vocabulary logits at some positions, or all; `params` has `encoder` and `mlm`."""
+    """Compute vocabulary logits at some positions, or all; `params` has `encoder` and any `mlm`."""
     return vocabulary_projection(config, params, hidden, positions).logits()
 
 
@@ -311,7 +311,8 @@ def vocabulary_projection(
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
-    head: MaskedLMHead = with_params(params["mlm"], MaskedLMHead, config)
+    # A tied decoder without a bias has nothing of its own, and a tree may leave out what is empty.
+    head: MaskedLMHead = with_params(params.get("mlm", {}), MaskedLMHead, config)
     return head.projection(hidden, table)
 
 

@@ -115,6 +115,10 @@ class MaskedLMConfig(ObjectiveConfig):
         """List the metrics of a run, before its model and corpus are known."""
         return MaskedLM.metrics_of(pairs)
 
+    def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
+        """Take the model with its head, which a tied decoder without a bias leaves empty."""
+        return {"model": (model, {"mlm": {}, **params})}
+
     def make(self, given: Given) -> MaskedLM:
         """Make the objective."""
         return MaskedLM(
@@ -148,7 +152,7 @@ class DistilledMaskedLMConfig(DistillationConfig, ObjectiveConfig):
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
         """Take the student alone."""
         student = {n: tree for n, tree in params.items() if n not in (TEACHER, PROJECTION)}
-        return {"model": (model, student)}
+        return {"model": (model, {"mlm": {}, **student})}
 
     def make(self, given: Given) -> DistilledMaskedLM:
         """Make the objective; the teacher computes as the student does.

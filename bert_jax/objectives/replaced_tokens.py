@@ -78,10 +78,10 @@ def generator_of(model: ModelConfig, size: float) -> ModelConfig:
 
 def generator_params(params: Any) -> Any:
     """Return the generator as a model of its own, with the shared embeddings: encoder and mlm."""
-    shared = {name: params["encoder"]["embeddings"][name] for name in SHARED}
+    shared = {n: part for n, part in params["encoder"]["embeddings"].items() if n in SHARED}
     own = params["generator"]["encoder"]
     embeddings = {**shared, **own.get("embeddings", {})}
-    return {**params["generator"], "encoder": {**own, "embeddings": embeddings}}
+    return {"mlm": {}, **params["generator"], "encoder": {**own, "embeddings": embeddings}}
 
 
 class Replaced(NamedTuple):
@@ -215,15 +215,14 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 
     Neither model has a pooler: no loss reads one.
     """
-    encoder = {name: discriminator["encoder"][name] for name in ("embeddings", "layers")}
-    own = {"layers": generator["encoder"]["layers"]}
-    if "project" in (embeddings := generator["encoder"]["embeddings"]):
+    encoder, own = (
+        {name: part for name, part in model["encoder"].items() if name != "pooler"}
+        for model in (discriminator, generator)
+    )
+    if "project" in (embeddings := own.pop("embeddings")):
         own["embeddings"] = {"project": embeddings["project"]}
-    return {
-        "encoder": encoder,
-        "rtd": head,
-        "generator": {"encoder": own, "mlm": generator["mlm"]},
-    }
+    masked = {name: part for name, part in generator.items() if name == "mlm"}
+    return {"encoder": encoder, "rtd": head, "generator": {"encoder": own, **masked}}
 
 
 def draw(

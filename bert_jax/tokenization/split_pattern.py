@@ -18,13 +18,13 @@ MAX_PATTERN = 1000
 _MAX_CHOICES = 3
 """Most groups and optional or counted parts of an alternative; the cost is their product."""
 
-_SET = r"\\[pP]\{\^?\w{1,30}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
+_SET = r"\\[pP]\{\^?\w{1,30}\}|\\x\{[0-9a-f]{1,6}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
 _CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"
 _TERM = re.compile(
     rf"(?:(?P<group>\((?:\?i?:)?(?:{_CHARACTER}|\|)+\))(?P<maybe>\??)"
     rf"|(?P<one>{_CHARACTER})(?P<repeat>[?*+]|\{{[0-9](?:,[0-9])?\}}|))(?![?*+{{])"
 )
-_LOOK = re.compile(rf"\(\?[!=]{_CHARACTER}\)")
+_LOOK = re.compile(rf"\(\?[!=](?:{_CHARACTER}(?:\{{[0-9]\}})?)+\)")
 
 
 class _Term(NamedTuple):

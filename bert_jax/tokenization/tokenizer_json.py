@@ -87,8 +87,7 @@ def read_pipeline(reading: Reading) -> Pipeline:
         reading.whole = _from_two_files(reading)
     model = reading.mapping("model", reading.whole.get("model"))
     kind = reading.one_of("model.type", model.get("type"), ("BPE", "Unigram"))
-    parts = reading.parts("normalizer", "normalizers")
-    normalizer = tuple(reading.normalizer(part) for part in parts)
+    normalizer = reading.normalizers()
     parts = reading.parts("pre_tokenizer", "pretokenizers")
     pre_tokenizer = tuple(reading.pre_tokenizer(part) for part in parts)
     names = [part["type"] for part in pre_tokenizer]

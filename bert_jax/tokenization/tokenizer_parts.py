@@ -26,7 +26,8 @@ from bert_jax.tokenization.tokenizer import (
 MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
 """Separators between two texts."""
-_MAX_PARTS = 16
+_MAX_PARTS, _MAX_PAIR = 64, 16
+"""An export of a SentencePiece model has 37."""
 _MAX_CHARSMAP = 1 << 20
 """Bytes; XLM-R's, of all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
@@ -35,6 +36,11 @@ _BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Co
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
 # One character or class, once or repeated: takes time in proportion to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
+_LOOK = r"\(\?<?[=!](?:\\A|\[(?:[^\\\[\]]|\\p\{M\}|\\x\{[0-9a-f]{1,6}\})+\])\)"
+_PLACE = re.compile(rf"{_LOOK}(?:\|?{_LOOK})*")
+"""Places in a text, by what stands before and behind."""
+AT_START, AT_END = r"\A +", rf"(?<![ {SPACE}])[ {SPACE}]+\z"
+"""Spaces at the ends of a text, each looked at once."""
 
 
 class Reading:
@@ -120,8 +126,17 @@ class Reading:
         listed = self.listing(name, part.get(members), _MAX_PARTS)
         return [self.mapping(f"{name}[{i}]", each) for i, each in enumerate(listed)]
 
-    def normalizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        """Check a part that changes characters."""
+    def normalizers(self) -> tuple[dict[str, Any], ...]:
+        """Check the parts that change characters: few of those that make a text longer."""
+        parts = self.parts("normalizer", "normalizers")
+        found = tuple(self._normalizer(part) for part in parts)
+        places = [p for p in found if _PLACE.fullmatch(p.get("pattern", {}).get("Regex", ""))]
+        if len(places) > 2 or sum(part["type"] == "Precompiled" for part in found) > 1:
+            self.refuse("normalizer may make a text many times as long: one Precompiled and two "
+                        "places to put a character are the most")  # fmt: skip
+        return found
+
+    def _normalizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
         checks: dict[str, dict[str, Callable[[str, object], Any]]] = {
             **{kind: {} for kind in _PLAIN},
             "Strip": {"strip_left": self.flag, "strip_right": self.flag},
@@ -141,9 +156,10 @@ class Reading:
         pattern = self.mapping(name, found)
         for kind in ("String", "Regex"):
             if set(pattern) == {kind} and pattern[kind]:
-                text = self.text(name, pattern[kind], 80)
-                if kind == "Regex" and not _LINEAR.fullmatch(text):
-                    self.refuse(f"{name} {text!r} is no repeated character")
+                text = self.text(name, pattern[kind], 80 if kind == "String" else 1 << 14)
+                known = text in (AT_START, AT_END) or _PLACE.fullmatch(text)
+                if kind == "Regex" and not (known or _LINEAR.fullmatch(text)):
+                    self.refuse(f"{name} {text[:80]!r} is no repeated character")
                 return {kind: text}
         return self.wrong(name, pattern, "a String or a Regex")
 
@@ -255,7 +271,7 @@ class Reading:
                 for pair in (maker.get("cls"), maker.get("sep"))
             )
             return [cls, "A", *[sep] * (1 if kind == "BertProcessing" else ROBERTAS), "B", sep]
-        pair = self.listing("post_processor.pair", maker.get("pair"), _MAX_PARTS)
+        pair = self.listing("post_processor.pair", maker.get("pair"), _MAX_PAIR)
         return [
             f"{token.get('id')}"
             for piece in pair

@@ -100,8 +100,15 @@ def begin_workdir(
             found = ancestors() if ancestors else _recorded_ancestors(file)
             for leftover in workdir.glob("loss.png.tmp-*"):  # of a run killed while drawing
                 leftover.unlink(missing_ok=True)
-            if tokenizer_files is not None and not (workdir / "tokenizer").exists():
-                load_tokenizer(tokenizer_files).save(workdir / "tokenizer")
+            if tokenizer_files is not None:
+                given = load_tokenizer(tokenizer_files)
+                if record.setdefault("tokenizer", given.fingerprint) != given.fingerprint:
+                    raise UserError(
+                        f"{tokenizer_files} is not the tokenizer of its corpus: damaged or "
+                        "changed. Copy it again, or build the corpus again"
+                    )
+                if not (workdir / "tokenizer").exists():
+                    given.save(workdir / "tokenizer")
             content = json.dumps(record | {RECORD: found} if found else record, indent=2) + "\n"
             replace_file(file, content.encode())
         except OSError as error:

@@ -80,6 +80,8 @@ def test_small_files_come_back_in_another_mirror(bucket):
     first.sync(required=True)
     files().pipe_file(f"gs://{bucket}/runs/one/checkpoints/5/large", b"weights")
     files().pipe_file(f"gs://{bucket}/runs/one/damaged/4.0/large", b"weights")
+    files().pipe_file(f"gs://{bucket}/runs/one/resume/3/large", b"weights")
+    files().pipe_file(f"gs://{bucket}/runs/one/lease-1.json", b"{}")
     files().pipe_file(f"gs://{bucket}/runs/one-more/config.json", b"of another run")
 
     second = open_workdir(f"gs://{bucket}/runs/one/")
@@ -229,6 +231,9 @@ def test_no_rights(emulator, monkeypatch, status, message):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
         with pytest.raises(UserError, match="gcloud auth application-default login") as refused:
             open_workdir("gs://somewhere/run")
+        for name in ("one.txt", "*.txt"):
+            with pytest.raises(UserError, match=r"cannot read .*no credentials"):
+                urls.match_urls(f"gs://somewhere/{name}")
     assert "cannot open gs://somewhere/run" in str(refused.value)
 
 

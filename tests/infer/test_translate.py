@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from asked_models import TOKENIZER, random_model
@@ -12,8 +13,9 @@ from toy_networks import plain_search, toy_translator
 from bert_jax.cli import main as cli
 from bert_jax.cli.verbs import answering
 from bert_jax.errors import UserError
+from bert_jax.infer import stream
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.infer.translate import decoded, mean_attention, word_attention
+from bert_jax.infer.translate import Translator, decoded, mean_attention, word_attention
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
@@ -120,6 +122,17 @@ def test_attention_is_that_of_the_step_that_wrote_the_token(saved, model):
     np.testing.assert_allclose(weights[0, :4].sum(-1), 1, rtol=1e-6)
     assert weights[0].argmax(-1)[:3].tolist() == [1, 2, 3]
 
+    class TwoLayers(type(saved.network)):
+        """The second looks nowhere."""
+
+        def weights(self, *arguments):
+            found = super().weights(*arguments)
+            return found._replace(cross=jnp.concatenate([found.cross, 0 * found.cross]))
+
+    two = TwoLayers(**vars(saved.network))
+    half = mean_attention(two, saved.params, source, tokens, np.array([4]), CLS)
+    np.testing.assert_allclose(half, weights / 2, rtol=1e-6)
+
 
 def test_the_end_of_a_translation_is_no_word_of_the_attention(saved):
     write = saved.params["write"].copy()
@@ -179,6 +192,50 @@ def test_lines_in_lines_out(run, model, tmp_path):
         code, printed, err = run("--input", file, "--out", out, option)
         assert (code, printed) == (2, "")
         assert "does not fit into a line for each text" in err
+
+
+def test_finished_lines_stay_where_one_cannot_be_read_and_a_rerun_goes_on(
+    run, saved, model, tmp_path, monkeypatch
+):
+    file, out, kept = (tmp_path / name for name in ("test.en", "test.de", "test.de.partial"))
+    monkeypatch.setattr(stream, "MAX_RECORDS", 3)
+    sound = [text.encode() for text in TEXTS]
+
+    def started(lines, params=saved.params):
+        """Write the lines, translate them; the code, the messages and the texts that were asked."""
+        file.write_bytes(b"\n".join(lines) + b"\n")
+        asked: list[str] = []
+        example = Translator.example
+
+        def told(self, fields, origin):
+            asked.append(fields["text"])
+            return example(self, fields, origin)
+
+        other = dataclasses.replace(saved, params=params)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Translator, "example", told)
+            patch.setattr(answering, "read_model", lambda _: other)
+            code, _, err = run("--input", file, "--out", out)
+        return code, err, asked
+
+    code, err, _ = started([*sound[:4], b"a \xff", *sound[5:]])
+    assert (code, out.exists()) == (2, False)
+    assert f"{file}, line 5: byte 3: 0xff is not UTF-8" in err
+    assert f"4 answers are kept in {kept}; the same command goes on there" in err
+    answers = [each["translation"] for each in model.translate(TEXTS, num_beams=2)]
+    assert run("--input", file)[1].splitlines() == answers[:4]
+    lines = kept.read_bytes().replace(answers[0].encode(), b"as kept", 1)
+    kept.write_bytes(lines)
+    code, _, asked = started(sound)
+    assert (code, asked) == (0, TEXTS[4:])
+    assert out.read_text().splitlines() == ["as kept", *answers[1:]]
+    assert not kept.exists()
+    # Another text, or another model, has no line from there on.
+    kept.write_bytes(lines)
+    assert started([b"dogs", *sound[1:]])[2] == ["dogs", *TEXTS[1:]]
+    kept.write_bytes(lines)
+    changed = jax.tree.map(lambda leaf: leaf * np.float32(1.0001), saved.params)
+    assert started(sound, changed)[2] == TEXTS
 
 
 def test_texts_are_answered_below_themselves(run, model):

@@ -57,6 +57,23 @@ def test_a_tpu_slice(stubs):
     assert [word.replace("$$(", "$(") for word in container["command"]] == RUN
 
 
+def test_odd_options_stay_strings(stubs):
+    odd = "a, x: {b} #'\"c"
+    names = ("image", "namespace", "service-account", "claim", "accelerator", "mount")
+    for flags in ([f"--{name}={odd}" for name in names], [f"--bucket={odd}"]):
+        jobset = manifest(stubs, *flags)
+        pod = pod_of(jobset)
+        (volume,) = pod["volumes"]
+        if "csi" in volume:
+            found = [volume["csi"]["volumeAttributes"]["bucketName"]]
+        else:
+            found = [volume["persistentVolumeClaim"]["claimName"],
+                      pod["containers"][0]["image"], jobset["metadata"]["namespace"],
+                      pod["serviceAccountName"], *pod["nodeSelector"].values(),
+                      pod["containers"][0]["volumeMounts"][0]["mountPath"]]  # fmt: skip
+        assert set(found) <= {odd, "4x4"}, found
+
+
 def test_slices_on_spot_nodes_with_a_bucket(stubs):
     jobset = manifest(
         stubs, "--slices=2", "--spot", "--bucket=b", "--accelerator=tpu-v5p-slice",

@@ -21,6 +21,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import init_params, layer_projections
 from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.objectives import distilled
 from bert_jax.objectives.distillation import (
     PROJECTION,
     TEACHER,
@@ -251,6 +252,20 @@ def test_tasks_learn_from_a_teacher(kind):
     assert counts["soft_count"] == other["soft_count"]
     assert counts["token_count"] == other["token_count"]
     assert type(objective.for_evaluation()) is TaskObjective
+
+
+def test_predictions_are_compared_at_the_temperature_that_is_set(monkeypatch):
+    used, compared = set(), distilled.divergences
+    monkeypatch.setattr(distilled, "divergences", lambda *x: used.add(x[-1]) or compared(*x))
+    teacher = {"distillation": DistillationConfig(temperature=3.0), "teacher": MODEL}
+    head = TaskHeadConfig("classification", 3)
+    task = DistilledTask(MODEL, head, "single_label", teacher_head=head, **teacher)
+    masked = replace(OBJECTIVE, **teacher)
+    rows = masked.prepare(make_batch(2), 0), task_batch("single_label")
+    for objective, each in zip((masked, task), rows, strict=True):
+        params = jax.eval_shape(objective.init, jax.random.key(0))
+        jax.eval_shape(objective.forward, params, each, None, None)
+    assert used == {3.0}
 
 
 def gradients_on(mesh, accumulation=1, gather="layer"):

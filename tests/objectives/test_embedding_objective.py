@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import softmax
 from steps import batch_gradients
 
 from bert_jax.distributed.parallel.sharding import (
@@ -18,6 +19,7 @@ from bert_jax.distributed.parallel.sharding import (
 )
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.objectives.embedding import (
     Compared,
@@ -129,17 +131,20 @@ def test_classes_written_out():
     assert jax.jit(objective.counts)(rows)["count"] == 3
 
 
-def test_leading_numbers_are_vectors_of_length_1_with_weights_of_their_own():
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_leading_numbers_are_vectors_of_length_1_with_weights_of_their_own(symmetric):
     every = groups()
     weights = {D: 1.0, 3: 0.5, 2: 2.0}
     expected = np.zeros(5)
     for size, weight in weights.items():
         part = every.vectors[..., :size]
         part = part / np.linalg.norm(part, axis=-1, keepdims=True)
-        expected += weight * np.array([ranked(part, i)[0] for i in range(5)])
+        losses = np.array([ranked(part, i) for i in range(5)])
+        expected += weight * (losses.mean(1) if symmetric else losses[:, 0])
     contrast = ContrastConfig(
-        temperature=TEMPERATURE, dimensions=(3, 2), dimension_weights=(0.5, 2.0)
-    )
+        temperature=TEMPERATURE, symmetric=symmetric, dimensions=(3, 2),
+        dimension_weights=(0.5, 2.0),
+    )  # fmt: skip
     objective = EmbeddingObjective(MODEL, contrast.of_model(), "ranking", G, contrast)
     rows = {
         "segment_ids": PRESENT[..., None].astype(np.int32),
@@ -148,6 +153,31 @@ def test_leading_numbers_are_vectors_of_length_1_with_weights_of_their_own():
     sums = jax.jit(objective.compare, static_argnums=2)(every.vectors, rows, None)
     assert sums["count"] == 5
     np.testing.assert_allclose(sums["loss"], expected.sum(), rtol=1e-5)
+
+
+def test_vectors_are_pooled_over_the_tokens_that_are_there():
+    random = np.random.default_rng(0)
+    hidden, score = random.normal(size=(2, 4, 16)), random.normal(size=16)
+    some = hidden[0, :3]
+    wanted = {
+        "mean": some.mean(0), "cls": some[0], "last": some[2],
+        "weighted": softmax(some @ score) @ some,
+    }  # fmt: skip
+    params = {"pooling": {"score": jnp.float32(score)}}
+    segments = jnp.array([[1, 1, 1, 0], [0] * 4])
+    for pooling, vector in wanted.items():
+        config = EmbeddingConfig(pooling)
+        found = pool_tokens(MODEL, config, params, jnp.float32(hidden), segments)
+        np.testing.assert_allclose(found, [vector, np.zeros(16)], atol=1e-6)
+
+
+def test_vectors_are_cut_before_they_are_normed():
+    vectors = jnp.float32([[3, 4, 12]])
+    for config, size, wanted in (
+        (EmbeddingConfig(), 2, [0.6, 0.8]), (EmbeddingConfig(), 0, [3 / 13, 4 / 13, 12 / 13]),
+        (EmbeddingConfig(normalize=False), 2, [3, 4]),
+    ):  # fmt: skip
+        np.testing.assert_allclose(finish(config, vectors, size), [wanted], rtol=1e-6)
 
 
 MODEL = ModelConfig(

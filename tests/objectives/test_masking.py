@@ -120,6 +120,13 @@ def test_replacements_reach_the_whole_vocabulary_and_no_further():
         assert set(result.tokens.ravel()) == set(range(vocab_size)) - {1, 3, 7}
 
 
+def test_rows_may_have_rates_of_their_own():
+    tokens, segment_ids = make_rows([40, 40, 40], 64)
+    config, rates = MaskingConfig(rate=0.5), np.float32([0.1, 0.25, 0.5])
+    result = masked(tokens, segment_ids, config=config, rates=rates)
+    assert result.weights.sum(1).tolist() == [4, 10, 20]
+
+
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_invariants_at_every_row_length(whole_word):
     tokens, segment_ids = make_rows(range(129), 128)

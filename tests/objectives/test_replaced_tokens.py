@@ -27,6 +27,7 @@ from bert_jax.model.flops import (
     vocabulary_flops,
 )
 from bert_jax.objectives import replaced_tokens
+from bert_jax.objectives.config import ReplacedTokensConfig
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import evaluated, num_params
 from bert_jax.objectives.replaced_tokens import (
@@ -106,6 +107,33 @@ def test_the_generator_is_as_deep_and_narrower(sizes, share, expected):
     small = generator_of(model, share)
     assert (small.embedding_width, small.hidden_dim, small.num_heads, small.mlp_dim) == expected
     assert small.num_layers == 12
+
+
+@pytest.mark.parametrize("fields", [{}, {"decoder_bias": False, "head_transform": False}])
+def test_encoders_with_norms_before_and_no_table_of_positions(fields):
+    """Each model ends with a norm of its own; a tied decoder without bias adds no parameters."""
+    size = 1.0 if fields else 0.25
+    model = replace(
+        MODEL, embedding_dim=0, positions="rope", norm_order="pre", num_types=0, **fields
+    )
+    objective = replace(OBJECTIVE, model=model, generator_size=size)
+    params = objective.init(jax.random.key(0))
+    norm = params["generator"]["encoder"]["final_norm"]
+    assert norm["scale"].shape == (objective.generator.hidden_dim,)
+    assert ("mlm" in params["generator"]) != bool(fields)
+    assert "nsp" not in params["generator"]
+    assert jax.tree.structure(objective.axes(), is_leaf=lambda axes: isinstance(axes, tuple)) == (
+        jax.tree.structure(params)
+    )
+    sums = forward_sums(objective, params, make_batch(), 3)
+    assert all(np.isfinite(value) for value in sums.values())
+    models = ReplacedTokensConfig(generator_size=size).models(model, params)
+    assert models["generator"][1].keys() == {"encoder", "mlm"}
+
+
+def test_a_narrow_generator_needs_a_map_before_its_decoder():
+    with pytest.raises(UserError, match=r"head_transform is False, and the embeddings \(32\)"):
+        generator_of(replace(MODEL, embedding_dim=0, head_transform=False), 0.25)
 
 
 def test_tables_are_there_once():

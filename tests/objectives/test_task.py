@@ -95,6 +95,23 @@ def test_focal_loss_is_that_of_the_paper(kind, gamma):
 
 
 @pytest.mark.parametrize("kind", CLASSES)
+def test_a_smoothed_label_is_spread_over_all_classes(kind):
+    """Each class with its weight; of several labels, a yes is spread to a no and back."""
+    logits, labels = (each[:2] for each in ROWS[kind])
+    weights, share = np.array(RARE), 0.2
+    if kind == "multi_label":
+        p, yes = 1 / (1 + np.exp(-logits)), labels * (1 - share) + share / 2
+        expected = -np.mean(yes * weights * np.log(p) + (1 - yes) * np.log(1 - p))
+    else:
+        each = -np.log(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)) * weights
+        own = np.take_along_axis(each, np.maximum(labels, 0)[..., None], -1)[..., 0]
+        losses = ((1 - share) * own + share * each.mean(-1)) * (labels >= 0)
+        expected = np.sum(losses) / np.sum(weights[labels] * (labels >= 0))
+    loss, _ = mean_loss(kind, ClassLoss(RARE, label_smoothing=share))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
 def test_confident_rows_have_a_focal_gradient(kind):
     """1 - p is 0 in float32, and a power below 1 has no slope there."""
     sure = np.where(np.arange(4) == 2, 200.0, -200.0) + 0 * ROWS[kind][0]

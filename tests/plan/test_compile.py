@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from made_plans import made_plan
 from small_run import small_config
@@ -150,6 +151,41 @@ def test_a_refused_step_needs_what_the_compiler_says_with_its_arguments(
     assert plan.needs == plan.peak == needs + on_top * arguments
     assert plan.memory.temporaries == plan.needs - arguments
     assert "bf16" in lowered[0]  # what model.dtype=auto is on the chips that are planned for
+
+
+def test_the_memory_of_a_step_that_fits_is_what_the_compiler_says(monkeypatch):
+    """Results that take the place of arguments count once."""
+    sizes = {"argument": 10**9, "output": 700, "alias": 500, "temp": 40, "code": 3}
+    answer = {"refused": "", "seconds": 1.0, "memory": sizes, "hlo": ""}
+    for name, value in (
+        ("devices", jax.devices()[:4]), ("_compile", answer), ("parse_program", None),
+        ("estimate", None),
+    ):  # fmt: skip
+        monkeypatch.setattr(plan_compile, name, lambda *_, value=value: value)
+    config = small_config(model__vocab_size=500, mesh={"fsdp": 4})
+    memory = plan_compile.compile_step(config, 0, parse_topology("v5e:2x2"), cache=None).memory
+    assert memory.temporaries == 40
+    assert memory.peak == 10**9 + 700 - 500 + 40 + 3
+
+
+def test_an_answer_is_kept_for_one_program_slice_mesh_and_set_of_flags(monkeypatch):
+    devices = np.array(jax.devices()[:4])
+
+    def key(program="a", name="v5e:2x2", shape=4, order=(0, 1, 2, 3)):
+        mesh = SimpleNamespace(shape={"fsdp": shape}, devices=devices[list(order)])
+        return plan_compile._key(program, parse_topology(name), mesh)
+
+    keys = [key(), key("b"), key(name="v5e:2x4"), key(shape=2), key(order=(1, 0, 2, 3))]
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_flag")
+    assert len({*keys, key()}) == 6
+    monkeypatch.delenv("LIBTPU_INIT_ARGS")
+    assert key() == keys[0]
+
+
+@pytest.mark.parametrize("size", [60, 103, 104])
+def test_assumed_special_ids_are_in_the_vocabulary(size):
+    step = plan_compile._planned_step(small_config(model__vocab_size=size), 0)
+    assert max(dataclasses.astuple(step.objective.special_ids)) < size
 
 
 def test_exchanges_come_with_the_most_bytes_first():

@@ -85,6 +85,8 @@ def test_candidates_divide_everything():
     assert {s.remat for s in found} == {"none", "dots", "full"}
     one = candidates(config, 0, 64, possible=lambda s: s.fsdp == 4)
     assert {s.fsdp for s in one} == {4}
+    shared = candidates(with_batch(512, num_kv_heads=2), 0, 64)
+    assert {s.tensor for s in shared} == {1, 2}, "a part has whole heads of keys"
 
 
 def test_accumulation_divides_the_other_phases_too():

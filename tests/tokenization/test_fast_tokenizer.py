@@ -240,6 +240,10 @@ def changed(kind, path, value):
     return whole
 
 
+PLACE = {"type": "Replace", "pattern": {"Regex": r"(?!\A)(?=[\p{M}a-c])"}, "content": "x"}
+TABLE = {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAAA"}
+
+
 @pytest.mark.parametrize(
     ("kind", "path", "value", "said"),
     [
@@ -249,6 +253,9 @@ def changed(kind, path, value):
         ("bpe", ["pre_tokenizer", "add_prefix_space"], 1, "add_prefix_space is 1"),
         ("bpe", ["normalizer"], {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""},
          "no repeated character"),
+        ("bpe", ["normalizer"], {**PLACE, "pattern": {"Regex": r"[ a]+\z"}}, "no repeated char"),
+        ("bpe", ["normalizer"], {"type": "Sequence", "normalizers": [PLACE] * 3}, "two places"),
+        ("bpe", ["normalizer"], {"type": "Sequence", "normalizers": [TABLE] * 2}, "one Precomp"),
         ("bpe", ["normalizer"], {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"},
          "content is 'aa'; a text of at most 1 characters"),
         ("bpe", ["normalizer"], {"type": "Replace", "pattern": {"String": ""}, "content": "a"},
@@ -256,7 +263,7 @@ def changed(kind, path, value):
         ("bpe", ["normalizer"], {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
          "not sound"),
         ("bpe", ["normalizer"], {"type": "Precompiled", "precompiled_charsmap": "!"}, "not base64"),
-        ("bpe", ["normalizer"], {"type": "Sequence", "normalizers": [{}] * 17}, "at most 16"),
+        ("bpe", ["normalizer"], {"type": "Sequence", "normalizers": [{}] * 65}, "at most 64"),
         ("bpe", ["normalizer"], [], "normalizer is a list of 0; an object"),
         ("bpe", ["model", "dropout"], 0.1, "dropout is 0.1; ids must not be random"),
         ("bpe", ["model", "ignore_merges"], 1, "ignore_merges is 1"),

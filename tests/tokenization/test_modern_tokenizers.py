@@ -251,8 +251,10 @@ GPT_4O = (
 
 
 @pytest.mark.parametrize(
-    "pattern", [LLAMA, GPT_2, GPT_4O, r"\s+", "[0-9]", r"\p{N}{1,3}", "x*y|x+"]
-)
+    "pattern",
+    [LLAMA, GPT_2, GPT_4O, r"\s+", "[0-9]", r"\p{N}{1,3}", "x*y|x+",
+     r"\x{5b}(?=PAD\x{5d})|<(?=0x[0-9A-F]{2}>)"],
+)  # fmt: skip
 def test_patterns_of_published_tokenizers_take_linear_time(pattern):
     assert takes_linear_time(pattern)
 
@@ -270,6 +272,8 @@ def test_patterns_of_published_tokenizers_take_linear_time(pattern):
         ("a*", "matches nothing"),
         ("a|", "matches nothing"),
         ("(?!a)", "matches nothing"),
+        ("(?=ab{2})", "matches nothing"),
+        ("a(?=b+c)", "a repetition looked at from each place"),
         ("a**", "repeated twice"),
         (r"(a)\1", "looks back"),
         ("(?<=a)b", "looks back"),

@@ -5,7 +5,8 @@ from pathlib import PurePath
 from typing import Any
 
 from bert_jax.artefacts.exchange.huggingface import auto_class
-from bert_jax.artefacts.exchange.huggingface_files import task_of
+from bert_jax.artefacts.exchange.huggingface_files import family_of, task_of
+from bert_jax.artefacts.formats.modern_tables import MODERN
 from bert_jax.artefacts.saved.model import SavedModel
 
 PIPELINES = {
@@ -20,15 +21,7 @@ PIPELINES = {
 _LOADING = """\
 ## Loading
 
-With Transformers, `DIR` being this directory:
-
-```python
-from transformers import {auto}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {auto}.from_pretrained("DIR")
-```
-{pipeline}
+{theirs}
 With bert_jax:
 
 ```python
@@ -39,6 +32,21 @@ model = bert_jax.load("DIR")
 
 In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
 text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+_THEIRS = """\
+With Transformers, `DIR` being this directory:
+
+```python
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("DIR")
+```
+"""
+_NO_CLASS = """\
+Transformers has no class of {0}, and `config.json` names no code: `AutoTokenizer` loads the \
+directory `DIR`, `AutoModel` does not. Who trusts the published code of {0} copies `auto_map` from \
+its `config.json` and loads `DIR` with `trust_remote_code=True`.
+"""
 _TRANSLATING = """\
 ## Loading
 
@@ -111,12 +119,15 @@ def loading_text(saved: SavedModel, parity: Mapping[str, Any]) -> str:
         )
     if saved.network is not None:
         return _TRANSLATING.format(name=parity["class"])
-    kind, said = PIPELINES.get(task_of(saved)), ""
+    family = MODERN.get(family_of(saved))
+    if family is not None and not family.native:
+        return _LOADING.format(theirs=_NO_CLASS.format(family.name))
+    kind, said = PIPELINES.get(task_of(saved)), _THEIRS.format(auto=auto_class(parity["class"]))
     if kind and kind not in ("question-answering", "multiple-choice"):  # there is no such pipeline
-        said = _PIPELINE.format(kind)
+        said += _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
             said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
-    return _LOADING.format(auto=auto_class(parity["class"]), pipeline=said)
+    return _LOADING.format(theirs=said)
 
 
 def last_part(path: Any) -> str:

@@ -92,8 +92,8 @@ def class_of(saved: SavedModel) -> str:
     task, head = task_of(saved), None if saved.outputs is None else saved.outputs.head
     wanted = {"bert": "tanh", "electra": "gelu"}.get(kind, activation)
     name = MODERN[kind].class_of(task) if kind in MODERN else class_written(kind, task)
-    if kind != "bert" and task == "ForMultipleChoice":
-        wrong = f"multiple choice is written as a class of BERT alone, and this model is a {kind}"
+    if kind not in ("bert", "modernbert") and task == "ForMultipleChoice":
+        wrong = f"BERT and ModernBERT alone have a class for multiple choice, and this is a {kind}"
     elif kind in MODERN:
         why = "" if head is None else unlike_head(kind, saved.config, head)
         wrong = why and f"no class of Transformers' {MODERN[kind].name} computes this head: {why}"

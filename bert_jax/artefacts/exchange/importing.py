@@ -41,6 +41,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
 )
 from bert_jax.artefacts.formats.huggingface_names import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.modern import ModernForm
+from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.artefacts.saved.ancestors import RECORD, weights_entry
@@ -150,6 +151,12 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
                 f"{source} says it itself, in its field hidden_act"
             )
         directory = path if path.is_dir() else _fetched(source)
+        if (directory / ADAPTER).is_file():
+            raise UserError(
+                f"{directory} has {ADAPTER}: Transformers applies that adapter to the model, and "
+                "an import is of a model alone. Move the files of the adapter to a directory of "
+                "their own"
+            )
         with checked(directory):
             return _from_directory(directory)
     return _from_tensorflow(path, gelu or "tanh")

@@ -20,7 +20,8 @@ from bert_jax.artefacts.exchange.huggingface_files import write_description
 from bert_jax.artefacts.exchange.proof import ProofFailedError, unequal
 from bert_jax.artefacts.exchange.translation import files as translator_files
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.distributed.checkpoint.storage import read_tree, write_tree
+from bert_jax.distributed.checkpoint.storage import read_tree, save_fault, write_tree
+from bert_jax.errors import UserError
 
 PARAMS = "params"
 
@@ -32,7 +33,10 @@ def write(saved: SavedModel, out: Path) -> None:
     """
     describe = write_description if saved.network is None else translator_files.write_description
     describe(saved, out)
-    write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
+    try:
+        write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
+    except Exception as error:  # Orbax raises many types for the same full disk
+        raise UserError(f"cannot write {PARAMS}: {save_fault(error)}. Nothing was left") from error
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:

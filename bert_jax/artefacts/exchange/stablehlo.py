@@ -83,6 +83,7 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
         params = _params(found, entries, saved.params, config) if classed else unnamed(weights)
+        params |= {part: {} for part, tree in saved.params.items() if not tree}
         if "pooling" in saved.params:  # constants: a number for each of the states' dimensions
             params["pooling"] = saved.params["pooling"]
         batch = Batch(tokens, type_ids, segment_ids)

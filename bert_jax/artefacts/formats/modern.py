@@ -16,6 +16,7 @@ from bert_jax.artefacts.formats.entries import Entry, in_model, read_tensors
 from bert_jax.artefacts.formats.form import Form
 from bert_jax.artefacts.formats.huggingface_config import (
     CLASSES,
+    MULTIPLE_CHOICE,
     TaskOutputs,
     head_from_huggingface,
 )
@@ -28,7 +29,8 @@ from bert_jax.model.heads import Params, param_shapes
 from bert_jax.model.task_heads import Pooled, TaskHeadConfig, TaskModel
 
 _BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids)")
-_TASKS = ("Model", "ForMaskedLM", *(name.removeprefix("Bert") for name in CLASSES))
+_HEADS = {**CLASSES, MULTIPLE_CHOICE: "classification"}
+_TASKS = ("Model", "ForMaskedLM", *(name.removeprefix("Bert") for name in _HEADS))
 
 
 class ModernForm(Form):
@@ -84,7 +86,7 @@ class ModernForm(Form):
     @property
     def head_kind(self) -> str | None:
         """Kind of the head that the class of the file has."""
-        return CLASSES.get(f"Bert{_task(self.modern, self.config)}")
+        return _HEADS.get(f"Bert{_task(self.modern, self.config)}")
 
     def params(
         self, config: ModelConfig, head: TaskHeadConfig | None, *, pretraining: bool = True
@@ -96,13 +98,15 @@ class ModernForm(Form):
         """
         modern = self.modern
         masked_lm = {entry.name for entry in modern.masked_lm} | modern.copies.keys()
-        there = self.head_kind is None and not masked_lm.isdisjoint(self.arrays)
+        shapes = param_shapes(config)
+        there = not masked_lm.isdisjoint(self.arrays)
+        if "mlm" not in shapes:  # the table is the decoder
+            there = _task(modern, self.config) == "ForMaskedLM"
         table = modern_table(self.kind, None if head is None else head.kind)
         copies: dict[str, str] = {}
-        if there and pretraining and head is None:
+        if there := there and pretraining and self.head_kind is None and head is None:
             table = modern_table(self.kind, masked_lm=True)
             copies = modern.copies if config.tied else {}
-        shapes = param_shapes(config)
         if head is not None:
             task = param_shapes(config, TaskModel, head)
             shapes |= {part: tree for part, tree in task.items() if part != "encoder"}
@@ -115,7 +119,8 @@ class ModernForm(Form):
             for name, array in self.arrays.items()
             if name.startswith(modern.prefix) or name in known
         }
-        return read_tensors(table, shapes, found, config, copies)
+        params = read_tensors(table, shapes, found, config, copies)
+        return {"mlm": {}, **params} if there else params
 
     def _shared(self, config: ModelConfig) -> tuple[list[Entry], Params]:
         """Return the entries of what heads of the family share, as far as they are all there.
@@ -147,9 +152,11 @@ def modern_form(
     notes: list[str] = []
     if "auto_map" in found:
         notes.append("config.json names code of its own (auto_map), which was not run")
-    head = CLASSES.get(f"Bert{_task(modern, found)}")
-    heads = [*modern.masked_lm, *modern.heads.get(f"{head}", ())]
+    task = _task(modern, found)
+    heads = [*modern.masked_lm, *modern.heads.get(f"{_HEADS.get(f'Bert{task}')}", ())]
     known = {entry.name for entry in heads} | modern.copies.keys()
+    if task not in (*_TASKS, "AutoModel"):  # where a head is called as another class calls its own
+        known = set()
     known = {name for name in known if not name.startswith(modern.prefix)}
     renamed: dict[str, np.ndarray] = {}
     dropped: list[str] = []

@@ -53,9 +53,8 @@ class Adapter:
     """Directory of the model that is adapted, in Hugging Face's format."""
     config: dict[str, Any]
     """`config.json` of the base, with the class and the labels of the adapter."""
-    updates: Mapping[str, tuple[np.ndarray, float]]
-    """Tensors that are added to the base's, by the name of the weight: B A (out, in), and its
-    factor."""
+    updates: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
+    """A (r, in), B (out, r) and the factor of B A, which is added to the weight of this name."""
     tensors: Mapping[str, np.ndarray]
     """Tensors in place of the base's."""
 
@@ -71,13 +70,13 @@ class Adapter:
             UserError: The base lacks a module, or has one of another shape.
         """
         found, wrong = dict(arrays), []
-        for name, (update, scale) in self.updates.items():
-            there = _name_in(arrays, name)
-            if there not in arrays or arrays[there].shape != update.shape:
+        for name, (a, b, scale) in self.updates.items():
+            there, own = _name_in(arrays, name), (len(b), a.shape[1])
+            if there not in arrays or arrays[there].shape != own:
                 shape = "lacks" if there not in arrays else f"has {arrays[there].shape} for"
-                wrong.append(f"{self.base} {shape} {name} {update.shape}")
+                wrong.append(f"{self.base} {shape} {name} {own}")
                 continue
-            found[there] = arrays[there].astype(np.float32) + np.float32(scale) * update
+            found[there] = arrays[there].astype(np.float32) + np.float32(scale) * (b @ a)
         if wrong:
             raise UserError(f"{self.directory} adapts another model: {first_few(wrong)}")
         return found | {_name_in(arrays, name): array for name, array in self.tensors.items()}
@@ -131,7 +130,7 @@ def _base(path: Path, given: Mapping[str, Any]) -> Path:
 
 def _tensors(
     weights: Path, path: Path, given: Mapping[str, Any]
-) -> tuple[dict[str, tuple[np.ndarray, float]], dict[str, np.ndarray]]:
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray, float]], dict[str, np.ndarray]]:
     if not weights.is_file():
         raise UserError(f"{weights.parent} has no {weights.name}; other weights are not read")
     pairs: dict[str, dict[str, np.ndarray]] = {}
@@ -147,16 +146,15 @@ def _tensors(
     found = {}
     for module, pair in pairs.items():
         a, b = (pair.get(part) for part in "AB")
-        if a is None or b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        if a is None or b is None or not a.ndim == b.ndim == 2 or not 0 < len(a) == b.shape[1]:
             shapes = {part: array.shape for part, array in pair.items()}
             raise UserError(
-                f"{weights}: {module} has {shapes}; A (r, in) and B (out, r) are needed"
+                f"{weights}: {module} has {shapes}; A (r, in) and B (out, r), r > 0, are needed"
             )
         rank = a.shape[0]
         alpha = _alpha(path, given, module)
         scale = alpha / (math.sqrt(rank) if given.get("use_rslora") else rank)
-        product = b.astype(np.float32) @ a.astype(np.float32)
-        found[f"{module}.weight"] = (product, scale)
+        found[f"{module}.weight"] = (a.astype(np.float32), b.astype(np.float32), scale)
     return found, tensors
 
 

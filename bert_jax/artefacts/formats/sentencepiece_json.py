@@ -17,13 +17,12 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.fast_tokenizer import piece_decoder
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import SPACE
+from bert_jax.tokenization.tokenizer_parts import AT_END, AT_START
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 _DROPPED = "\x01"
 """A control character, which the tables of the library drop."""
-_SPACES = Regex("[ ▁]+\\z")
-"""SentencePiece has written the spaces as "▁" when it trims the end."""
 
 
 def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
@@ -111,9 +110,9 @@ def _normalizers(spec: Any, normalize: Callable[[str], str]) -> list[normalizers
         steps += _table(spec.precompiled_charsmap, normalize)
     if spec.remove_extra_whitespaces:
         steps += [
-            normalizers.Replace(Regex("\\A +"), ""),
+            normalizers.Replace(Regex(AT_START), ""),
             normalizers.Replace(Regex(" {2,}"), " "),
-            normalizers.Replace(_SPACES, ""),
+            normalizers.Replace(Regex(AT_END), ""),  # where spaces are written as "▁" by then
         ]
     if spec.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))

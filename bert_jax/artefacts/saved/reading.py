@@ -119,7 +119,7 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     from bert_jax.objectives.config import ObjectiveConfig
 
     restored = pretrained_checkpoint(place.name)
-    record, files = restored.record, place.local / "tokenizer"
+    record = restored.record
     where = f"checkpoint {restored.step}"
     config = build(ModelConfig, record.config["model"], f"{where}: model")
     objective = build(ObjectiveConfig, record.config.get("objective", {}), f"{where}: objective")
@@ -128,7 +128,7 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     part = part or next(iter(models))
     config, params = models[part]
     config = dataclasses.replace(config, attention_impl="auto")
-    tokenizer = load_tokenizer(files)
+    tokenizer, files = _run_tokenizer(place)
     _check_vocabulary(tokenizer, config.vocab_size, files)
     return SavedModel(
         config=config,
@@ -143,6 +143,19 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     )
 
 
+def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
+    """Read the tokenizer of a run; return its directory too."""
+    files, config = place.local / "tokenizer", place.local / "config.json"
+    tokenizer = load_tokenizer(files)
+    run = read_json_object(config, max_bytes=MAX_CONFIG_BYTES) if config.is_file() else {}
+    if run.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise UserError(
+            f"{place.name}/tokenizer is not the one that config.json describes: damaged or "
+            "changed. Copy it again, from the corpus or from another copy of the run"
+        )
+    return tokenizer, files
+
+
 def read_finetuned(workdir: str | Path) -> SavedModel:
     """Read the best model of a fine-tuning run, its outputs as they were trained.
 
@@ -155,9 +168,9 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     restored = finetuned_checkpoint(workdir)
     place = open_workdir(workdir)
     extra, config = restored.record.extra, restored.record.config
-    where, files = f"{workdir}: checkpoint {restored.step}", place.local / "tokenizer"
+    where = f"{workdir}: checkpoint {restored.step}"
     model = build(ModelConfig, extra["model"], where)
-    tokenizer = load_tokenizer(files)
+    tokenizer, files = _run_tokenizer(place)
     task = restore_task(extra["task"], tokenizer)
     params, adapter = merged_params(restored.state, extra.get("lora"), where)
     outputs, embedding = None, None

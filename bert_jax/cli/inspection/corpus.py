@@ -23,9 +23,11 @@ from bert_jax.data.pipeline import ExampleStream
 from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
+from bert_jax.files.urls import scheme
 from bert_jax.hashing import hash_key, hash_u64
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
 """Tokens that are read of a larger corpus."""
@@ -108,7 +110,7 @@ def inspect_corpus(
     """Look at a corpus; nothing changes.
 
     Args:
-        path: Directory of `bert-jax corpus`, or of one store.
+        path: Directory of `bert-jax corpus`, or of one store; local or gs://BUCKET/DIRECTORY.
         part: Store of a corpus: train or heldout.
         pairing: A value of `data.pairing`; empty: none, or translation for a corpus of pairs.
         length: Tokens of a row.
@@ -157,7 +159,7 @@ def inspect_corpus(
     longest = heapq.nlargest(documents, range(lengths.size), lengths.__getitem__)
     shortest = heapq.nsmallest(documents, range(lengths.size), lengths.__getitem__)
     return CorpusLook(
-        path=f"{store.path}",
+        path=path if scheme(path) is not None else f"{store.path}",
         counts={
             "documents": store.num_documents,
             "sentences": store.num_sentences,
@@ -178,8 +180,13 @@ def inspect_corpus(
 
 
 def _open(path: str, part: str) -> TokenStore:
-    directory = Path(path)
-    return open_store(directory if is_store(directory) else directory / part)
+    if scheme(path) is None:
+        directory = Path(path)
+        return open_store(directory if is_store(directory) else directory / part)
+    store: TokenStore | None = getattr(open_corpus(path), part)
+    if store is None:
+        raise UserError(f"{path} has no store {part}; look at --part train")
+    return store
 
 
 def _rows(
@@ -198,7 +205,8 @@ def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1
     by_block = 1 if by_shard > 1 else stride
-    for number, shard in list(enumerate(store.shards))[::by_shard]:
+    for number in range(0, len(store.shards), by_shard):
+        shard = store.shards[number]
         starts = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
         cuts = np.searchsorted(starts, np.arange(_BLOCK, starts[-1], _BLOCK))
         edges = np.unique([0, *cuts.tolist(), starts.size - 1])

@@ -157,7 +157,7 @@ def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
         return state, said
     if ancestor.recorded and digest and digest != ancestor.recorded:
         return "differs", f"{digest[:12]} there, {ancestor.recorded[:12]} recorded"
-    if state == "verified" and not ancestor.recorded and ancestor.role:
+    if state == "verified" and not ancestor.recorded and (ancestor.role or ancestor.kind == "file"):
         return "unrecorded", ancestor.note if ancestor.kind in RUNS else ""
     if state == "verified":
         return state, ""

@@ -66,16 +66,10 @@ def inspect(arguments: argparse.Namespace) -> int:
         if (value := getattr(arguments, name)) < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     look = inspect_corpus(
-        arguments.corpus,
-        part=arguments.part,
-        pairing=arguments.pairing or "",
-        length=arguments.length,
-        rows=arguments.rows,
-        documents=arguments.documents,
-        seed=arguments.seed,
-        full=arguments.full,
-        progress=sys.stderr.isatty(),
-    )
+        arguments.corpus, part=arguments.part, pairing=arguments.pairing or "",
+        length=arguments.length, rows=arguments.rows, documents=arguments.documents,
+        seed=arguments.seed, full=arguments.full, progress=sys.stderr.isatty(),
+    )  # fmt: skip
     if arguments.out is not None:
         try:
             draw_lengths(look, arguments.out)

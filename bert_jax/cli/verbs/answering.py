@@ -6,16 +6,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli.verbs.options import written_as
 from bert_jax.errors import UserError
+from bert_jax.files.checks import crc_of
 from bert_jax.infer.forward import on_device
+from bert_jax.infer.kept import KeptLines
 from bert_jax.infer.predictor import Given, Predictor, check_count
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import answer_records
-from bert_jax.infer.writers import JSON_LINES, Form, check_out, write_answers
+from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, check_out, write_answers
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
@@ -58,6 +63,12 @@ def run_verb(
         inputs = [STDIN]
     names = _names(arguments, predictor.FIELDS)
     more = {name: value for name, value in same.items() if value is not None}
+    kept = None
+    if out and out.suffix.lower() not in VECTORS and arguments.on_error == "fail":
+        arrays = (np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(saved.params))
+        model = f"{saved.tokenizer.fingerprint} {crc_of(arrays)}"
+        kept = KeptLines(out, f"{model} {arguments.command_line}")
+    keep = kept.found if kept else iter
     total = sum(os.path.getsize(name) for name in inputs if os.path.isfile(name))
     count = skipped = 0
     with tqdm(
@@ -78,7 +89,7 @@ def run_verb(
         def chunks() -> Iterator[list[Record]]:
             nonlocal count, skipped
             for chunk in answer_records(
-                predictor, records(), on_error=arguments.on_error,
+                predictor, keep(records()), on_error=arguments.on_error,
                 say=lambda line: bar.write(line, file=sys.stderr),
             ):  # fmt: skip
                 count += len(chunk)
@@ -86,7 +97,7 @@ def run_verb(
                 bar.set_postfix(answered=count)
                 yield chunk
 
-        write_answers(predictor, chunks(), out, form=answer_form(arguments))
+        write_answers(predictor, chunks(), kept or out, form=answer_form(arguments))
     if skipped:
         print(f"{skipped:,} of {count:,} records were skipped", file=sys.stderr)
     if out is not None:
@@ -105,16 +116,12 @@ def check_files(arguments: argparse.Namespace) -> TableFormat:
     check_out(arguments.out, vectors=arguments.verb == "embed", plain=_is_plain(arguments))
     found: dict[str, Any] = {}
     for option in arguments.table:
-        name, equals, value = option.partition("=")
-        if name == "delimiter" and equals:
-            found[name] = "\t" if value == "\\t" else value
-        elif name in ("header", "quoting") and value in ("True", "False"):
-            found[name] = value == "True"
-        else:
+        if not (written := written_as(option)):
             raise UserError(
                 f"--table {option}: give header=True or False, quoting=True or False, or "
                 "delimiter=CHARACTER"
             )
+        found |= written
     return TableFormat(**found)
 
 

@@ -296,15 +296,10 @@ def _pairs_corpus(arguments: argparse.Namespace) -> int:
         for several in (arguments.pairs, arguments.heldout_pairs)
     )
     built = build_pairs(
-        sources,
-        load_tokenizer(arguments.tokenizer),
-        arguments.out,
-        heldout=heldout,
-        drop_duplicates=arguments.drop_duplicates,
-        overwrite=arguments.overwrite,
-        provenance=Provenance(arguments.licence or "", arguments.command_line),
-        **given,
-    )
+        sources, load_tokenizer(arguments.tokenizer), arguments.out, heldout=heldout,
+        drop_duplicates=arguments.drop_duplicates, overwrite=arguments.overwrite,
+        provenance=Provenance(arguments.licence or "", arguments.command_line), **given,
+    )  # fmt: skip
     print(built.summary())
     return 0
 

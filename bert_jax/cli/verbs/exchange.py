@@ -1,6 +1,7 @@
 """The verbs that take a model out or in, with their arguments; imports are made when one runs."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -160,17 +161,13 @@ def export_(arguments: argparse.Namespace) -> int:
     from bert_jax.artefacts.exchange.export import export
     from bert_jax.artefacts.exchange.onnx.int8 import table
 
+    # Orbax's threads log the traceback of a write that failed; `export` raises the error itself.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     parity = export(
-        arguments.workdir,
-        arguments.to,
-        arguments.out,
-        tolerance=arguments.tolerance,
-        license=arguments.license,
-        name=arguments.name,
-        part=arguments.part,
-        quantize=arguments.quantize or "",
-        say=lambda text: print(text, file=sys.stderr),
-    )
+        arguments.workdir, arguments.to, arguments.out, tolerance=arguments.tolerance,
+        license=arguments.license, name=arguments.name, part=arguments.part,
+        quantize=arguments.quantize or "", say=lambda text: print(text, file=sys.stderr),
+    )  # fmt: skip
     print(f"{arguments.workdir} -> {arguments.out} ({parity['format']}, {parity['class']})")
     for path in sorted(arguments.out.iterdir()):
         files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
@@ -209,13 +206,9 @@ def average(arguments: argparse.Namespace) -> int:
     if rows is not None and rows < 1:
         raise UserError(f"--rows is {rows}; it must be at least 1")
     made = average(
-        arguments.checkpoints,
-        arguments.out,
-        method=arguments.method,
-        decay=arguments.decay,
-        last=arguments.last,
-        progress=sys.stderr.isatty(),
-    )
+        arguments.checkpoints, arguments.out, method=arguments.method, decay=arguments.decay,
+        last=arguments.last, progress=sys.stderr.isatty(),
+    )  # fmt: skip
     total = sum(each["weight"] for each in made["sources"])
     print(f"{arguments.out}: {made['method']} of {len(made['sources'])} checkpoints")
     for each in made["sources"]:
@@ -275,15 +268,10 @@ def grow(arguments: argparse.Namespace) -> int:
         return config.with_vocabulary(config.model.vocab_size or small.vocab_size).model
 
     report = grow_model(
-        arguments.source,
-        arguments.out,
-        wanted,
-        preserve=arguments.preserve,
-        seed=arguments.seed,
-        corpus=arguments.corpus,
-        max_rows=arguments.rows,
+        arguments.source, arguments.out, wanted, preserve=arguments.preserve, seed=arguments.seed,
+        corpus=arguments.corpus, max_rows=arguments.rows,
         say=lambda text: print(text, file=sys.stderr),
-    )
+    )  # fmt: skip
     print(f"{report['source']} -> {arguments.out} ({report['class']})")
     for name, (before, after) in report["sizes"].items():
         if before != after:

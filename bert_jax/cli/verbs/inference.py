@@ -160,13 +160,9 @@ def search_settings(arguments: argparse.Namespace) -> "SearchConfig":
 
 
 def _add_source(
-    sub: Parser,
-    what: str,
-    out: str = "a .jsonl file",
-    field: str = "text",
-    *,
+    sub: Parser, what: str, out: str = "a .jsonl file", field: str = "text", *,
     limited: bool = True,
-) -> None:
+) -> None:  # fmt: skip
     """Add the arguments that these verbs share; `limited` adds a limit of the rows."""
     sub.option("workdir", "of a run, or a directory in Hugging Face's format", metavar="DIR")
     sub.add_argument(
@@ -314,14 +310,10 @@ def embed(arguments: argparse.Namespace) -> int:
     from bert_jax.infer.embed import Embedder, parse_layers
 
     make = partial(
-        Embedder,
-        kind=arguments.kind,
-        dimensions=arguments.dimensions,
-        pooling=arguments.pooling,
-        layers=parse_layers(arguments.layers),
-        special_tokens=not arguments.no_special_tokens,
+        Embedder, kind=arguments.kind, dimensions=arguments.dimensions, pooling=arguments.pooling,
+        layers=parse_layers(arguments.layers), special_tokens=not arguments.no_special_tokens,
         normalize=arguments.normalize,
-    )
+    )  # fmt: skip
     return run_verb(arguments, make, text_b=arguments.text_b)
 
 

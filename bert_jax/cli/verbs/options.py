@@ -4,6 +4,14 @@ import argparse
 from typing import Any
 
 
+def written_as(option: str) -> dict[str, Any]:
+    """Return how a table is written by an option such as header=False; nothing of another one."""
+    name, equals, value = option.partition("=")
+    if name in ("header", "quoting") and value in ("True", "False"):
+        return {name: value == "True"}
+    return {name: value.replace("\\t", "\t")} if name == "delimiter" and equals else {}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose options name their defaults."""
 

@@ -126,16 +126,10 @@ def plan(arguments: argparse.Namespace) -> int:
         config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
     config, _ = resolve_teacher(config)
     return run_plan(
-        config,
-        arguments.topology,
-        phase=arguments.phase,
-        batch_per_chip=arguments.batch_per_chip,
-        fit=arguments.fit,
-        fast=arguments.fast,
-        as_json=arguments.json,
-        plot=arguments.plot,
+        config, arguments.topology, phase=arguments.phase, batch_per_chip=arguments.batch_per_chip,
+        fit=arguments.fit, fast=arguments.fast, as_json=arguments.json, plot=arguments.plot,
         cache=None if arguments.no_cache else arguments.cache or default_cache(),
-    )
+    )  # fmt: skip
 
 
 def print_fields(arguments: argparse.Namespace) -> int:

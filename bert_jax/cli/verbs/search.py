@@ -2,14 +2,15 @@
 
 import argparse
 import json
+import shlex
 import sys
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bert_jax.cli.verbs.options import Parser
+from bert_jax.cli.verbs.options import Parser, written_as
 from bert_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def add(verb: Callable[..., Parser]) -> None:
         metavar="FILE",
     )  # fmt: skip
     sub.option(
-        "--columns", "columns with other names, such as query=question,document=text",
+        "--columns", "columns with other names, such as query=question,document=text, and how the "
+        "file is written: query=1,document=2,header=False",
         metavar="LIST",
     )  # fmt: skip
     sub.several(
@@ -181,7 +183,7 @@ def index(arguments: argparse.Namespace) -> int:
         print(f"{passed:,} hidden or empty files, or files of other kinds, were passed over")
     files = "1 file" if len(sources) == 1 else f"{len(sources):,} files"
     print(f"{count:,} passages of {files} in {arguments.out}")
-    print(f'search them: bert-jax search {arguments.out} "..."')
+    print(f'search them: bert-jax search {shlex.quote(f"{arguments.out}")} "..."')
     return 0
 
 
@@ -275,14 +277,18 @@ def mine(arguments: argparse.Namespace) -> int:
     if not (dash and first.strip().isdigit() and last.strip().isdigit()):
         raise UserError(f"--ranks is {arguments.ranks!r}; give a first and a last one, as 1-100")
     config = mining.MineConfig(arguments.negatives, arguments.margin, int(first), int(last))
-    pairs = mining.read_pairs(
-        arguments.pairs, *columns_named(arguments.columns, "query", "document")
-    )
+    columns, written = columns_named(arguments.columns, "query", "document")
+    pairs = mining.read_pairs(arguments.pairs, *columns, **written)
     sources = found_sources(arguments.corpus, arguments.field)[0] if arguments.corpus else []
     model = opened_model(arguments, arguments.model)
     more = [text for source in sources for text in source.texts()]
     with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
         found = mining.mine(model, pairs, config, corpus=more, advance=bar.update)
+    if not any(found.negatives):
+        raise UserError(
+            f"no pair has a negative: {found.lines()[-1]}. Add documents (--corpus), lower "
+            f"--margin ({arguments.margin}) or widen --ranks ({arguments.ranks})"
+        )
     mining.write_mined(arguments.out, found, labelled=arguments.labelled)
     if found.warning:
         print(f"Warning: {found.warning}", file=sys.stderr)
@@ -295,21 +301,24 @@ def mine(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def columns_named(text: str | None, *fields: str) -> list[str]:
-    """Return the column of each field, which is its name unless `--columns` says another.
+def columns_named(text: str | None, *fields: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the column of each field, its name unless `--columns` says another, and the format.
 
     Raises:
         UserError: Names what is no field.
     """
-    found = {field: field for field in fields}
+    found, written = {field: field for field in fields}, dict[str, Any]()
     for part in (text or "").split(",") if text else ():
         field, equals, column = part.strip().partition("=")
-        if field not in found or not equals or not column:
+        if option := written_as(part.strip()):
+            written |= option
+        elif field not in found or not equals or not column:
             raise UserError(
                 f"--columns: {part!r} is no FIELD=COLUMN; the fields are {', '.join(fields)}"
             )
-        found[field] = column
-    return [*found.values()]
+        else:
+            found[field] = column
+    return [*found.values()], written
 
 
 def opened_model(arguments: argparse.Namespace, place: str) -> "SavedModel":

@@ -80,14 +80,14 @@ def evaluate_vectors(arguments: argparse.Namespace) -> int:
                 candidates=arguments.candidates, advance=bar.update,
             )  # fmt: skip
         elif arguments.sts:
-            first, second, score = columns_named(arguments.columns, "query", "document", "score")
+            columns, written = columns_named(arguments.columns, "query", "document", "score")
             result = evaluation.evaluate_similarity(
-                model, arguments.sts, (first, second, score), widths, advance=bar.update
+                model, arguments.sts, columns, widths, advance=bar.update, **written
             )
         else:
-            text, label = columns_named(arguments.columns, "text", "label")
+            columns, written = columns_named(arguments.columns, "text", "label")
             result = evaluation.evaluate_clustering(
-                model, arguments.clustering, (text, label), widths, advance=bar.update
+                model, arguments.clustering, columns, widths, advance=bar.update, **written
             )
     if warning := result.pop("warning"):
         print(f"Warning: {warning}", file=sys.stderr)

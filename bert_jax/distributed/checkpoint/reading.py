@@ -88,12 +88,10 @@ def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
     """
     directory = as_path(directory)
     damaged: list[Verdict] = []
-    wanted = None if abstract is None else named_leaves(abstract)
     for step in reversed(by_first(lambda: saved_steps(directory))):
-        record, leaves, fault = _read(directory / str(step), wanted)
+        record, state, fault = _read(directory / str(step), abstract)
         if not fault:
             assert record is not None
-            state = nested_params(leaves) if abstract is None else filled(abstract, leaves)
             return Restored(step, state, record, tuple(damaged))
         damaged.append(Verdict(step, fault))
     if damaged:
@@ -113,19 +111,16 @@ def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
         UserError: The checkpoint holds arrays of other names, shapes or dtypes.
     """
     path = as_path(directory) / str(step)
-    wanted = None if abstract is None else named_leaves(abstract)
-    record, leaves, fault = _read(path, wanted)
+    record, state, fault = _read(path, abstract)
     if fault:
         raise DamagedCheckpointError(f"the checkpoint {path} is damaged: {fault}")
     assert record is not None
-    state = nested_params(leaves) if abstract is None else filled(abstract, leaves)
     return Restored(step, state, record)
 
 
-def _read(
-    path: epath.Path, wanted: dict[str, Any] | None
-) -> tuple[Record | None, dict[str, jax.Array], str]:
-    """Read and check one checkpoint: (record, arrays by name, fault or "")."""
+def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
+    """Read and check one checkpoint: (record, state, fault or "")."""
+    wanted = None if abstract is None else named_leaves(abstract)
     groups = () if wanted is not None else (storage.PARAMS, storage.RECORD)
     _await_sight(path)
     fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)
@@ -152,7 +147,7 @@ def _read(
         fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
         fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
         return record, {}, fault  # an older checkpoint is read next: there is room for one only
-    return record, leaves, ""
+    return record, nested_params(leaves) if abstract is None else filled(abstract, leaves), ""
 
 
 def _await_sight(path: epath.Path) -> None:

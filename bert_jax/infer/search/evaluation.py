@@ -31,14 +31,9 @@ Result = dict[str, Any]
 
 
 def evaluate_retrieval(
-    model: SavedModel,
-    collection: Collection,
-    dimensions: Sequence[int] = (),
-    *,
-    reranker: Reranker | None = None,
-    candidates: int = 100,
-    advance: Advance = lambda count: None,
-) -> Result:
+    model: SavedModel, collection: Collection, dimensions: Sequence[int] = (), *,
+    reranker: Reranker | None = None, candidates: int = 100, advance: Advance = lambda count: None,
+) -> Result:  # fmt: skip
     """Score the rankings of a collection by cosine, beside those of BM25.
 
     Of equal cosines the document that comes first in the corpus comes first. A document with the id
@@ -77,13 +72,9 @@ def evaluate_retrieval(
 
 
 def evaluate_similarity(
-    model: SavedModel,
-    source: str,
-    columns: tuple[str, str, str],
-    dimensions: Sequence[int] = (),
-    *,
-    advance: Advance = lambda count: None,
-) -> Result:
+    model: SavedModel, source: str, columns: Sequence[str], dimensions: Sequence[int] = (), *,
+    advance: Advance = lambda count: None, **written: Any,
+) -> Result:  # fmt: skip
     """Compare the cosines of pairs of texts with the scores that people gave.
 
     Args:
@@ -92,12 +83,15 @@ def evaluate_similarity(
         columns: Columns of the first text (a query), the second (a document) and the score.
         dimensions: Numbers of vectors that are scored beside the whole width.
         advance: Takes the number of texts after each part of them.
+        **written: How the file is written, fields of `TableConfig` such as `header`.
 
     Raises:
         UserError: The file or a column cannot be read.
     """
     first, second, score = columns
-    table = TableConfig(text=first, text_pair=second, label=score, kind="score", empty="skip")
+    table = TableConfig(
+        text=first, text_pair=second, label=score, kind="score", empty="skip", **written
+    )
     cuts, widths = Cuts(), _widths(model, dimensions)
     examples = read_texts(source, table).examples
     if examples[0].label is None:
@@ -117,13 +111,9 @@ def evaluate_similarity(
 
 
 def evaluate_clustering(
-    model: SavedModel,
-    source: str,
-    columns: tuple[str, str],
-    dimensions: Sequence[int] = (),
-    *,
-    advance: Advance = lambda count: None,
-) -> Result:
+    model: SavedModel, source: str, columns: Sequence[str], dimensions: Sequence[int] = (), *,
+    advance: Advance = lambda count: None, **written: Any,
+) -> Result:  # fmt: skip
     """Cluster the vectors of texts into as many clusters as there are classes, several times.
 
     Args:
@@ -132,6 +122,7 @@ def evaluate_clustering(
         columns: Columns of the text (a document) and of the class.
         dimensions: Numbers of vectors that are scored beside the whole width.
         advance: Takes the number of texts after each part of them.
+        **written: How the file is written, fields of `TableConfig` such as `header`.
 
     Returns:
         Mean and standard deviation of the V-measure over `CLUSTERINGS` runs.
@@ -141,7 +132,7 @@ def evaluate_clustering(
     """
     text, label = columns
     cuts, widths = Cuts(), _widths(model, dimensions)
-    data = read_texts(source, TableConfig(text=text, label=label, empty="skip"))
+    data = read_texts(source, TableConfig(text=text, label=label, empty="skip", **written))
     classes = np.array([-1 if each.label is None else each.label for each in data.examples])
     count = len(np.unique(classes))
     if count < 2:
@@ -189,13 +180,9 @@ def _named(collection: Collection, numbers: Iterable[np.ndarray]) -> dict[str, l
 
 
 def _second_pass(
-    reranker: Reranker,
-    collection: Collection,
-    ranked: Mapping[str, Sequence[str]],
-    candidates: int,
-    cuts: Cuts,
-    advance: Advance,
-) -> dict[str, list[str]]:
+    reranker: Reranker, collection: Collection, ranked: Mapping[str, Sequence[str]],
+    candidates: int, cuts: Cuts, advance: Advance,
+) -> dict[str, list[str]]:  # fmt: skip
     pairs = [(query, id) for query, ranking in ranked.items() for id in ranking[:candidates]]
     scores: Float[np.ndarray, " N"] = reranker.scores(
         [collection.queries[query] for query, _ in pairs],

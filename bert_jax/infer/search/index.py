@@ -64,14 +64,9 @@ def check_index_name(path: Path) -> None:
 
 
 def write_index(
-    path: Path,
-    model: SavedModel,
-    place: str | Path,
-    passages: Iterable[Passage],
-    *,
-    dimensions: int | None = None,
-    advance: Callable[[int], object] = lambda count: None,
-) -> tuple[int, str]:
+    path: Path, model: SavedModel, place: str | Path, passages: Iterable[Passage], *,
+    dimensions: int | None = None, advance: Callable[[int], object] = lambda count: None,
+) -> tuple[int, str]:  # fmt: skip
     """Write an index; the file appears whole or not at all.
 
     The file has the columns id, source, text and vector (float32, of length 1), in row groups of
@@ -146,10 +141,16 @@ class Index:
             raise UserError(f"{path} is a parquet file, but no index of `bert-jax index`")
         where = f"{path}: metadata {_KEY.decode()}"
         self.by = build(IndexedBy, parse_json(found, where=where), where)
-        if not self._file.schema_arrow.equals(_schema(self.by.dimensions)):
+        width = self.by.dimensions
+        if not 0 < width < 1 << 20 or not self._file.schema_arrow.equals(_schema(width)):
             raise UserError(f"{path}: other columns than {where} says; rerun `bert-jax index`")
         groups = range(self._file.num_row_groups)
         sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
+        if sizes and max(sizes) > BLOCK:
+            raise UserError(
+                f"{path}: a row group of {max(sizes):,} passages; `bert-jax index` writes at most "
+                f"{BLOCK:,} into one"
+            )
         self._ends = np.cumsum(np.array(sizes, np.int64))
         digests = self._file.metadata.metadata.get(_DIGESTS)  # none in an index of before
         self._digests = digests and parse_json(digests, where=f"{path}: {_DIGESTS.decode()}")
@@ -177,7 +178,7 @@ class Index:
             queries: Vectors of length 1.
             top: Number of passages.
         """
-        scores, numbers = top_k_of_blocks(queries, self._blocks(), top)
+        scores, numbers = top_k_of_blocks(queries, self._blocks(), min(top, max(len(self), 1)))
         known = self._passages(numbers)
         return [
             [Hit(float(score), known[int(number)]) for score, number in zip(*row, strict=True)]

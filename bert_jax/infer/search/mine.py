@@ -88,30 +88,29 @@ class Mined:
         ]
 
 
-def read_pairs(source: str, query: str = "query", document: str = "document") -> list[Pair]:
+def read_pairs(
+    source: str, query: str = "query", document: str = "document", **written: Any
+) -> list[Pair]:
     """Read the pairs of a CSV, TSV, JSON lines or parquet file, but for rows with an empty text.
 
     Args:
         source: The file.
         query: Column of the query.
         document: Column of the document.
+        **written: How the file is written, fields of `TableConfig` such as `header`.
 
     Raises:
         UserError: The file or a column cannot be read.
     """
-    table = TableConfig(text=query, text_pair=document, empty="skip")
+    table = TableConfig(text=query, text_pair=document, empty="skip", **written)
     found = read_texts(source, table, labelled=False)
     return [Pair(each.text, each.text_pair or "") for each in found.examples]
 
 
 def mine(
-    model: SavedModel,
-    pairs: Sequence[Pair],
-    config: MineConfig,
-    *,
-    corpus: Iterable[str] = (),
+    model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
-) -> Mined:
+) -> Mined:  # fmt: skip
     """Find the hard negatives of pairs by exact search.
 
     A text that is the query, or a document of another pair of the query, is never a negative; texts

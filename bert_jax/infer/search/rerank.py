@@ -43,13 +43,9 @@ class Reranker:
         self._two = outputs.objective == "single_label"
 
     def scores(
-        self,
-        queries: Sequence[str],
-        passages: Sequence[str],
-        *,
-        cuts: Cuts | None = None,
+        self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
-    ) -> Float[np.ndarray, " N"]:
+    ) -> Float[np.ndarray, " N"]:  # fmt: skip
         """Score pairs, the higher the better: scores, or log odds of the second class.
 
         Args:

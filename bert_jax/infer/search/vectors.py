@@ -17,15 +17,10 @@ _PART = 1024
 
 
 def text_vectors(
-    model: SavedModel,
-    texts: Sequence[str],
-    kind: Kind,
-    *,
-    dimensions: int | None = None,
-    normalize: bool = True,
-    cuts: Cuts | None = None,
+    model: SavedModel, texts: Sequence[str], kind: Kind, *, dimensions: int | None = None,
+    normalize: bool = True, cuts: Cuts | None = None,
     advance: Callable[[int], object] = lambda count: None,
-) -> Float[np.ndarray, "N D"]:
+) -> Float[np.ndarray, "N D"]:  # fmt: skip
     """Compute the vectors of texts in float32, of length 1.
 
     Args:

@@ -1,8 +1,10 @@
 """Intervals of scores, over the units that were drawn: examples, or groups of them.
 
-Units are resampled whole (Efron and Tibshirani 1993). `docs/experiments.md` has the shares of the
-intervals that hold the true score; where it would be too few, a reason stands in their place. The
-resamples are a function of the number of units: two models on the same examples are paired.
+Shares of single examples have Wilson's interval. For other scores units are resampled whole (Efron
+and Tibshirani 1993), and the interval is Student's t on the scale of log-odds (of correlations,
+Fisher's z). `docs/experiments.md` has the shares of the intervals that hold the true score; where
+it would be too few, a reason stands in their place. The resamples are a function of the number of
+units: two models on the same examples are paired.
 """
 
 import math
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import expit, logit, stdtrit
 from scipy.stats import binomtest
 
 from bert_jax.hashing import below, hash_key, hash_u64
@@ -19,9 +21,11 @@ DRAWS = 1000
 """Number of resamples."""
 LEVEL = 0.95
 """Level of the intervals."""
-FEW = 30
-"""Units from which percentiles of the resamples are taken; below, Wilson's interval or a t's."""
+LEAST = 10
+"""Units of an interval; fewer have none."""
 _LEAST_KNOWN = 0.99  # share of the resamples that have a score
+_LEAST_SPREAD = 1e-9
+_SIGNED = {"pearson", "spearman", "matthews"}  # scores from -1 on
 _PURPOSE = 0x6578616D  # of the random numbers
 _BLOCK = 1 << 22  # numbers drawn at a time
 
@@ -41,8 +45,6 @@ class Grounds(NamedTuple):
     """Examples of the rarest class, for scores other than `accuracy`."""
     most: float = 1.0
     """Greatest score."""
-    least: int = 10
-    """Units of Student's t; fewer have no interval."""
 
 
 class Intervals(NamedTuple):
@@ -100,19 +102,21 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
             own, words = int(ours.rarest), "examples of a class"
         values = np.concatenate([block[name] for block in blocks])
         known = values[np.isfinite(values)]
-        if len(known) < _LEAST_KNOWN * DRAWS:
-            result.missing[name] = "it is not defined in some resamples"
-        elif own >= FEW:
-            low, high = np.quantile(known, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
-            result.found[name] = float(low), float(high)
-        elif are_shares and name in ("accuracy", "exact"):
+        if are_shares and name in ("accuracy", "exact"):
             hits = binomtest(round(point[0] / ours.most * count), count)
             low, high = hits.proportion_ci(LEVEL, "wilson")
             result.found[name] = ours.most * float(low), ours.most * float(high)
-        elif own >= ours.least:
-            half = stdtrit(own - 1, 0.5 + LEVEL / 2) * known.std() * math.sqrt(count / (count - 1))
-            low, high = np.clip([point[0] - half, point[0] + half], -ours.most, ours.most)
-            result.found[name] = float(low), float(high)
+        elif len(known) < _LEAST_KNOWN * DRAWS:
+            result.missing[name] = "it is not defined in some resamples"
+        elif own < LEAST or known.std() < _LEAST_SPREAD * ours.most:
+            result.missing[name] = f"only {own} {words}" if own < LEAST else "all units have it"
         else:
-            result.missing[name] = f"only {own} {words}"
+            low, high = -ours.most if name in _SIGNED else 0.0, ours.most
+            if theirs is not None:
+                low, high = low - high, high - low
+            share = (point[0] - low) / (high - low)
+            error = known.std() * math.sqrt(count / (count - 1)) / (high - low)
+            half = stdtrit(count - 1, 0.5 + LEVEL / 2) * error / (share * (1 - share))
+            ends = low + (high - low) * expit(logit(share) + np.array([-half, half]))
+            result.found[name] = float(ends[0]), float(ends[1])
     return result

@@ -7,6 +7,7 @@ from bert_jax.tasks.reports.intervals import LEVEL
 
 _MOST_COLUMNS = 12  # classes up to which the matrix of confusion is printed
 _MOST_PAIRS = 20
+_INERT, _JOINERS = str.maketrans("|`<>", "/'\u2039\u203a"), "\u200c\u200d"
 _TITLES = {
     "dev": "the set that chose the epoch", "test": "data that chose nothing",
 }  # fmt: skip
@@ -137,8 +138,9 @@ def _mistake(each: Mapping[str, Any]) -> str:
 
 
 def _flat(text: str) -> str:
-    """Return a text on one line, without what ends a cell or a code span."""
-    return " ".join(text.replace("|", "/").replace("`", "'").split())
+    """Return a text on one line without controls, HTML, links, pictures, ends of cells and code."""
+    shown = "".join(c if c.isprintable() or c in _JOINERS else " " for c in text)
+    return " ".join(shown.translate(_INERT).replace("](", "] (").split())
 
 
 def _number(value: float | None) -> str:
@@ -157,7 +159,7 @@ def _interval(
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a Markdown table, its columns aligned: names to the left, figures to the right."""
-    cells = [list(heads), *([_flat(cell) for cell in row] for row in rows)]
+    cells = [[_flat(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in cells]

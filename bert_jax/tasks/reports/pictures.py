@@ -29,7 +29,7 @@ def _figure(width: float, height: float, title: str) -> Any:
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
+        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left", parse_math=False)
     return figure
 
 
@@ -47,8 +47,9 @@ def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
             colour = "white" if shares[row, column] > 0.5 else _INK
             axis.text(column, row, f"{count:,.0f}", ha="center", va="center", color=colour,
                       fontsize=8)  # fmt: skip
-    axis.set_xticks(range(len(labels)), labels, rotation=45, ha="right", fontsize=8)
-    axis.set_yticks(range(len(labels)), labels, fontsize=8)
+    plain = {"fontsize": 8, "parse_math": False}  # a label may hold dollar signs
+    axis.set_xticks(range(len(labels)), labels, rotation=45, ha="right", **plain)
+    axis.set_yticks(range(len(labels)), labels, **plain)
     axis.set_xlabel("predicted")
     axis.set_ylabel("in the data (shades: share of the row)")
     axis.tick_params(colors=_INK, length=0)

@@ -14,7 +14,7 @@ from bert_jax.tasks.reports.classes import (
     of_classes,
     of_label_sets,
 )
-from bert_jax.tasks.reports.intervals import FEW, Grounds
+from bert_jax.tasks.reports.intervals import Grounds
 from bert_jax.tasks.reports.mistakes import most_confident, share, shortened
 from bert_jax.tasks.task import HeadKind
 
@@ -83,7 +83,6 @@ def text_grounds(
             "spearman": _correlations(_ranks(of_truth, w), _ranks(of_guess, w), w),
         },
         units,
-        least=FEW,
     )
 
 

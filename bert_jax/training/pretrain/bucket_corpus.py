@@ -116,10 +116,7 @@ class BucketCorpus:
                 )
             replace_file(target, self.files.read(name))
         except FileNotFoundError as error:
-            raise UserError(
-                f"the corpus {self.files.url} is damaged: {name} is missing. Copy the file again "
-                "from where the corpus was built, or build the corpus again"
-            ) from error
+            raise damaged(self.files, name, "the file is missing") from error
 
     def _check_window(self, sizes: list[int]) -> None:
         """Refuse a window that does not fit the cache beside the next one."""

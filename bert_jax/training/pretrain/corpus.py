@@ -22,6 +22,11 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.run.corpora import amounts, corpus_labels
 from bert_jax.training.steps.state import StepConfig
 
+_REMEDY = (
+    "Give the directory that `bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and "
+    "replay: --corpus, where it has moved)"
+)
+
 
 class Corpus(NamedTuple):
     """Token stores of a run."""
@@ -59,10 +64,7 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     directory = Path(path)
     if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
         there = "does not exist" if not directory.exists() else "holds no complete token store"
-        raise UserError(
-            f"the corpus {path} {there}. Give the directory that `bert-jax corpus` made "
-            "(pretrain: --config.data.corpus; evaluate and replay: --corpus, where it has moved)"
-        )
+        raise UserError(f"the corpus {path} {there}. {_REMEDY}")
     background = data is not None
     if is_store(directory):
         return Corpus(open_store(directory, background=background), None)
@@ -81,11 +83,7 @@ def _open_in_bucket(path: str, data: DataConfig | None) -> Corpus:
         return _of_one_tokenizer(path, Corpus(train, heldout))
     store = corpus.open("", windowed=data is not None)
     if store is None:
-        raise UserError(
-            f"the corpus {path} holds no complete token store. Give the directory that "
-            "`bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and replay: "
-            "--corpus, where it has moved)"
-        )
+        raise UserError(f"the corpus {path} holds no complete token store. {_REMEDY}")
     return Corpus(store, None)
 
 

@@ -33,7 +33,7 @@ def train(
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         corpus: Replacement for the corpus that `config.data.corpus` names.
         initial: Function that reads the model that `config.init` names; called by the first start.
-        branch_from: Checkpoint of another run to go on from, as WORKDIR@STEP, or WORKDIR for its
+        branch_from: Checkpoint of another run to go on from, as `WORKDIR@STEP`, or WORKDIR for its
             newest that was read back; a run that has begun knows it.
         clock: Clock started at process start; None: a new clock.
         echo: Function that gets each line for people; None: standard output, with a bar on a

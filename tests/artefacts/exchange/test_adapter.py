@@ -15,7 +15,7 @@ from small_saved import FAMILIES, small_saved
 from bert_jax.artefacts.exchange.adapter.peft import without_adapter, write
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows
-from bert_jax.artefacts.formats.peft import CONFIG, LABELS, WEIGHTS, read_adapter
+from bert_jax.artefacts.formats.peft import CONFIG, LABELS, PREFIX, WEIGHTS, read_adapter
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
@@ -92,7 +92,27 @@ def test_the_factor_of_an_update_is_that_of_its_rank(written, tmp_path, fields, 
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     edit(tmp_path / CONFIG, **fields)
     updates = read_adapter(tmp_path, directory.parent / "base").updates
-    assert {scale for _, scale in updates.values()} == scales
+    assert {scale for *_, scale in updates.values()} == scales
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "message"),
+    [(1, 150_000, r"has \(16, 16\) for .*\(150000, 150000\)"), (0, 16, "r > 0, are needed")],
+)
+def test_updates_that_nobody_can_have_made(written, tmp_path, rank, size, message):
+    """A megabyte can ask for a product of 84 GiB."""
+    for name in (CONFIG, LABELS):
+        (tmp_path / name).write_bytes((written[1] / name).read_bytes())
+    module = f"{PREFIX}bert.encoder.layer.0.attention.self.query.lora_"
+    a, b = np.zeros((rank, size), np.float32), np.zeros((size, rank), np.float32)
+    safetensors.numpy.save_file(
+        {f"{module}A.weight": a, f"{module}B.weight": b}, tmp_path / WEIGHTS
+    )
+    base = written[1].parent / "base"
+    with pytest.raises(UserError, match=message):
+        read_adapter(tmp_path, base).applied(
+            safetensors.numpy.load_file(base / "model.safetensors")
+        )
 
 
 def test_updates_of_maps_that_are_one_tensor_there_come_back(tmp_path):

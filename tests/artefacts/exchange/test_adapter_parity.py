@@ -20,6 +20,7 @@ from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggin
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows  # noqa: E402
 from bert_jax.artefacts.exchange.theirs import quiet  # noqa: E402
 from bert_jax.artefacts.saved.reading import read_model  # noqa: E402
+from bert_jax.errors import UserError  # noqa: E402
 
 CASES = [
     ("class", ("query", "key", "value", "output", "up", "down")),
@@ -95,6 +96,10 @@ def test_adapters_of_peft_are_read(tmp_path, kind, settings):
                     param += 0.1 * torch.randn_like(param)
         model.save_pretrained(tmp_path / "adapter")
     assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["r"] == settings["r"]
+    # PEFT names the base by its absolute path, which is not followed.
+    with pytest.raises(UserError, match="ln -s MODEL"):
+        read_model(tmp_path / "adapter")
+    (tmp_path / "adapter/base").symlink_to(tmp_path / "base")
     back = read_model(tmp_path / "adapter")
     batch = batch_of(back, proof_rows(back)[:8])
     given = {"input_ids": batch.tokens, "attention_mask": batch.segment_ids}

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 from small_run import TOKENIZER, small_config, write_corpus
-from small_saved import small_saved
+from small_saved import FAMILIES, small_saved
 
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
@@ -77,6 +77,30 @@ def test_a_run_starts_from_a_grown_model(source, corpus, tmp_path, capsys):
     # Other rows of the same text; an untrained head's loss is nearly the same on all.
     assert first["eval/mlm_loss"] == pytest.approx(losses[0], rel=0.05)
     assert any(each.startswith("held-out text at step 0: ") for each in lines)
+
+
+def test_a_head_without_parameters_goes_with_its_model(corpus, tmp_path):
+    """The decoder of a tied EuroBERT without bias is the table: pretrained, exported, grown."""
+    fields = {**FAMILIES["eurobert"], "tied": True, "num_heads": 2}
+    small = dataclasses.replace(CONFIG.model, **fields)
+    data = dataclasses.replace(CONFIG.data, corpus=f"{corpus}")
+    config = dataclasses.replace(CONFIG, model=small, data=data)
+    train(config, tmp_path / "run", echo=lambda _: None)
+    saved = read_model(tmp_path / "run")
+    (tmp_path / "out").mkdir()
+    write_huggingface(saved, tmp_path / "out")
+    report = grow_model(
+        tmp_path / "out", tmp_path / "grown", preserve=True, corpus=f"{corpus}",
+        wanted=lambda config: dataclasses.replace(
+            config, hidden_dim=64, num_heads=4, num_kv_heads=2, mlp_dim=128
+        ),
+    )  # fmt: skip
+    assert report["loss"] == pytest.approx(report["source_loss"], abs=1e-3)
+    for name in ("run", "out", "grown"):
+        read = read_model(tmp_path / name)
+        assert "fill-mask" in read.verbs
+        assert class_of(read) == "EuroBertForMaskedLM"
+    assert class_of(read_model(tmp_path / "out", encoder_only=True)) == "EuroBertModel"
 
 
 def test_equal_sizes_are_the_same_file_and_loss(source, corpus, tmp_path):

@@ -68,6 +68,15 @@ def test_a_bert_is_written_byte_for_byte(tmp_path):
     assert again == (tmp_path / "ours/model.safetensors").read_bytes()
 
 
+def test_a_model_with_an_adapter_beside_it_is_refused(tmp_path):
+    """Transformers loads both as one."""
+    write_huggingface(tmp_path / "theirs")
+    (tmp_path / "theirs" / "adapter_config.json").write_text("[")
+    with pytest.raises(UserError, match=r"theirs has adapter_config\.json: .* directory of their"):
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
 def test_a_roberta_becomes_a_bert_with_its_tokenizer(tmp_path):
     arrays = write_roberta(tmp_path / "theirs")
     report = import_model(tmp_path / "theirs", tmp_path / "ours")

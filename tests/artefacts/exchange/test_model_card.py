@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import yaml
 from export_models import model_of
+from small_saved import FAMILIES, small_saved
 
 from bert_jax.artefacts.exchange.model_card import model_card
 from bert_jax.artefacts.saved.model import Origin
@@ -47,6 +48,16 @@ def test_the_hub_can_read_it():
         "tags": ["bert", "jax", "bert_jax"],
     }
     assert "library_name" not in front_matter(card(format="orbax"))
+
+
+def test_it_says_that_transformers_has_no_class_of_the_family():
+    saved = dataclasses.replace(small_saved("mlm", **FAMILIES["neobert"]), origin=RUN)
+    text = model_card(saved, {**PARITY, "class": "NeoBERTLMHead"}, license="mit", name="A model")
+    assert "Transformers has no class of NeoBERT, and `config.json` names no code" in text
+    assert "copies `auto_map`" in text
+    assert "from transformers import" not in text
+    assert 'bert_jax.load("DIR")' in text
+    assert "from transformers import AutoModelForSequenceClassification" in card()
 
 
 def test_it_says_which_evaluation_texts_were_seen():

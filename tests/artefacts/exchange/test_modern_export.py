@@ -36,6 +36,8 @@ CASES = [
     *(("eurobert", task, {}) for task in TASKS),
     ("eurobert", "ForSequenceClassification", {"classifier_pooling": "mean"}),
     ("eurobert", "ForSequenceClassification", {"classifier_pooling": "bos"}),
+    ("eurobert", "ForMaskedLM", {"tie_word_embeddings": True}),  # the head has no tensor
+    *(("modernbert", "ForMultipleChoice", {"classifier_pooling": p}) for p in ("cls", "mean")),
     *(("nomic", task, {}) for task in TASKS),
 ]
 
@@ -56,6 +58,18 @@ def test_what_comes_in_goes_out(tmp_path, variant, task, fields):
     assert model.name == type(theirs).__name__
     config = json.loads((tmp_path / "ours/config.json").read_text())
     assert all(config[name] == value for name, value in fields.items())
+
+
+def test_a_head_of_a_class_that_is_not_known_is_dropped_with_a_note(tmp_path):
+    """Though it begins as the masked-LM head does."""
+    save_modern(tmp_path / "theirs", "modernbert", "ForSequenceClassification")
+    path = tmp_path / "theirs/config.json"
+    config = json.loads(path.read_text()) | {"architectures": ["ModernBertForThings"]}
+    path.write_text(json.dumps(config))
+    report = import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert report["class"] == "ModernBertModel"
+    assert {"head.dense.weight", "classifier.weight"} <= {*report["dropped"]}
+    assert "not imported: classifier.bias" in report["notes"][0]
 
 
 def test_an_export_of_an_import_is_proven_and_asked(tmp_path):

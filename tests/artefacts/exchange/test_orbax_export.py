@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from small_saved import ROWS, small_saved
 
+from bert_jax.artefacts.exchange import orbax_export
 from bert_jax.artefacts.exchange.orbax_export import prove, write
 from bert_jax.artefacts.exchange.proof import ProofFailedError
 from bert_jax.distributed.checkpoint.storage import write_tree
+from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -26,6 +28,16 @@ def test_three_lines_read_it(tmp_path):
     config = read_json_object(tmp_path / "config.json", max_bytes=10_000)
     assert config["id2label"] == {"0": "O", "1": "B-X"}
     assert load_tokenizer(tmp_path).fingerprint == saved.tokenizer.fingerprint
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def full(directory, tree):
+        """Raise as TensorStore does."""
+        raise ValueError(f"UNAVAILABLE: {directory}: [OS error 28: ENOSPC No space left on device]")
+
+    monkeypatch.setattr(orbax_export, "write_tree", full)
+    with pytest.raises(UserError, match=r"cannot write params: the disk is full. Nothing was left"):
+        write(small_saved("tagging"), tmp_path)
 
 
 def test_the_proof_names_what_did_not_come_back(tmp_path):

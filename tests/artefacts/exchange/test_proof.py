@@ -6,6 +6,7 @@ from small_saved import ROWS, small_saved
 
 from bert_jax.artefacts.exchange.proof import (
     ProofFailedError,
+    check_differences,
     compare,
     differences,
     logits_of,
@@ -35,6 +36,13 @@ def test_a_value_that_is_not_finite_is_an_infinite_difference(value):
     broken["hidden"][1, 1, 2] = value
     for pair in ((outputs(), broken), (broken, outputs()), (broken, broken)):
         assert differences(*pair, SEGMENT_IDS) == {"hidden": np.inf, "nsp": 0.0}
+
+
+def test_what_is_no_number_is_above_every_tolerance():
+    check_differences({"hidden": 1e-3}, 1e-3)
+    for gap in (2e-3, np.inf, np.nan):
+        with pytest.raises(ProofFailedError, match="largest differences are nsp"):
+            check_differences({"hidden": 0.0, "nsp": gap}, 1e-3)
 
 
 def test_another_shape_is_no_difference_but_a_failure():

@@ -157,14 +157,33 @@ def test_the_share_of_equal_predictions_counts_each_kind(kind):
     assert kind == "score" or other[name] < 0.5
 
 
+PLACES = np.array([[3, 0], [0, 3], [1, 1]])  # scores of start and end
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours", "theirs", "share"),
+    [
+        ("class", [[3, 1, 2], [1, 3, 2]], [[3, 1, 0], [1, 2, 3]], 1 / 2),
+        ("classes", [[3, 1, -2], [1, 3, -2]], [[3, -1, -2], [1, 3, -2]], 5 / 6),
+        ("span", [PLACES, PLACES], [PLACES, PLACES[[1, 0, 2]] + [[0, 0], [0, 9], [0, 0]]], 3 / 4),
+    ],
+)
+def test_equal_predictions_are_counted_one_by_one(monkeypatch, kind, ours, theirs, share):
+    monkeypatch.setattr(int8, "logits_of", lambda *_: {"head": np.float32(ours)})
+    found = int8.cost(
+        model_of(kind), [[2, 5, 3], [2, 6, 3]], lambda _: {"head": np.float32(theirs)}
+    )
+    assert found["equal_predictions"] == {"head": pytest.approx(share)}
+
+
 def test_the_cost_of_eight_bits_is_that_of_the_worst_vector():
     saved = vector_model("mean")
     rows = proof_rows(saved)[:5]
 
     def turned(batch):
         found = {name: np.array(array) for name, array in logits_of(saved, batch).items()}
-        for array in found.values():
-            array[1] = -array[1]
+        found["hidden"][1, 2] *= -1  # a token of one row
+        found["embedding"][1] *= -1
         return found
 
     found = int8.cost(saved, rows, turned)

@@ -46,7 +46,7 @@ MODELS = {
     ),
     "pooler of a modern classifier": lambda: small_saved("classification", **POOLED),
     "tags of a modern encoder with a pooler": lambda: small_saved("tagging", **POOLED),
-    "choice": lambda: with_head(CHOICE, **{**FAMILIES["modernbert"], "num_layers": 1}),
+    "choice": lambda: with_head(CHOICE, **FAMILIES["eurobert"]),
     "parsing": lambda: with_head(PARSING, num_layers=1),
     "parsing without pooler": lambda: with_head(PARSING, **FAMILIES["eurobert"]),
     "BERT without pooler": lambda: small_saved("classification", **BARE, pooling="mean"),

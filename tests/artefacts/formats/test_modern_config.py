@@ -87,6 +87,15 @@ def test_every_list_of_layers_comes_in_and_goes_out(number):
             assert found == plain(model) == plain(plain(model))
 
 
+def test_each_part_has_its_own_dropout():
+    given = {"embedding_dropout": 0.1, "mlp_dropout": 0.2, "attention_dropout": 0.3}
+    config = read(OLD, **given)
+    assert given.items() <= modern_config_to_huggingface("modernbert", config).items()
+    unset = dataclasses.replace(config, embedding_dropout_rate=None, mlp_dropout_rate=None)
+    rates = dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_rate)
+    assert rates.items() <= modern_config_to_huggingface("modernbert", unset).items()
+
+
 def test_keys_of_today_count_before_the_older_ones():
     config = read(OLD, rope_parameters=rope(5.0, 7.0), layer_types=["full_attention"] * 6)
     assert (config.rope_theta, config.local_rope_theta) == (5.0, 7.0)

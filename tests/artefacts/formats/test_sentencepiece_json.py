@@ -12,6 +12,7 @@ import tokenizers
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie, tokenizer_json
 from bert_jax.errors import UserError
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 
 DECOMPOSED = [unicodedata.normalize("NFD", text) for text in PROOF_TEXTS]
@@ -86,6 +87,16 @@ def test_special_tokens_are_set_around(both):
     assert found.type_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
     words = theirs.decode(found.ids, skip_special_tokens=True).split()
     assert words == ["a", "river", "the", "bank"]
+
+
+def test_the_file_alone_is_read_here(both, tmp_path):
+    """As Transformers saves it again, without the model that it was made of."""
+    ours, _ = both
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_json(ours))
+    back = load_tokenizer(tmp_path)
+    assert back.special_ids == ours.special_ids
+    for text in (*PROOF_TEXTS, *DECOMPOSED, *ORDER, *SPELLED):
+        assert_same(ours, back.encode(text).ids.tolist(), text)
 
 
 def test_what_cannot_be_said_is_refused():

@@ -13,6 +13,7 @@ from checkpoint_states import change_a_digest
 from full_disk import files_of_at_most
 from small_run import TOKENIZER, small_config, snapshot, write_corpus
 
+import bert_jax
 from bert_jax.artefacts.saved.average import average
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.reading import read_model
@@ -163,11 +164,13 @@ def test_an_average_is_no_branch_and_has_ancestors_of_its_own(runs, tmp_path):
     copy = shutil.copytree(runs.here / "a", tmp_path / "copy")
     record = json.loads((copy / "config.json").read_text())
     record["branch"] = {"workdir": "elsewhere", "step": 3, "digest": "0"}
+    record["bert_jax"] = "0.0.1"
     record["lineage"] = [ancestor_entry("branch", f"{runs.here}/b", 4)]
     (copy / "config.json").write_text(json.dumps(record))
     average([f"{runs.here}/b@4", f"{copy}@6"], tmp_path / "out")
     found = json.loads((tmp_path / "out" / "config.json").read_text())
     assert "branch" not in found
+    assert found["bert_jax"] == bert_jax.__version__
     assert [entry["role"] for entry in found["lineage"]] == ["average[0]", "average[1]"]
     assert found["config"] == record["config"]
 

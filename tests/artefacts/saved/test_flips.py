@@ -6,26 +6,35 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from adapted_models import adapted
 from asked_models import random_model
 from export_models import model_of
+from small_run import small_config
 from word_tokenizer import WordTokenizer
 
 from bert_jax.artefacts.exchange import orbax_export, stablehlo
+from bert_jax.artefacts.exchange.adapter import peft
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface, write_json
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.config.mapping import to_dict
 from bert_jax.data.store import open_store
 from bert_jax.data.store_writer import StoreWriter, write_manifest
+from bert_jax.distributed.checkpoint import Checkpoints, DamagedCheckpointError, Retention
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, check_recorded, digests_of
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.search.index import Index, write_index
 from bert_jax.infer.search.passages import Passage
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.tokenization.bytelevel_training import train_bytelevel
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.pretrain.corpus import objective_of
+from bert_jax.training.workdir import begin_workdir
 
 
 def store(path: Path, words: WordTokenizer, shards: int) -> None:
@@ -39,6 +48,22 @@ def store(path: Path, words: WordTokenizer, shards: int) -> None:
             writer.finish()
     if shards > 1:
         write_manifest(path, [f"{n}" for n in range(shards)], words)
+
+
+def run(path: Path, files: Path) -> None:
+    """A run that has saved once, with a tokenizer of one file, which nothing else repeats."""
+    config = small_config().with_vocabulary(load_tokenizer(files).vocab_size)
+    begin_workdir(path, config, files)
+    params = objective_of(config).init(jax.random.key(0))
+    checkpoints = Checkpoints(path / "checkpoints", Retention(keep=9))
+    checkpoints.save_last(3, Updated(params), read_back=True, config=to_dict(config), extra={})
+    checkpoints.close()
+
+
+class Updated(NamedTuple):
+    """Parameters alone, of the state of a run."""
+
+    params: Any
 
 
 def model(saved: Any) -> tuple[Any, ...]:
@@ -71,31 +96,43 @@ def content(path: Path) -> Any:
         files = [file.read_bytes() for file in sorted((path / "tokenizer").iterdir())]
         same = (found.special_ids, found.vocab_size, found.fingerprint, found.is_pairs)
         return same, found.unigram_counts.tolist(), arrays, files
+    if path.name in ("run", "adapter"):
+        return model(read_model(path))
     check_recorded(path, "sha256", DIGESTS)  # as `lineage` does: no reader of ours has the rest
     return None if (path / "params").is_dir() else model(read_model(path))
 
 
-KINDS = ("huggingface", "sentence-transformers", "stablehlo", "orbax", "flat", "sharded", "index")
+KINDS = (
+    "huggingface", "sentence-transformers", "stablehlo", "orbax", "adapter", "run", "flat",
+    "sharded", "index",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def artefacts(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("artefacts")
     saved = model_of("class")
+    low_rank = adapted(saved, "query", "value")
     vectors = dataclasses.replace(
         model_of("pretraining"), embedding=EmbeddingConfig(query_prefix="q: ")
     )
     written = {
         "huggingface": (write_huggingface, saved), "stablehlo": (stablehlo.write, saved),
         "sentence-transformers": (write_huggingface, vectors), "orbax": (orbax_export.write, saved),
+        "adapter": (peft.write, low_rank),
     }  # fmt: skip
     for kind, (write, one) in written.items():
         (root / kind).mkdir()
         write(one, root / kind)
         digests = {"sha256": digests_of(root / kind, "sha256")}
         write_json(root / kind / "parity.json", digests | {DIGESTS: digests_of(root / kind)})
+    (root / "base").mkdir()
+    write_huggingface(peft.without_adapter(low_rank), root / "base")
+    (root / "adapter" / "base").symlink_to(root / "base")
     store(root / "flat", WordTokenizer(60), 1)
     store(root / "sharded", WordTokenizer(60), 3)
+    train_bytelevel(["the cat sat on the mat", "a dog ran"] * 9, 280).save(root / "bytes")
+    run(root / "run", root / "bytes")
     passages = [Passage(f"{n}", "file", f"the cat sat {n}") for n in range(60)]
     write_index(root / "index.parquet", small(), root / "huggingface", passages)
     return root
@@ -113,7 +150,10 @@ def flip(artefacts: Path, tmp_path: Path, kind: str, chance: random.Random) -> s
     name = f"{kind}.parquet" if kind == "index" else kind
     copy = tmp_path / name
     shutil.rmtree(copy, ignore_errors=True)
-    (shutil.copytree if kind != "index" else shutil.copy)(artefacts / name, copy)
+    if kind == "index":
+        shutil.copy(artefacts / name, copy)
+    else:
+        shutil.copytree(artefacts / name, copy, symlinks=True)
     before = content(copy)
     file = chance.choice(files_of(copy))
     data = bytearray(file.read_bytes())
@@ -122,7 +162,7 @@ def flip(artefacts: Path, tmp_path: Path, kind: str, chance: random.Random) -> s
     file.write_bytes(data)
     try:
         after = content(copy)
-    except UserError:
+    except (UserError, DamagedCheckpointError):
         return ""
     return "" if after == before else f"{file.relative_to(tmp_path)}, bit {bit} of byte {place}"
 
@@ -158,3 +198,38 @@ def test_a_changed_file_is_named_with_what_to_do(artefacts, tmp_path):
     del record["sha256"]["config.json"]
     (copy / "parity.json").write_text(json.dumps({"sha256": record["sha256"]}))
     assert read_model(copy).outputs.labels == ("x", "y", "z")
+
+
+@pytest.mark.parametrize("array", ["tokens", "document_offsets"])
+def test_a_store_that_names_its_fingerprint_alone(artefacts, tmp_path, array):
+    """As they were written before there were digests of files."""
+    old = tmp_path / "old"
+    shutil.copytree(artefacts / "flat", old)
+    header = json.loads((old / "corpus.json").read_text())
+    del header[DIGESTS], header["crc32"]
+    write_json(old / "corpus.json", header)
+    assert len(open_store(old).shards[0].tokens) == 400
+    data = bytearray((old / f"{array}.bin").read_bytes())
+    data[-24] ^= 1
+    (old / f"{array}.bin").write_bytes(data)
+    with pytest.raises(UserError, match="damaged"):
+        open_store(old).shards[0]
+
+
+def test_a_run_begins_with_the_tokenizer_of_its_corpus(artefacts, tmp_path):
+    files = artefacts / "bytes"
+    with pytest.raises(UserError, match="is not the tokenizer of its corpus"):
+        begin_workdir(tmp_path / "other", small_config(), files, tokenizer="another")
+    assert not (tmp_path / "other" / "tokenizer").exists()
+
+
+def test_a_run_whose_tokenizer_was_changed(artefacts, tmp_path):
+    """A sound one that gives other ids, as a flipped bit can make it."""
+    copy = tmp_path / "run"
+    shutil.copytree(artefacts / "run", copy)
+    file = copy / "tokenizer" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["added_tokens"][4]["lstrip"] ^= True
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="run/tokenizer is not the one that config"):
+        read_model(copy)

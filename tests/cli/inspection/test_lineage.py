@@ -139,6 +139,14 @@ def test_the_chain_from_an_export_to_the_text(
     assert "0 of 6 verified\n6 not read" in said
 
 
+def test_a_file_has_nothing_to_be_compared_with(made: Path) -> None:
+    found = check_lineage(str(made / "text.txt"))
+    assert found.state == "unrecorded"
+    assert lineage_lines(found)[-2:] == [
+        "0 of 1 verified", "1 intact, nothing recorded to compare with",
+    ]  # fmt: skip
+
+
 def test_an_export_alone_names_the_chain_without_places(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "out" / "tuned", tmp_path / "alone")
     parity = (tmp_path / "alone" / "parity.json").read_text()

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoint_states import CONFIG, abstract, assert_same, unmark, write
+from small_run import TOKENIZER
 
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.distributed.checkpoint import Checkpoints, agreement, reading, saved_steps, storage
@@ -251,14 +252,13 @@ def test_the_first_process_says_what_run_a_work_directory_holds(saved, tmp_path,
     """Process 1 sees checkpoints, and no config.json that says what they are of."""
     workdir, _ = saved
     here, config = views(tmp_path, workdir), FinetuneConfig()
-    for view in here:
-        (view / "tokenizer").mkdir()
+    TOKENIZER.save(tmp_path / "files")
 
     def both(call, found):
         return pair.run(*(lambda view=view: call(view, found) for view in here))
 
-    def begin(view, found):  # copies no tokenizer
-        prepare_finetune_workdir(view, config, found, tmp_path)
+    def begin(view, found):
+        prepare_finetune_workdir(view, config, found, tmp_path / "files")
 
     def check(view, found):
         check_finetune_workdir(open_workdir(view), config, found)

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import small_finetuning
 from compiling import same_bits
 from small_run import fingerprint, small_config, write_corpus
 
@@ -21,6 +22,7 @@ from bert_jax.distributed.parallel import processes
 from bert_jax.distributed.parallel.processes import JoinError, find_cluster
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.events import read_events
 from bert_jax.training.run.telemetry import read_metrics
 
 CHANGES = {
@@ -161,6 +163,48 @@ def test_an_error_in_one_process_does_not_wait_for_the_others(alone):
     assert done.returncode == 2
     assert "pretrain, process 1: the corpus" in done.stderr
     assert "nowhere does not exist" in done.stderr
+
+
+_SIGNALLED = """
+import os, signal, sys, time
+from bert_jax.training.finetune.train import _Run
+evaluate = _Run._evaluate
+
+def evaluate_under_signal(run):
+    evaluate(run)
+    if run.wave.number == 0 and run.wave.ended and os.environ["JAX_PROCESS_ID"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(3)  # JAX's service looks for a signal once a second
+
+_Run._evaluate = evaluate_under_signal
+from bert_jax.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_in_the_evaluation_that_ends_a_wave_early_stops_all_processes(tmp_path):
+    """In one of two processes; the next wave saves at its first step, and the run goes on."""
+    rates = {"learning_rate": 1e-12}  # no evaluation is better than the first
+    training = {"num_epochs": 4.0, "patience": 1, "eval_batch_size": 24, "max_buckets": 1}
+    config = small_finetuning.small_config(
+        small_finetuning.write_files(tmp_path / "files"),
+        sweep={"seeds": 2, "at_once": 1}, optimizer=rates, training=training,
+    )  # fmt: skip
+    write_config(tmp_path / "config.py", to_dict(config))
+    (tmp_path / "signalled.py").write_text(_SIGNALLED)
+    work = tmp_path / "work"
+    command = ["finetune", f"--config={tmp_path / 'config.py'}", f"--workdir={work}"]
+    program = [sys.executable, str(tmp_path / "signalled.py")]
+    done = launch(tmp_path / "logs", 2, [*program, *command], same_bits())
+    assert done.returncode == 0, done.stderr
+    assert "stopped by SIGTERM, saved; the same command continues" in done.stdout
+    kinds = [event["kind"] for event in read_events(work / "events.jsonl")]
+    assert (kinds.count("early_stop"), kinds[-1]) == (1, "stopped")
+    again = launch(tmp_path / "logs", 2, ["bert-jax", *command], same_bits())
+    assert again.returncode == 8, again.stderr
+    kinds = [event["kind"] for event in read_events(work / "events.jsonl")]
+    assert (kinds.count("early_stop"), kinds[-1]) == (2, "finished")
 
 
 GIVEN = {

@@ -7,6 +7,7 @@ import os
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from asked_models import random_model, write_lines
@@ -90,8 +91,11 @@ def test_queries_from_files_and_standard_input(home, run, tmp_path, monkeypatch)
 
 
 def test_rows_of_the_index_are_searched_block_by_block(home, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(indexing, "BLOCK", 2)
-    made = run("index", home / "model", home / "texts.jsonl", "--out", tmp_path / "small.parquet")
+    with monkeypatch.context() as writing:
+        writing.setattr(indexing, "BLOCK", 2)
+        made = run(
+            "index", home / "model", home / "texts.jsonl", "--out", tmp_path / "small.parquet"
+        )
     assert "7 passages of 1 file" in made.out
     with pq.ParquetFile(tmp_path / "small.parquet") as file:
         assert file.num_row_groups == 4
@@ -102,6 +106,29 @@ def test_rows_of_the_index_are_searched_block_by_block(home, run, tmp_path, monk
         )
         assert [hit["id"] for hit in small] == [hit["id"] for hit in whole]
         assert [hit["text"] for hit in small] == [hit["text"] for hit in whole]
+
+
+def test_more_than_there_is_finds_all(home, run):
+    found = run("search", home / "index.parquet", "the dog", f"--top={10**12}", "--json")
+    assert len(json.loads(found.out)["hits"]) == len(TEXTS)
+
+
+def test_the_command_that_searches_is_one_that_a_shell_takes(home, run, tmp_path):
+    out = tmp_path / "my notes.parquet"
+    found = run("index", home / "model", home / "texts.jsonl", "--out", out)
+    assert found.out.splitlines()[-1] == f"search them: bert-jax search '{out}' \"...\""
+
+
+@pytest.mark.parametrize("dimensions", [2**40, 2**70, 0, -1])
+def test_an_index_of_impossible_vectors_is_refused(home, run, tmp_path, dimensions):
+    table = pq.read_table(home / "index.parquet")
+    meta = dict(table.schema.metadata)
+    by = json.loads(meta[b"bert_jax.index"]) | {"dimensions": dimensions}
+    meta[b"bert_jax.index"] = json.dumps(by).encode()
+    pq.write_table(table.replace_schema_metadata(meta), tmp_path / "odd.parquet")
+    found = run("search", tmp_path / "odd.parquet", "the dog", f"--model={home / 'model'}")
+    assert found.code == 2
+    assert "odd.parquet: other columns than" in found.err
 
 
 def test_fewer_numbers(home, run, tmp_path, cosines):
@@ -183,6 +210,10 @@ def test_what_is_no_index(home, run, tmp_path):
     ):
         refused = run("search", path, "a")
         assert (refused.code, message in refused.err) == (2, True), refused.err
+    table = pq.read_table(index)
+    large = pa.concat_tables([table] * (1 + indexing.BLOCK // len(table)))
+    pq.write_table(large, tmp_path / "large.parquet", row_group_size=len(large))
+    assert "a row group of" in run("search", tmp_path / "large.parquet", "a").err
     assert "a query is empty" in run("search", index, "a", " ").err
     run("embed", home / "model", "a", "--out", tmp_path / "v.parquet")
     assert "no index of `bert-jax index`" in run("search", tmp_path / "v.parquet", "a").err
@@ -212,6 +243,32 @@ def test_mine_writes_what_training_reads(home, run, tmp_path):
         assert row["negatives"] == [text for text in order if text != pair["document"]][:3]
     refused = run("mine", home / "model", tmp_path / "pairs.jsonl", "--out=x.jsonl", "--ranks=7")
     assert (refused.code, "--ranks is '7'" in refused.err) == (2, True)
+
+
+def test_mine_without_a_negative_writes_nothing(home, run, tmp_path):
+    pairs, out = tmp_path / "pairs.csv", tmp_path / "mined.jsonl"
+    pairs.write_text("query,document\n" + "".join(f"{text},{text} .\n" for text in TEXTS[:2]))
+    found = run("mine", home / "model", pairs, "--out", out, "--margin=1.9")
+    assert (found.code, found.out, out.exists()) == (2, "", False)
+    assert "no pair has a negative: " in found.err
+    assert "lower --margin (1.9) or widen --ranks (1-100)" in found.err
+
+
+def test_a_table_without_names_is_read_as_the_message_says(home, run, tmp_path):
+    pairs, out = tmp_path / "pairs.csv", tmp_path / "mined.jsonl"
+    pairs.write_text("".join(f"{text};{text} .;{n}\n" for n, text in enumerate(TEXTS)))
+    model = home / "model"
+    found = run("mine", model, pairs, "--out", out, "--columns=delimiter=;")
+    assert "say header=False and give columns by number" in found.err
+    columns = "--columns=query=1,document=2,delimiter=;,header=False"
+    found = run("mine", model, pairs, "--out", out, columns, "--margin=-2")
+    assert found.code == 0
+    assert "7 pairs" in found.out
+    found = run("evaluate", model, "--sts", pairs, f"{columns},score=3", "--json")
+    assert json.loads(found.out)["pairs"] == 7
+    columns = "--columns=text=1,label=2,delimiter=;,header=False"
+    found = run("evaluate", model, "--clustering", pairs, columns, "--json")
+    assert json.loads(found.out)["classes"] == 7
 
 
 def test_evaluate_retrieval(home, run, tmp_path):

@@ -1,9 +1,12 @@
 """Scores by class and their resamples, against the metrics and against scikit-learn and seqeval."""
 
+import io
 import json
+import math
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,12 +63,18 @@ def test_no_two_resamples_of_many_examples_are_equal():
     assert len(np.unique(np.concatenate(parts), axis=0)) == DRAWS
 
 
-def test_an_interval_leaves_out_one_in_forty_on_either_side():
+def test_an_interval_is_t_on_the_scale_of_log_odds():
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
-        return {"f1": np.arange(DRAWS) / (DRAWS - 1) if len(w) == DRAWS else np.array([0.5])}
+        found = 0.6 + 0.3 * np.arange(DRAWS) / DRAWS if len(w) == DRAWS else np.array([0.8])
+        return {"f1": found, "pearson": found}
 
     found = intervals(Grounds(score, np.arange(37))).found
-    assert found["f1"] == pytest.approx((0.025, 0.975))
+    error = 0.3 / math.sqrt(12) * math.sqrt(37 / 36)  # of a uniform distribution
+    times = scipy.stats.t.ppf(0.975, 36)
+    ends = [scipy.special.logit(0.8) + side * times * error / 0.16 for side in (-1, 1)]
+    assert found["f1"] == pytest.approx(scipy.special.expit(ends), rel=1e-4)
+    ends = [math.atanh(0.8) + side * times * error / (1 - 0.8**2) for side in (-1, 1)]
+    assert found["pearson"] == pytest.approx(np.tanh(ends), rel=1e-4)  # Fisher's z
 
 
 def test_classes_of_resamples_are_the_metrics_of_resamples():
@@ -131,13 +140,27 @@ def test_few_units():
     assert intervals(of_mean(right)).found["accuracy"] == pytest.approx((ends.low, ends.high))
     percent = Grounds(means(["exact"], 100.0 * right[:, None]), np.arange(50), right, most=100.0)
     assert intervals(percent).found["exact"] == pytest.approx((100 * ends.low, 100 * ends.high))
-    each = RANDOM.normal(0.5, 0.1, 12)
-    low, high = intervals(of_mean(np.repeat(each, 5), np.repeat(np.arange(12), 5))).found[
-        "accuracy"
-    ]
-    assert (low, high) == pytest.approx(student_interval(each), abs=0.01)
+    each, groups = np.random.default_rng(0).normal(0.5, 0.1, 10), np.repeat(np.arange(10), 5)
+    low, high = intervals(of_mean(np.repeat(each, 5), groups)).found["accuracy"]
+    wanted = student_interval(each)
+    assert (low, high) == pytest.approx(wanted, abs=0.015 * (wanted[1] - wanted[0]))
+    near = of_mean(np.where(groups, 0.99, 0.2), groups)
+    low, high = intervals(near).found["accuracy"]
+    assert 0.911 < high < 1  # the greatest score
+    times_100 = Grounds(means(["exact"], 100 * near.right[:, None]), groups, near.right, most=100.0)
+    assert intervals(times_100).found["exact"] == pytest.approx((100 * low, 100 * high))
     few = intervals(of_mean(np.repeat(each[:5], 5), np.repeat(np.arange(5), 5)))
     assert few == ({}, {"accuracy": "only 5 units"})
+    groups = np.repeat(np.arange(40), 5)
+    right = (groups >= 12) | (RANDOM.random(200) < 0.5)  # wrong in 12 of the 40
+    ends = intervals(of_mean(right, groups)).found["accuracy"]
+    each = right.reshape(40, 5).mean(1)
+    half = scipy.stats.t.ppf(0.975, 39) * scipy.stats.sem(each)
+    half /= each.mean() * (1 - each.mean())
+    wanted = scipy.special.expit(scipy.special.logit(each.mean()) + np.array([-half, half]))
+    assert ends == pytest.approx(wanted, abs=0.05 * (wanted[1] - wanted[0]))
+    differing = intervals(of_mean(right, groups), of_mean(right ^ (groups < 5), groups))
+    assert differing.missing["accuracy"] == "only 5 units differ"
     truth = np.arange(200) < 100
     guess = np.where(np.arange(200) % 40, truth, ~truth).astype(int)
     found = intervals(text_grounds("single_label", truth.astype(int), guess, np.arange(200)))
@@ -219,6 +242,27 @@ def test_mistakes_are_the_surest_first():
     assert sure[chosen[-1]] >= np.sort(sure[wrong])[-SHOWN]
     assert most_confident(np.zeros(3, bool), sure[:3]) == []
     assert len(shortened("a" * 10_000)) < 700
+
+
+def test_labels_and_texts_stay_text():
+    label = "a|b\x1b[31m`<img src=http://x>\u202e![p](http://x)\u200d"
+    report_figure(
+        "confusion", {"confusion": {"labels": ["$^$", "$_$"], "counts": np.eye(2)}}, title="$^$"
+    ).savefig(io.BytesIO())
+    mistake = {"label": label, "predicted": label, "probability": 1.0, "text": label}
+    row = {"label": label, "precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1, "predicted": 1}
+    report = {
+        "examples": 1,
+        "scores": {},
+        "classes": [row],
+        "mistakes": [mistake],
+        "confusion": {"labels": [label, "c"], "counts": [[0, 1]] * 2, "classes": 2},
+    }
+    lines = report_lines("test", report)
+    text = "\n".join(lines)
+    assert not set("\x1b\u202e<>") & set(text)
+    assert "- 1.000 `a/b [31m'\u2039img src=http://x\u203a ![p] (http://x)\u200d`" in text
+    assert {line.count("|") for line in lines if "a/b [31m'" in line[:12]} == {7, 4}
 
 
 def test_a_report_is_json_lines_and_a_picture():

@@ -33,6 +33,19 @@ def test_depths():
     assert scores["map"] == pytest.approx((1 / 11 + 2 / 112) / 2)
 
 
+@pytest.mark.parametrize(
+    ("rank", "ndcg", "mrr", "recall"),
+    [(10, 1 / math.log2(11), 1 / 10, 1), (11, 0, 0, 1), (100, 0, 0, 1), (101, 0, 0, 0)],
+)
+def test_the_last_rank_that_counts(rank, ndcg, mrr, recall):
+    ranking = [f"other {n}" for n in range(200)]
+    ranking[rank - 1] = "d"
+    scores = ranking_scores({"q": ranking}, {"q": {"d": 1.0}})
+    assert [*scores.values()] == pytest.approx([ndcg, mrr, recall, 1 / rank])
+    relevant = dict.fromkeys(ranking[:20], 1.0)  # more than nDCG reads: the best has 1
+    assert ranking_scores({"q": ranking}, {"q": relevant})["ndcg@10"] == pytest.approx(1)
+
+
 def test_queries_without_anything_score_zero_and_repeated_documents_count_once():
     found = query_scores({"b": ["d", "d"]}, {"a": {"d": 1.0}, "b": {"d": 1.0}, "c": {"d": 0.0}})
     assert all(values.tolist() == [0, 1, 0] for values in found.values())

@@ -96,6 +96,8 @@ def test_the_head_of_spans_has_no_dropout(files, tmp_path):
     assert setup.objective.config.dropout_rate == 0.0
     assert setup.objective.model.hidden_dropout_rate == 0.1
     assert set_up(small_config(files)).objective.config.dropout_rate == np.float64(0.1)
+    given = set_up(small_config(files, training__dropout_rate=0.3)).objective
+    assert given.config.dropout_rate == given.model.hidden_dropout_rate == 0.3
 
 
 @pytest.mark.parametrize(

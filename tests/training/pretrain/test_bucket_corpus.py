@@ -13,6 +13,8 @@ import pytest
 from gcs_emulator import make_bucket, running_emulator
 from small_run import TOKENIZER, write_store
 
+from bert_jax.cli.inspection.corpus import inspect_corpus
+from bert_jax.cli.main import main
 from bert_jax.config.mapping import build
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
@@ -303,3 +305,17 @@ def test_held_out_shards_are_fetched_before_the_first_step(url, corpus, tmp_path
     away.left = 10**9
     with pytest.raises(BucketAwayError, match="The bucket was out of reach"):
         HeldOut(config, heldout, [], make_mesh(MeshConfig()))
+
+
+def test_a_look_at_a_corpus_in_a_bucket(url, corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in (url, f"{url}/train"):
+        there, here = (inspect_corpus(each) for each in (name, str(corpus)))
+        assert there.path == name
+        assert there.as_json() == here.as_json() | {"path": name}
+    heldout = inspect_corpus(url, part="heldout").counts
+    assert heldout == inspect_corpus(str(corpus), part="heldout").counts
+    with pytest.raises(UserError, match="gs://corpora/c16/train has no store heldout"):
+        inspect_corpus(f"{url}/train", part="heldout")
+    assert main(["inspect", "gs://corpora/none"]) == 2
+    assert "the corpus gs://corpora/none holds no" in capsys.readouterr().err

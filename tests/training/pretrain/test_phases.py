@@ -237,9 +237,9 @@ def test_a_record_has_the_thetas_of_its_phase_and_the_same_phases():
 def test_evaluations_mask_their_own_share():
     with pytest.raises(UserError, match=r"masking\.eval_rate is 1.5; it must be above 0"):
         build(PretrainConfig, {"masking": {"eval_rate": 1.5}})
-    config = config_of({"masking_rate": 0.5}, {}, masking={"rate": 0.3})
+    config = config_of({"masking_rate": 0.5}, {}, masking={"rate": 0.3, "eval_rate": 0.2})
     assert [config.of_phase(number).masking.rate for number in (0, 1)] == [0.5, 0.3]
-    assert [config.of_phase(n).for_evaluation().masking.rate for n in (0, 1)] == [0.15, 0.15]
+    assert [config.of_phase(n).for_evaluation().masking.rate for n in (0, 1)] == [0.2, 0.2]
     # The head's work at half of the positions and at three in ten.
     assert row_flops(config.with_vocabulary(64), 0) > row_flops(config.with_vocabulary(64), 1)
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -354,3 +355,18 @@ def test_a_directory_that_is_away_for_a_while_is_held_again(tmp_path):
     held.confirm()
     assert ended == [EXIT_CODE]
     held.release()
+
+
+def test_process_numbers_of_a_container_are_its_own():
+    """Number 1 there and number 1 here are two processes, on one host with one name."""
+    code = "import json; from bert_jax.files import lease; print(json.dumps(lease._myself()))"
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"]).returncode:
+        pytest.skip("no namespaces may be made here")
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    there, here = json.loads(done.stdout), lease._myself()
+    assert (there["host"], there["pid"]) == (here["host"], 1)
+    assert lease._lives_here(there) is None
+    assert lease._lives_here(here)

@@ -30,7 +30,7 @@ MODEL = ModelConfig(
 )  # fmt: skip
 AXES = logical_axes(MODEL)
 STEPS = 4
-FLAT = OptimizerConfig(learning_rate=0.01, warmup_steps=2, clip_norm=None, eps=1e-6)
+FLAT = OptimizerConfig(learning_rate=0.01, warmup_steps=2, clip_norm=None, b1=0.8)
 LAYERS = "encoder/layers/"
 KERNELS = {
     LAYERS + "attention/query/kernel": (1, (2, 3)),
@@ -136,7 +136,7 @@ def assert_near(updates, expected, name):
     np.testing.assert_allclose(updates, expected, rtol=0, atol=limit, err_msg=name)
 
 
-MUON = replace(FLAT, name="muon", weight_decay=0.1)
+MUON = replace(FLAT, name="muon", weight_decay=0.1, momentum=0.9)
 
 
 @pytest.fixture(scope="module")

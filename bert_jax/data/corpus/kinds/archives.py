@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +13,6 @@ from typing_extensions import override
 from bert_jax.data.corpus.documents import Source, paragraphs
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import replace_surrogates
 
 _HEADERS = {
     "url": "WARC-Target-URI",
@@ -20,17 +20,14 @@ _HEADERS = {
     "lang": "WARC-Identified-Content-Language",
 }
 """Fields of a document of a web archive, and the headers that they come from."""
-_NO_PROSE = {"ref", "references", "table", "gallery", "math", "timeline", "score"}
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
+_MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
+"""Bytes of a record's headers and of a page, twice what MediaWiki allows, and its elements."""
 
 
 class _Archive(FileSource):
     """A file that is read from its beginning, record by record."""
-
-    def _stream(self) -> io.BufferedReader:
-        """Return the plain content as a file."""
-        return io.BufferedReader(_Blocks(self._content()), 1 << 16)
 
     @override
     def divided(self, size: int) -> Sequence[Source]:
@@ -49,35 +46,50 @@ class WarcSource(_Archive):
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         try:
             from warcio.archiveiterator import ArchiveIterator
+            from warcio.bufferedreaders import BufferedReader, ChunkedDataReader
             from warcio.exceptions import ArchiveLoadFailed
         except ImportError as error:
             raise self._missing("warcio") from error
-        number = 0
+        stream, number, most = _Blocks(self._content()), 0, self.options.max_document_chars
+        records = ArchiveIterator(stream, no_record_parse=True, verify_http=False)
+        records.reader = BufferedReader(stream)  # its own one unpacks, without a bound
+        stream.allow(_MOST_HEADERS, f"{self.name}, record 1: headers")
         try:
-            for number, record in enumerate(ArchiveIterator(self._stream()), 1):
-                headers = record.rec_headers
-                kind = headers.get_header("Content-Type") or ""
-                if record.rec_type == "response" and record.http_headers is not None:
-                    kind = record.http_headers.get_header("Content-Type") or ""
+            for number, record in enumerate(records, 1):
+                where, headers, content = f"{self.name}, record {number}", record.rec_headers, None
+                size = headers.get_header("Content-Length") or ""
+                if not re.fullmatch("[0-9]{1,18}", size):
+                    raise ArchiveLoadFailed(f"Content-Length is {size!r:.40}, no number of bytes")
+                kind, form, content = headers.get_header("Content-Type"), "", record.raw_stream
+                if record.rec_type == "response":
+                    stream.allow(_MOST_HEADERS, f"{where}: headers")
+                    url = headers.get_header("WARC-Target-URI") or ""
+                    http = records.loader.load_http_headers("response", url, content, int(size))
+                    if http is not None:
+                        kind = http.get_header("Content-Type")
+                        form = (http.get_header("Content-Encoding") or "").lower()
+                        if http.get_header("Transfer-Encoding") == "chunked":
+                            content = ChunkedDataReader(content)
                 elif record.rec_type not in ("conversion", "resource"):
+                    kind = ""
+                after = f"{self.name}, record {number + 1}: headers"
+                stream.allow(int(size) + _MOST_HEADERS, after)
+                if not (kind or "").lower().startswith("text/plain") or form not in _FORMS:
                     continue
-                if not kind.lower().startswith("text/plain"):
-                    continue
-                if record.length is not None and record.length > self.options.max_document_chars:
+                data = b"" if int(size) > most else _unpacked(content.read(most), form, most)
+                if max(int(size), len(data)) > most:
                     raise UserError(
-                        f"{self.name}, record {number}: {record.length:,} bytes, more than the "
-                        f"limit of {self.options.max_document_chars:,} (max_document_chars)."
+                        f"{where}: more bytes than the limit of {most:,} (max_document_chars)."
                     )
-                content = record.content_stream().read()
-                if record.rec_type != "response" and len(content) < record.length:
+                if record.rec_type != "response" and len(data) < int(size):
                     raise ArchiveLoadFailed(
-                        f"{len(content)} of {record.length} bytes are there; the file is cut off"
+                        f"{len(data)} of {size} bytes are there; the file is cut off"
                     )
-                text = content.decode("utf-8", "replace").replace("\0", " ")
+                text = data.decode("utf-8", "replace").replace("\0", " ")
                 found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
                 yield paragraphs(text), {k: value for k, value in found.items() if value}
-        except ArchiveLoadFailed as error:
-            reason = " ".join(str(error).split())[:200]
+        except (ArchiveLoadFailed, EOFError) as error:
+            reason = " ".join(str(error).split())[:200] or "it ends in the headers of an answer"
             raise UserError(
                 f"{self.name} is not a sound WARC file: {reason} (near record {number + 1}). Fetch "
                 "it again."
@@ -90,36 +102,49 @@ class WikipediaSource(_Archive):
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         try:
-            import mwparserfromhell  # noqa: F401
+            from bert_jax.data.corpus.kinds.wikitext import SECONDS, plain
         except ImportError as error:
             raise self._missing("mwparserfromhell") from error
-        left_out = re.compile("(?!)")
+        left_out, elements, number = {"file", "image", "category"}, 0, 1
+        stream = _Blocks(self._content())
+        stream.allow(_MOST_PAGE, f"{self.name}, page 1")
         try:
-            events = ElementTree.iterparse(self._stream(), events=("start", "end"))
+            events = ElementTree.iterparse(stream, events=("start", "end"))
             _, root = next(events)
             if _name(root) != "mediawiki":
                 raise UserError(
-                    f"{self.name} is no dump of MediaWiki: its root is <{_name(root)}>. Of XML "
+                    f"{self.name} is no dump of MediaWiki: its root is <{_name(root):.40}>. Of XML "
                     "only such dumps are read."
                 )
             for event, element in events:
                 if event == "start":
-                    continue
-                if _name(element) == "namespaces":
-                    names = [
-                        re.escape(each.text)
+                    elements += 1
+                    if elements > _MOST_ELEMENTS:
+                        raise UserError(
+                            f"{self.name}, page {number}: more than {_MOST_ELEMENTS:,} elements. "
+                            "Dumps with one revision of each page are read."
+                        )
+                elif _name(element) == "namespaces":
+                    left_out |= {
+                        each.text.casefold()
                         for each in element
                         if each.text and each.get("key") in (_FILES, _CATEGORIES)
-                    ]
-                    left_out = re.compile(
-                        rf"\s*:?\s*({'|'.join(['File', 'Image', 'Category', *names])})\s*:", re.I
-                    )
+                    }
                 elif _name(element) == "page":
                     found = _article(element)
                     root.clear()
-                    if found is not None:
-                        title, number, text = found
-                        yield _plain(text, left_out), {"title": title, "id": number}
+                    elements, number = 0, number + 1
+                    stream.allow(_MOST_PAGE, f"{self.name}, page {number}")
+                    if found is None:
+                        continue
+                    title, id_, markup = found
+                    text = plain(markup, left_out) if len(markup) <= _MOST_PAGE else None
+                    if text is None:
+                        raise UserError(
+                            f"{self.name}, page {number - 1}, {title!r:.200}: its markup takes "
+                            f"more than {SECONDS} s or {_MOST_PAGE:,} characters. Take it out."
+                        )
+                    yield text, {"title": title, "id": id_}
         except ElementTree.ParseError as error:
             raise UserError(
                 f"{self.name} is not a sound XML file: {error}. Fetch it again."
@@ -127,23 +152,35 @@ class WikipediaSource(_Archive):
 
 
 class _Blocks(io.RawIOBase):
-    """Blocks of bytes as a file."""
+    """Blocks of bytes as a file, of which so many bytes are read at most."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, memoryview(b"")
+        self._blocks, self._rest = blocks, b""
+
+    def allow(self, size: int, what: str) -> None:
+        """Begin to count anew; where more is read, `what` is said to be too large."""
+        self._left, self._size, self._what = size, size, what
 
     @override
-    def readable(self) -> bool:
-        return True
+    def read(self, size: int = -1) -> bytes:
+        self._rest = self._rest or next(self._blocks, b"")
+        data, self._rest = self._rest[:size], self._rest[size:]
+        self._left -= len(data)
+        if self._left < 0:
+            raise UserError(f"{self._what}: more than the limit of {self._size:,} bytes.")
+        return data
 
-    @override
-    def readinto(self, buffer: Any) -> int:
-        if not self._rest:
-            self._rest = memoryview(next(self._blocks, b""))
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
+
+_FORMS = {"", "identity", "gzip", "x-gzip", "deflate"}
+"""Encodings of a body that are read."""
+
+
+def _unpacked(body: bytes, form: str, most: int) -> bytes:
+    """Return a body unpacked, one byte above `most` at most; as it is where it is not packed."""
+    for bits in (32 + zlib.MAX_WBITS, -zlib.MAX_WBITS) if form not in ("", "identity") else ():
+        with contextlib.suppress(zlib.error):
+            return zlib.decompressobj(bits).decompress(body, most + 1)
+    return body
 
 
 def _name(element: ElementTree.Element) -> str:
@@ -161,16 +198,3 @@ def _article(page: ElementTree.Element) -> tuple[str, str, str] | None:
     if found.get("ns", _ARTICLES) != _ARTICLES or not found.get("text"):
         return None
     return found.get("title", ""), found.get("id", ""), found["text"]
-
-
-def _plain(wikitext: str, left_out: re.Pattern[str]) -> str:
-    """Return the running text of an article: no tables, references, pictures or categories."""
-    import mwparserfromhell
-
-    code = mwparserfromhell.parse(wikitext)
-    links = [each for each in code.filter_wikilinks() if left_out.match(str(each.title))]
-    tags = [each for each in code.filter_tags() if str(each.tag).lower() in _NO_PROSE]
-    for node in (*links, *tags):
-        with contextlib.suppress(ValueError):  # it went with one around it
-            code.remove(node)
-    return paragraphs(replace_surrogates(code.strip_code().replace("\0", " ")))

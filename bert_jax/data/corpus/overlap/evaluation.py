@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS
 from bert_jax.data.corpus.overlap.words import hash_text, normalised_words
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
@@ -168,14 +169,20 @@ def _examples(path: Path) -> Iterator[Example]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert the file.") from error
     if kind == ".csv":
-        rows: Iterable[Sequence[str]] = csv.reader(io.StringIO(text, newline=""))
+        rows: Iterable[list[str]] = csv.reader(io.StringIO(text, newline=""))
     else:
         rows = (line.split("\t") if kind == ".tsv" else [line] for line in text.split("\n"))
     try:
-        for row in rows:
-            yield Example(path.name, tuple(row))
+        first, *others = rows = [*rows]
     except csv.Error as error:
         raise UserError(f"{path}: not a CSV file: {error}") from error
+    # Names of columns: too short to be judged, unlike what is below them.
+    has_names = kind in (".csv", ".tsv") and not _is_long(first) and any(map(_is_long, others))
+    yield from (Example(path.name, tuple(row)) for row in (others if has_names else rows))
+
+
+def _is_long(fields: Sequence[str]) -> bool:
+    return any(len(normalised_words(field)) >= MIN_WORDS for field in fields)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.datasheet import DATASHEET, write_datasheet
+from bert_jax.data.corpus.datasheet import write_datasheet
 from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import is_store
 from bert_jax.data.store_writer import write_manifest
@@ -152,8 +152,7 @@ class BucketWorkspace(Workspace):
 
     @override
     def marks(self) -> set[str]:
-        files, key = self._files(), self._key(MARKS)
-        return {Path(name).stem for name in (files.find(key) if files.exists(key) else ())}
+        return {Path(key).stem for key in self._find(MARKS)}
 
     @override
     def read_mark(self, name: str) -> dict[str, Any]:
@@ -161,35 +160,28 @@ class BucketWorkspace(Workspace):
 
     @override
     def write_mark(self, name: str, mark: dict[str, Any]) -> None:
-        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
-            (Path(directory) / f"{name}.json").write_bytes(json.dumps(mark).encode())
-            upload(Path(directory), f"{self.url}/{MARKS}")
+        with self.scratch() as root:
+            replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
     @override
     def write_manifest(
         self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
     ) -> None:
-        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
-            local = Path(directory) / "store"
+        with self.scratch() as root:
             for name in names:
-                self._outline(f"{store}/shards/{name}", local / "shards" / name)
-            write_manifest(local, names, tokenizer, **meta)
-            shutil.rmtree(local / "shards")
-            upload(local, f"{self.url}/{store}")
+                self._outline(f"{store}/shards/{name}", root / store / "shards" / name)
+            write_manifest(root / store, names, tokenizer, **meta)
+            shutil.rmtree(root / store / "shards")
 
     @override
     def write_datasheet(self, corpus: str) -> None:
-        with tempfile.TemporaryDirectory(prefix="bert_jax-") as directory:
+        with self.scratch() as root:
             for part in ("train", "heldout"):
-                name = "/".join(filter(None, (corpus, part, "corpus.json")))
-                if header := self._read(name):
-                    (Path(directory) / part).mkdir()
-                    (Path(directory) / part / "corpus.json").write_bytes(header)
-            write_datasheet(Path(directory))
-            sheet = Path(directory) / "sheet"
-            sheet.mkdir()
-            (Path(directory) / DATASHEET).rename(sheet / DATASHEET)
-            upload(sheet, "/".join(filter(None, (self.url, corpus))))
+                if header := self._read("/".join(filter(None, (corpus, part, "corpus.json")))):
+                    replace_file(root / corpus / part / "corpus.json", header)
+            write_datasheet(root / corpus)
+            for part in ("train", "heldout"):  # the bucket has them
+                shutil.rmtree(root / corpus / part, ignore_errors=True)
 
     def _outline(self, shard: str, local: Path) -> None:
         """Write a shard's header and counts, and in place of its arrays holes of their size."""
@@ -210,32 +202,20 @@ class BucketWorkspace(Workspace):
 
     @override
     def keep_only(self, shards: Iterable[str]) -> None:
-        files, kept = self._files(), tuple(f"{self._key(each)}/" for each in shards)
-        for key in files.find(self._key()):
+        kept = tuple(f"{self._key(each)}/" for each in shards)
+        for key in self._find():
             name = key.removeprefix(f"{self._key()}/")
             if re.search(r"(^|/)shards/", name) and not key.startswith(kept):
-                files.rm_file(key)
+                self._files().rm_file(key)
 
     @override
     def remove_marks(self) -> None:
-        files = self._files()
-        for name in self.marks():
-            files.rm_file(self._key(f"{MARKS}/{name}.json"))
+        for key in self._find(MARKS):
+            self._files().rm_file(key)
 
-    def is_corpus(self) -> bool:
-        """Return true where a complete corpus is there."""
-        files = self._files()
-        if not files.exists(self._key()):
-            return False
-        found = files.find(self._key())
-        return any(re.search(r"(^|/)(train|heldout)/corpus\.json$", key) for key in found)
-
-    def remove_manifests(self) -> None:
-        """Make a corpus that is there, and is replaced, no corpus."""
-        files = self._files()
-        for key in files.find(self._key()):
-            if re.search(r"/(train|heldout)/corpus\.json$", key):
-                files.rm_file(key)
+    def manifests(self) -> list[str]:
+        """Return the keys of the manifests of a corpus that is there."""
+        return [key for key in self._find() if re.search(r"/(train|heldout)/corpus\.json$", key)]
 
     def lease(self) -> Lease:
         """Return the lease on the directory, which nobody holds yet."""
@@ -249,6 +229,11 @@ class BucketWorkspace(Workspace):
         except FileNotFoundError:
             return None
         return data
+
+    def _find(self, name: str = "") -> list[str]:
+        """Return the keys below a directory; none where it is not there."""
+        files, key = self._files(), self._key(name)
+        return list(files.find(key)) if files.exists(key) else []
 
     def _files(self) -> Any:
         return file_system(self.url)
@@ -295,12 +280,14 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
         with failures_named(f"cannot write {out}", str(out)):
             while not lease.take():
                 time.sleep(_TIMES.poll)
-            if bucket.is_corpus() and not overwrite:
+            there = bucket.manifests()
+            if there and not overwrite:
                 raise UserError(
                     f"{out} already exists and is complete. Name another place, or ask for it to "
                     "be overwritten (--overwrite)."
                 )
-        bucket.remove_manifests()
+            for key in there:  # a corpus that is replaced is none
+                file_system(bucket.url).rm_file(key)
         yield bucket
     finally:
         lease.release()

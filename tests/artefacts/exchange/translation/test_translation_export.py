@@ -12,6 +12,7 @@ from translators import FORMS, translator_of
 
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.proof import ProofFailedError, proof_rows, unequal
+from bert_jax.artefacts.exchange.translation import proof
 from bert_jax.artefacts.exchange.translation.files import class_of, write_huggingface
 from bert_jax.artefacts.exchange.translation.huggingface import read_back
 from bert_jax.artefacts.exchange.translation.proof import largest_gap, logits_of, sides_of
@@ -184,6 +185,18 @@ def test_the_largest_gap_counts_in_whichever_batch_it_is(gap, bad):
 
     found = largest_gap(saved, proof_rows(saved)[:6], other, size=2)
     assert found == (0.5 if gap == 0.5 else np.inf)
+
+
+def test_translations_of_beams_are_ties_where_the_means_are_equal(monkeypatch):
+    monkeypatch.setattr(proof, "_log_probs", lambda saved, row, tokens: -np.array(tokens, float))
+    saved = translator_of("pair", "uncased")
+
+    def tie(first, second, *, greedy=False):
+        return proof._is_tie(saved, [2, 3], first, second, greedy=greedy)
+
+    assert tie([1, 3], [2, 2, 2])
+    assert not tie([1, 3], [2, 1, 1])
+    assert not tie([1, 3], [2, 2], greedy=True)  # where they part
 
 
 def test_a_target_in_a_proof_is_another_rows_text():

@@ -143,6 +143,34 @@ def test_all_repeated_paragraphs_of_a_document_go(tmp_path):
     assert cleaned(tasks, config, tmp_path) == ["one here\ntwo there", "fresh\nlast"]
 
 
+@pytest.mark.parametrize("block", [1 << 20, 10])  # characters of a block: all, and a document
+def test_documents_are_named_by_their_numbers_in_the_task(tmp_path, monkeypatch, block):
+    """Documents that a filter drops before them count, too."""
+    monkeypatch.setattr("bert_jax.data.corpus.cleaning.scan._BLOCK_CHARS", block)
+    tasks = [
+        ["# # #", "one here\ntwo there", "all the same"],
+        ["# # #", "# # #", "fresh", "All the same!", "last\none here\ntwo there"],
+    ]
+    config = CleaningConfig(filters=("symbols",), duplicates=True, duplicate_paragraphs=True)
+    first, second = drops_of(tasks, config, tmp_path)
+    assert not len(first.duplicates) + len(first.paragraphs)
+    assert second.filtered.tolist() == [0, 1]
+    assert second.duplicates.tolist() == [3]
+    assert second.firsts.tolist() == [[0, 2]]
+    assert second.paragraphs.tolist() == [[4, 1], [4, 2]]
+
+
+def test_near_duplicates_are_as_similar_as_asked_for(tmp_path):
+    changed = list(VOCABULARY[:200])
+    changed[50] = changed[100] = changed[150] = "other"
+    texts = [" ".join(VOCABULARY[:200]), " ".join(changed)]
+    assert 0.85 < jaccard(*texts) < 0.87
+    for threshold, count in ((0.8, 1), (0.95, 0)):
+        config = CleaningConfig(near_duplicates=threshold)
+        (drops,) = drops_of([texts], config, tmp_path / f"{threshold}")
+        assert len(drops.duplicates) == count
+
+
 def test_a_document_is_compared_with_the_first_and_the_one_before_of_its_key():
     """The one before may be near where the first is not."""
     keys = np.repeat(np.arange(3, dtype=np.uint64), [4, 1, 2])

@@ -51,6 +51,8 @@ def test_shares_by_hand():
     # 16 characters; "ab cd" twice has 8 of them, and "ab cd ef" is there once.
     text = Prose("ab cd ef ab cd gh ijkl")
     assert FILTERS["top-2-gram"].measure(text) == pytest.approx(8 / 16)
+    longer = Prose("ab cd ab cd longer words")  # once, with more characters
+    assert FILTERS["top-2-gram"].measure(longer) == pytest.approx(8 / 19)
     assert FILTERS["top-3-gram"].measure(text) == 0
     # Words 6 to 11 repeat words 0 to 5: two 5-grams that overlap, each character counted once.
     words = "aa bb cc dd ee ff"

@@ -5,6 +5,7 @@ import gzip
 
 import pytest
 
+from bert_jax.data.corpus.kinds import wikitext
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 
@@ -16,8 +17,8 @@ def read(path):
     return found
 
 
-def record(kind: str, type_: str, body: str) -> bytes:
-    data = body.encode()
+def record(kind: str, type_: str, body: str, encoding: str = "utf-8") -> bytes:
+    data = body.encode(encoding)
     head = {
         "WARC-Type": kind, "WARC-Record-ID": "<urn:uuid:1>",
         "WARC-Target-URI": f"http://x.org/{kind}",
@@ -122,4 +123,80 @@ def test_damaged_dumps(tmp_path):
         read(path)
     path.write_text("<feed/>")
     with pytest.raises(UserError, match="no dump of MediaWiki: its root is <feed>"):
+        read(path)
+
+
+BODY = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: gzip\r\n%s\r\n%s"
+BOMB = gzip.compress(bytes(70 << 20), 1)
+
+
+def answer(*parts: bytes) -> bytes:
+    return record("response", "application/http", (BODY % parts).decode("latin-1"), "latin-1")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (answer(b"", BOMB), "record 1: more bytes than the limit of 67,108,864"),
+        (
+            answer(b"Transfer-Encoding: chunked\r\n", b"%x\r\n%s\r\n0\r\n\r\n" % (len(BOMB), BOMB)),
+            "record 1: more bytes than the limit",
+        ),
+        (b"WARC/1.0\r\n" + b"X: y\r\n" * 10**6, "record 1: headers: more than the limit of 1,048"),
+        (b"WARC/1.0\r\nX: " + b"y" * 10**7, "record 1: headers: more than the limit"),
+        (
+            record("response", "application/http", "HTTP/1.1 200 OK\r\n" + "X: y\r\n" * 10**6),
+            "record 1: headers: more than the limit",
+        ),
+        *(
+            (record("conversion", "text/plain", "x").replace(b"Content-Length: 1", x), "no number")
+            for x in (b"Content-Length: -5", b"X: y", b"Content-Length: " + b"9" * 5000)
+        ),
+        (b"\r\n" + record("conversion", "text/plain", "x"), "no number"),
+        (gzip.compress(record("conversion", "text/plain", "x")), "not a sound WARC"),
+        (record("response", "application/http", "HTTP/1.1"), None),
+        (record("response", "application/http", "x").replace(b"WARC-Target-URI", b"X"), None),
+    ],
+)  # fmt: skip
+def test_hostile_web_archives(tmp_path, content, message):
+    pytest.importorskip("warcio", reason="warcio is not installed")
+    path = tmp_path / "a.warc"
+    path.write_bytes(content + record("conversion", "text/plain", "The neighbour."))
+    if message is None:
+        assert [text for text, _ in read(path)] == ["The neighbour."]
+        return
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+OPEN = "<mediawiki><page><title>T</title><ns>0</ns><id>7</id><text>"
+
+
+@pytest.mark.parametrize(
+    ("head", "unit", "message"),
+    [
+        (OPEN, "a " * (1 << 16), "page 1: more than the limit of 4,194,304 bytes"),
+        ("<mediawiki><page a='", "a " * (1 << 16), "page 1: more than the limit"),
+        ("<mediawiki><page>", "<a/>" * (1 << 16), "page 1: more than 10,000 elements"),
+        ("<mediawiki>", "<a>" * (1 << 16), "page 1: more than 10,000 elements"),
+    ],
+)
+def test_hostile_dumps(tmp_path, head, unit, message):
+    pytest.importorskip("mwparserfromhell", reason="mwparserfromhell is not installed")
+    path = tmp_path / "a.xml.gz"
+    path.write_bytes(gzip.compress((head + unit * 64).encode(), 1))
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+def test_hostile_wikitext(tmp_path, monkeypatch):
+    """Markup that takes squares of time has a limit; links take none for each of the others."""
+    pytest.importorskip("mwparserfromhell", reason="mwparserfromhell is not installed")
+    path = tmp_path / "a.xml"
+    text = "[[File:a]] " * 5000 + "[[" + " " * 10**5 + "x]] Rest."
+    path.write_text(OPEN + text + "</text></page></mediawiki>")
+    assert [text.split() for text, _ in read(path)] == [["x", "Rest."]]
+    monkeypatch.setattr(wikitext, "SECONDS", 1)
+    path.write_text(OPEN + "[http://a " * 20_000 + "</text></page></mediawiki>")
+    with pytest.raises(UserError, match=r"page 1, 'T': its markup takes more than .* Take it out"):
         read(path)

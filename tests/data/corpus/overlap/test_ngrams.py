@@ -122,9 +122,14 @@ def test_the_report_says_which_examples_were_seen(tmp_path):
         ("a.txt", "one\n\n two\n", [("one",), (" two",)]),
         ("a.tsv", "one\ttwo\nthree\n", [("one", "two"), ("three",)]),
         ("a.csv", 'one,"two\nlines"\n', [("one", "two\nlines")]),
+        ("a.csv", 'text,label\n"it is a very long text",1\nso,2\n',
+         [("it is a very long text", "1"), ("so", "2")]),
+        ("a.tsv", "label\ttext\n1\tit is a very long text\n", [("1", "it is a very long text")]),
+        ("a.csv", '"it is a very long text",1\nso,2\n',
+         [("it is a very long text", "1"), ("so", "2")]),
         ("a.jsonl", '{"a": "1", "n": 3, "b": ["x", "y"], "c": [{"d": "z"}]}', [("1", "x y", "z")]),
     ],
-)
+)  # fmt: skip
 def test_evaluation_files(tmp_path, name: str, content: str, texts: list):
     path = tmp_path / name
     path.write_text(content)

@@ -12,10 +12,12 @@ from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora, build_corpus
 from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.passes import Recipe
+from bert_jax.data.corpus.passes import Recipe, Written
 from bert_jax.data.corpus.sharded import build as shard_build
 from bert_jax.data.corpus.sharded.engine import LocalEngine, open_engine
 from bert_jax.data.corpus.sharded.estimate import estimate_corpus
+from bert_jax.data.corpus.sharded.tasks import plan_tasks
+from bert_jax.data.corpus.sharded.workspace import LocalWorkspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
@@ -287,6 +289,24 @@ def test_a_shard_is_made_again_where_other_documents_are_duplicates_now(
     document, _ = second.read_text().split("\n\n", 1)
     first.write_text(f"{document}\n\n{first.read_text()}")
     assert build(*arguments, recipe, **options).train.meta["dropped"] == {"duplicate": 1}
+
+
+def test_a_mark_is_that_of_one_task_and_its_settings(texts, tmp_path):
+    job = shard_build.Job(RECIPE, LocalWorkspace(tmp_path), {})
+    first, second, *_ = plan_tasks(resolve_sources([texts]), SHARD_BYTES)
+    others = (
+        replace(job, recipe=replace(RECIPE, heldout_rate=0.2)),
+        replace(job, thresholds={"": 5}),
+        replace(job, samples=3),
+    )
+    assert len({job.key(second), *(each.key(first) for each in (job, *others))}) == 5
+
+
+def test_a_document_of_two_shards_is_one_when_few_are_divided():
+    written = Written(train=2, smallest=[1, 5])
+    written.add(Written(train=2, smallest=[1, 7]))
+    assert written == Written(train=4, smallest=[1, 5, 7])
+    assert written.better_threshold() is None
 
 
 def test_estimate(texts, tmp_path):
