@@ -135,12 +135,6 @@ class ModelConfig:
                 f"model.embedding_dim is {self.embedding_dim}; it must be at least 1, or 0 for the "
                 "width of the model"
             )
-        if self.projects_embeddings and not self.head_transform:
-            raise UserError(
-                f"model.head_transform is False, and the embeddings ({self.embedding_dim}) are of "
-                f"another width than the layers ({self.hidden_dim}), whose states the decoder "
-                "could not read; set it to True"
-            )
         if self.hidden_dim % self.num_heads:
             raise UserError(
                 f"model.hidden_dim {self.hidden_dim} is not divisible by model.num_heads "

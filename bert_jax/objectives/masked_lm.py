@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     Projection,
@@ -39,6 +41,16 @@ _PAIRS = (
 )  # fmt: skip
 
 
+def check_decoder(model: ModelConfig) -> None:
+    """Refuse a model whose decoder cannot read the states of the layers."""
+    if model.projects_embeddings and not model.head_transform:
+        raise UserError(
+            f"model.head_transform is False, and the embeddings ({model.embedding_dim}) are of "
+            f"another width than the layers ({model.hidden_dim}), whose states the decoder could "
+            "not read; set it to True"
+        )
+
+
 @dataclass(frozen=True)
 class MaskedLM(Objective):
     """Prediction of masked tokens, and of the label of a pair of sentences where rows have one.
@@ -52,6 +64,10 @@ class MaskedLM(Objective):
     """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
     pairs: bool = True
     """Whether rows are pairs of sentences with a label."""
+
+    def __post_init__(self) -> None:
+        """Refuse a model without a decoder."""
+        check_decoder(self.model)
 
     @staticmethod
     def metrics_of(pairs: bool) -> tuple[Metric, ...]:

@@ -29,7 +29,7 @@ from bert_jax.model.heads import (
 )
 from bert_jax.model.layout import Layout
 from bert_jax.objectives.losses import cross_entropy, ratio
-from bert_jax.objectives.masked_lm import MaskedLM, masked_sums
+from bert_jax.objectives.masked_lm import MaskedLM, check_decoder, masked_sums
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 from bert_jax.tokenization.special_ids import SpecialIds
@@ -67,13 +67,15 @@ def generator_of(model: ModelConfig, size: float) -> ModelConfig:
     """
     heads = max(1, round(model.num_heads * size))
     width = max(1, round(model.hidden_dim * size / heads)) * heads
-    return dataclasses.replace(
+    generator = dataclasses.replace(
         model,
         embedding_dim=model.embedding_width,
         hidden_dim=width,
         num_heads=heads,
         mlp_dim=max(1, round(model.mlp_dim * size)),
     )
+    check_decoder(generator)
+    return generator
 
 
 def generator_params(params: Any) -> Any:

@@ -184,7 +184,7 @@ def test_the_largest_gap_counts_in_whichever_batch_it_is(gap, bad):
         return found
 
     found = largest_gap(saved, proof_rows(saved)[:6], other, size=2)
-    assert found == (0.5 if gap == 0.5 else np.inf)
+    assert found == pytest.approx(0.5 if gap == 0.5 else np.inf)
 
 
 def test_translations_of_beams_are_ties_where_the_means_are_equal(monkeypatch):
