@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.infer import search
+from bert_jax.infer import exact_search as search
 
 
 def expected(queries, documents, k):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.corpus.overlap.words import normalised_words
 from bert_jax.errors import UserError
-from bert_jax.infer.beam_search import top_k
+from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.rerank import Reranker, reranked
 from bert_jax.infer.search.vectors import text_vectors

@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.checks import crc_of
 from bert_jax.files.staging import staged_file
 from bert_jax.files.untrusted.json_file import parse_json
-from bert_jax.infer.beam_search import BLOCK, top_k_of_blocks
+from bert_jax.infer.exact_search import BLOCK, top_k_of_blocks
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.passages import Passage
 from bert_jax.infer.search.vectors import model_digest, text_vectors
