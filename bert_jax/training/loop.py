@@ -1,4 +1,4 @@
-"""The training loop, of pretraining and of fine-tuning: it reads a plan and no configuration."""
+"""The training loop of every run: reads a plan, and no configuration."""
 
 import contextlib
 import math
@@ -29,7 +29,7 @@ from bert_jax.training.steps.step_queue import StepQueue
 
 
 def carry_out(plan: RunPlan, session: Session) -> Result:
-    """Train what a plan says, or continue it, until its last step or a signal."""
+    """Train the stages of a plan, or continue them, until the last step or a signal."""
     with StopRequest() as stop:
         return _Run(plan, session).run(stop)
 

@@ -1,8 +1,8 @@
-"""A run before its first step, as the loop sees it: a value that knows no configuration.
+"""The plan of a run: everything that the loop needs, decided before the first step.
 
-A run is a row of stages. A phase is a stage that goes on with the state of the one before; a wave
-of trials is one stage or several, of which the first begins anew and the last ends with outcomes.
-Steps are counted over all stages, so that numbers of checkpoints and rows of metrics only grow.
+A run is a sequence of stages. A phase is a stage that continues with the state of the stage before.
+A wave of trials is one stage or several: the first starts with a fresh state, the last ends with
+outcomes. Steps count over all stages, so that step numbers of checkpoints and metrics only grow.
 """
 
 import math
@@ -26,31 +26,31 @@ Means = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Steps of one program."""
+    """Steps that one compiled program makes."""
 
     steps: range
     """Numbers of the batches, in the whole run."""
     train: StepConfig
     trials: tuple[Trial, ...]
-    """Trials on axis 0 of every array, without those that only fill the program; or the one run."""
+    """Trials on axis 0 of every array, without padding trials; pretraining has one."""
     settings: tuple[Any, ...] = ()
-    """Differences between the trials, on the mesh: further arguments of the step."""
+    """Learning rates and seeds of the trials, on the mesh: further arguments of the step."""
     wave: int = 0
-    """Number of the trials: those of a sweep may train one group after the other."""
+    """Number of the group of trials; groups of a large sweep train one after another."""
     first: int = 0
     """Number of the first batch of the trials."""
     ends: bool = False
-    """Whether its trials end with it."""
+    """Whether the trials end with this stage."""
 
     @property
     def begins(self) -> bool:
-        """Whether it begins with a state of its own; otherwise it goes on with the one before."""
+        """Whether the stage starts with a fresh state; otherwise the state before continues."""
         return self.steps.start == self.first
 
 
 @runtime_checkable
 class Batches(Protocol):
-    """Batches by number: pure functions of the run; arrays on the mesh."""
+    """Batches by number, as arrays on the mesh; a batch is a pure function of its number."""
 
     def at(self, step: int) -> Mapping[str, Any]:
         """Return one batch."""
@@ -63,7 +63,7 @@ class Batches(Protocol):
 
 
 class Scores(NamedTuple):
-    """Result of an evaluation, of one trial."""
+    """Scores of one trial in one evaluation."""
 
     values: Mapping[str, float]
     loss: float | None = None
@@ -74,15 +74,15 @@ class Scores(NamedTuple):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Evaluation of all trials at once."""
+    """Evaluation of all trials of a stage."""
 
     def score(
         self, params: Any, at: Moment, alive: Callable[[str], None]
     ) -> Sequence[Scores | None]:
-        """Score the trials; None for those that have stopped."""
+        """Score each trial; None for a trial that has stopped."""
 
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> Sequence[Mapping[str, float]]:
-        """Score the best parameters of the trials that have ended on test data; report on them."""
+        """Score the best parameters of each trial on test data, and write the reports."""
 
 
 @runtime_checkable
@@ -96,33 +96,33 @@ class Saves(Protocol):
         """Open the checkpoints."""
 
     def begin(self, number: int, stage: Stage) -> Moment:
-        """Make the run before the first step of a stage that begins anew."""
+        """Initialise the state of a stage that starts fresh."""
 
     def restore(self) -> Moment | None:
         """Return the newest save; None: the run has not saved."""
 
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
-        """Save what a restart needs; `last`: the process ends after it."""
+        """Save the state for a restart; `last`: no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
         """Keep the model of the best trial, at the end of a stage."""
 
     def newest(self) -> str:
-        """Name the newest save; empty: none."""
+        """Return the path of the newest save; empty: none."""
 
     def close(self) -> None:
-        """Wait for what is under way; raises nothing."""
+        """Wait for saves in progress; raises nothing."""
 
 
 @runtime_checkable
 class Voice(Protocol):
-    """Words and columns of a run."""
+    """Lines for people, and the columns of the metrics of a run."""
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
         """Return lines that describe the run, and the message of its event `start`."""
 
     def row(self, wave: int, step: int, means: Means, rate: Sequence[float]) -> dict[str, Any]:
-        """Return the columns of training after `step`, whose metrics are the newest that were read.
+        """Return the columns of training after `step`, the newest step whose metrics were read.
 
         A later step may have been dispatched.
         """
@@ -144,7 +144,7 @@ class Voice(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """When things are done; steps are counted over all stages."""
+    """Schedule of logging, scoring, saving and early stopping; steps count over all stages."""
 
     log_every: int
     scores_after: Callable[[int], bool]
