@@ -304,7 +304,7 @@ def bert_jax(tree: Path, *words: Any, devices: int = 1, processes: int = 1) -> N
         command, env=environment, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     )  # fmt: skip
-    if done.returncode:
+    if done.returncode not in (0, 8):  # 8: complete, and no better than a constant
         sys.exit(f"{' '.join(map(str, words))} failed in {tree}:\n{done.stdout[-4000:]}")
 
 
