@@ -20,8 +20,9 @@ from bert_jax.distributed.checkpoint import Checkpoints, saved_steps
 from bert_jax.distributed.checkpoint.digest import block_digest, text
 from bert_jax.distributed.checkpoint.record import named_leaves
 from bert_jax.distributed.parallel.sharding import make_mesh
-from bert_jax.training.pretrain import train as loop
+from bert_jax.training.pretrain import pretraining, resolve
 from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.state import abstract_state
 
@@ -59,7 +60,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def devices(self, number: int) -> Iterator[None]:
-        place = loop.place_batch
+        place = pretraining.place_batch
 
         def recorded(batch, mesh):
             content = batch["row_index"].tobytes() + batch["tokens"].tobytes()
@@ -67,8 +68,8 @@ class Recorder:
             return place(batch, mesh)
 
         with self._patch.context() as patch:
-            patch.setattr(loop, "make_mesh", lambda c: make_mesh(c, jax.devices()[:number]))
-            patch.setattr(loop, "place_batch", recorded)
+            patch.setattr(resolve, "make_mesh", lambda c: make_mesh(c, jax.devices()[:number]))
+            patch.setattr(pretraining, "place_batch", recorded)
             yield
 
 
@@ -102,7 +103,7 @@ def test_one_process_on_other_devices(tmp_path, cache, corpus, monkeypatch, chai
     whole = Recorder(monkeypatch)
     config = small_config(**CHANGES)
     with whole.devices(8):
-        loop.train(config, tmp_path / "whole", corpus=corpus, echo=lambda _: None)
+        train(config, tmp_path / "whole", corpus=corpus, echo=lambda _: None)
     expected = losses(tmp_path / "whole")
     num_steps = config.training.num_steps
     assert list(expected) == list(range(1, num_steps + 1))
@@ -125,7 +126,7 @@ def test_one_process_on_other_devices(tmp_path, cache, corpus, monkeypatch, chai
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with recorder.devices(number):
-            result = loop.train(config, work, corpus=corpus, echo=stopping)
+            result = train(config, work, corpus=corpus, echo=stopping)
         assert stop - 1 <= result.step <= stop
         assert result.finished == (stop == num_steps)
     assert recorder.rows == whole.rows

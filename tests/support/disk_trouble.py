@@ -23,8 +23,9 @@ from small_run import fingerprint, small_config  # noqa: E402
 
 from bert_jax.cli import main as cli  # noqa: E402
 from bert_jax.distributed.checkpoint import Checkpoints, saved_steps, storage, verify_checkpoint  # noqa: E402
-from bert_jax.training.pretrain import train as loop  # noqa: E402
+from bert_jax.training.pretrain import pretraining  # noqa: E402
 from bert_jax.training.pretrain.corpus import open_corpus  # noqa: E402
+from bert_jax.training.pretrain.train import train  # noqa: E402
 from bert_jax.training.run.events import read_events  # noqa: E402
 from bert_jax.training.run.telemetry import read_metrics  # noqa: E402
 
@@ -49,7 +50,7 @@ def main(disk: Path, corpus_path: Path) -> None:
         checkpoint={"save_every_steps": SAVE_EVERY, "keep": 2, "max_failed_saves": 2},
     )
     plain = disk.parent / "plain"
-    assert loop.train(config, plain, corpus=corpus, echo=lambda _: None).finished
+    assert train(config, plain, corpus=corpus, echo=lambda _: None).finished
     expected = fingerprint(plain, config, corpus)
 
     work = disk / "work"
@@ -61,7 +62,7 @@ def main(disk: Path, corpus_path: Path) -> None:
         if line.startswith("step "):
             troubles.at(int(line.split()[1].partition("/")[0]))
 
-    result = loop.train(config, work, corpus=corpus, echo=echo)
+    result = train(config, work, corpus=corpus, echo=echo)
     assert result.finished, result
     assert not troubles.planned, troubles.planned
     check_trouble(work, expected, fingerprint(work, config, corpus))
@@ -175,9 +176,9 @@ def check_exit(disk: Path, config, corpus, expected: dict[str, str]) -> None:
                 fill(filler)
             super().save(step, state, **content)
 
-    loop.Checkpoints = Filling
+    pretraining.Checkpoints = Filling
     code = cli.main(command)
-    loop.Checkpoints = Checkpoints
+    pretraining.Checkpoints = Checkpoints
     assert code == 3, code
     kept = saved_steps(work / "checkpoints")
     assert kept == [SAVE_EVERY, 2 * SAVE_EVERY], kept
