@@ -1,4 +1,4 @@
-"""Directories that version 0.1.0 wrote still load and still mean the same.
+"""Directories of version 0.1.0: runs are refused with a reason; tokenizers and exports still load.
 
 `tests/golden/make_old_directories.py` made them; they are not made again.
 """
@@ -9,35 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_old_directories import MASKED, TEXTS, fingerprint, losses, pretraining
-from make_stopped_finetuning import SWEEP
-from make_stopped_finetuning import losses as finetuning_losses
+from make_old_directories import MASKED, TEXTS, fingerprint
 
 import bert_jax
 from bert_jax.cli.main import main
-from bert_jax.config.mapping import build
-from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.train import finetune
 
 GOLDEN = Path(__file__).parent / "golden"
+RECIPE = Path(__file__).parents[1] / "configs" / "pretrain" / "bert_tiny.py"
 
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("old")
-    for name in ("directories", "stopped_finetuning"):
-        with tarfile.open(GOLDEN / f"{name}.tar.gz") as archive:
-            archive.extractall(root, filter="data")
+    with tarfile.open(GOLDEN / "directories.tar.gz") as archive:
+        archive.extractall(root, filter="data")
     return root
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {f"{path}": path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
 def expected(old: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((old / "expected.json").read_text())
-    return content
+    found: dict[str, Any] = json.loads((old / "expected.json").read_text())
+    return found
 
 
-@pytest.mark.parametrize("name", ["finetuned", "exported", "imported"])
+@pytest.mark.parametrize("name", ["exported", "imported"])
 def test_a_classifier_gives_the_probabilities_it_gave(old: Path, expected: Any, name: str) -> None:
     answers = bert_jax.load(old / name).classify(TEXTS)
     for answer, before in zip(answers, expected[name], strict=True):
@@ -45,43 +45,31 @@ def test_a_classifier_gives_the_probabilities_it_gave(old: Path, expected: Any, 
         assert answer["probabilities"] == pytest.approx(before["probabilities"], abs=2e-6)
 
 
-def test_a_mask_is_filled_as_it_was(old: Path, expected: Any, tmp_path: Path) -> None:
-    out = tmp_path / "fills.jsonl"
-    assert main(["fill-mask", str(old / "pretrained"), MASKED, "--out", str(out)]) == 0
-    (mask,), (before,) = json.loads(out.read_text())["masks"], expected["pretrained"]["masks"]
-    assert [each["token"] for each in mask] == [each["token"] for each in before]
-    probabilities = [each["probability"] for each in before]
-    assert [each["probability"] for each in mask] == pytest.approx(probabilities, abs=2e-6)
-
-
-def test_checkpoints_are_found_intact(old: Path) -> None:
-    assert main(["verify", str(old / "pretrained")]) == 0
-    assert main(["verify", str(old / "finetuned")]) == 0
-
-
-def test_a_stopped_run_goes_on_as_it_would_have(old: Path, expected: Any) -> None:
-    assert main(pretraining(old / "corpus", old / "pretrained")) == 0
-    after = losses(old / "pretrained", 7)
-    assert after == pytest.approx(expected["losses"], rel=1e-5)
-
-
-def test_a_stopped_sweep_goes_on_as_it_would_have(
-    old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its state had no guard and no step of its own."""
-    monkeypatch.chdir(old)
-    expected = json.loads(Path("expected_finetuning.json").read_text())
-    before, work = finetuning_losses(Path("stopped")), Path("stopped")
-    assert list(before) == ["6"]
-    said: list[str] = []
-    assert finetune(build(FinetuneConfig, SWEEP), work, echo=said.append).finished
-    assert said[0].endswith("continued at step 7 of 18")
-    found = finetuning_losses(work)
-    assert list(found) == ["6", "12", "18"]
-    for step, values in found.items():
-        assert values == pytest.approx(expected[step], rel=1e-4)
-    assert len(set(found["18"])) == 2
-    assert main(["verify", str(work)]) == 0
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda old: [
+            "pretrain",
+            f"--config={RECIPE}",
+            f"--workdir={old / 'pretrained'}",
+            f"--config.data.corpus={old / 'corpus'}",
+        ],
+        lambda old: ["fill-mask", f"{old / 'pretrained'}", MASKED],
+        lambda old: ["classify", f"{old / 'finetuned'}", TEXTS[0]],
+        lambda old: ["export", f"{old / 'finetuned'}", "--to=huggingface", f"--out={old / 'no'}"],
+        lambda old: ["status", f"{old / 'finetuned'}"],
+        lambda old: ["status", f"{old / 'pretrained'}"],
+    ],
+    ids=["pretrain", "fill-mask", "classify", "export", "status", "status of pretraining"],
+)
+def test_a_run_is_refused_and_stays_as_it_is(old: Path, capsys: Any, command: Any) -> None:
+    runs = [old / "pretrained", old / "finetuned"]
+    before = [content(run) for run in runs]
+    assert main(command(old)) == 2
+    said = capsys.readouterr().err
+    assert "records a run in format 1 (version 0.1.0); this version reads format 2" in said
+    assert [content(run) for run in runs] == before
+    assert not (old / "no").exists()
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "sentences"])

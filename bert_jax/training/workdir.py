@@ -12,7 +12,7 @@ from typing import Any
 import bert_jax
 from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.artefacts.saved.ancestors import RECORD
-from bert_jax.artefacts.saved.runs import Kind, read_record
+from bert_jax.artefacts.saved.runs import RUN_FORMAT, Kind, read_record
 from bert_jax.config.mapping import build, diff, to_dict
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
@@ -91,7 +91,8 @@ def begin_workdir(
         UserError: The work directory cannot be written.
         ElsewhereError: The same, in the other processes.
     """
-    record = {"bert_jax": bert_jax.__version__, "config": to_dict(config), **record}
+    version = {"bert_jax": bert_jax.__version__, "format": RUN_FORMAT}
+    record = {**version, "config": to_dict(config), **record}
 
     def write() -> None:
         try:

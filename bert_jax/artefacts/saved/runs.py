@@ -24,6 +24,8 @@ _log = logging.getLogger("bert_jax")
 Kind = Literal["pretrain", "finetune"]
 """Kind of a run, by its verb; `kind` in the config.json of fine-tuning, not in pretraining's."""
 
+RUN_FORMAT = 2
+"""Number in a run's config.json that changes when older checkpoints or records can't be read."""
 _MAX_REPORT_BYTES = 1 << 26
 
 STATISTICS = "statistics.json"
@@ -48,11 +50,17 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Say whether the run in a (local) work directory is one of fine-tuning."""
+    """Say whether a (local) work directory holds a fine-tuning run.
+
+    Raises:
+        UserError: The run has another format than this program reads.
+    """
     path = workdir / "config.json"
     if not path.is_file():
         return False
-    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES).get("kind") == "finetune"
+    record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    _check_format(path, record)
+    return record.get("kind") == "finetune"
 
 
 def is_run(place: Path | str) -> bool:
@@ -69,7 +77,7 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
     """Return `config.json` as JSON values: bert_jax (the version), config, and those of the kind.
 
     Raises:
-        UserError: There is none, it is not such a file, or it is of another kind of run.
+        UserError: The file is missing, no record of a run, or a record of another kind or format.
     """
     path = workdir / "config.json"
     remedy = f"give the work directory of a `bert-jax {kind}` run"
@@ -81,12 +89,23 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
             raise UserError("it has no field config")
     except UserError as error:
         raise UserError(f"{path} is not the configuration of a run: {error}; {remedy}") from error
+    _check_format(path, record)
     found = record.get("kind") or "pretrain"
     if found != kind:
         names = {"pretrain": "pretraining", "finetune": "fine-tuning"}
         other = f"a run of {names.get(found, found)}, not one of {names[kind]}"
         raise UserError(f"{workdir} holds {other}; {remedy}")
     return record
+
+
+def _check_format(path: Path, record: Mapping[str, Any]) -> None:
+    """Refuse the record of a run of ours that another version wrote in another format."""
+    if "bert_jax" in record and (found := record.get("format", 1)) != RUN_FORMAT:
+        raise UserError(
+            f"{path} records a run in format {found} (version {record['bert_jax']}); this version "
+            f"reads format {RUN_FORMAT}. Train the model again, or export it with the version that "
+            "trained it and give that export"
+        )
 
 
 def split_name(name: str) -> tuple[str, int | None]:

@@ -199,7 +199,6 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     rows = read_metrics(workdir / "metrics.jsonl")
     sweep, task = config.sweep, config.task
     finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
-    # Version 0.1.0 did not write the length of the run.
     events = read_events(workdir / "events.jsonl")
     lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
     values = _run_values(

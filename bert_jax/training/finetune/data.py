@@ -21,7 +21,6 @@ from bert_jax.tasks.tagging.schemes import split_tag
 from bert_jax.tasks.task import LabelSpec, Split, Task
 from bert_jax.tasks.text.task import KINDS
 from bert_jax.training.finetune.saves import describe_split
-from bert_jax.training.finetune.setup import rows_fingerprint
 
 
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
@@ -91,24 +90,20 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
 def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
     """Read the dev and the test data of a run, or one of them.
 
-    The training file is read only where dev data were held out of it, and of runs of version 0.1.0.
+    The training file is read only where dev data were held out of it.
     """
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
-    recorded = record.get("splits", {})
+    recorded = record["splits"]
     sources = {**task.config.dev_sources, **task.config.test_sources}
-    if recorded and (task.config.dev_sources or name in sources):
+    if task.config.dev_sources or name in sources:
         named = {each: source for each, source in sources.items() if name in (None, each)}
         splits = [_named(task.open_split(source), each) for each, source in named.items()]
     else:
         config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
         again = open_task(config, model.tokenizer, model.config.num_positions)
         splits = [*again.dev_splits(), *task.test_splits()]
-        joint = record.get("fingerprints", {}).get("task")
-        whole = (again.train_split(), *again.dev_splits())
-        if again.describe() != task.describe() or (
-            not recorded and joint not in (None, rows_fingerprint(whole))
-        ):
-            raise UserError(_changed(workdir, "", "other labels or examples"))
+        if again.describe() != task.describe():
+            raise UserError(_changed(workdir, "", "other labels"))
         splits = [split for split in splits if name in (None, split.name)]
     known = train_texts(workdir)
     for split in splits:
@@ -138,7 +133,7 @@ def other_split(
 
 
 def train_texts(workdir: Path | str) -> np.ndarray:
-    """Return the keys of the texts that a run has trained on; none of version 0.1.0."""
+    """Return the keys of the texts that a run has trained on; none where the file is missing."""
     path = open_workdir(workdir).local / TRAIN_TEXTS
     return np.fromfile(path, "<u8") if path.is_file() else np.zeros(0, "<u8")
 

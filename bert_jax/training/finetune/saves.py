@@ -5,7 +5,6 @@ metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
 train_texts.u64 (`example_keys` of the training data)  report.json  report.md  confusion.png
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,17 +17,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.artefacts.saved.ancestors import file_entries
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.runs import TRAIN_TEXTS, FinetunedState
-from bert_jax.config.mapping import build, to_dict
+from bert_jax.config.mapping import to_dict
 from bert_jax.distributed.checkpoint import (
     Checkpoints,
-    Restored,
     Retention,
     SaveFailedError,
     saved_steps,
 )
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.checkpoint.manager import Report
-from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.objectives.embedding import EmbeddingObjective
@@ -44,8 +41,6 @@ from bert_jax.training.run_plan import Stage
 from bert_jax.training.steps.trials import (
     SweepState,
     abstract_trials,
-    earlier,
-    from_earlier,
     from_saved,
     init_trials,
     to_save,
@@ -67,17 +62,8 @@ def check_finetune_workdir(
         return
     known = record.get("fingerprints", {})
     free = (*FREE_FIELDS, *(f"task.{name}" for name in config.task.unread))
-    # Until 0.1.0 paths were saved as they were given.
-    began = build(FinetuneConfig, record["config"], where=f"{work.local / 'config.json'}")
-    record = record | {"config": to_dict(dataclasses.replace(began, task=began.task.located()))}
     found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
     refuse_other_run(work, record, config, free, found)
-
-
-def began_without_heads(work: WorkDir) -> bool:
-    """Say whether a run there began when all heads began at random: version 0.1.0."""
-    record = by_first(lambda: record_there(work, "finetune"))
-    return record is not None and "head" not in record["config"]
 
 
 def prepare_finetune_workdir(
@@ -181,7 +167,7 @@ class FinetuneSaves:
         model = self._models.restore(FinetunedState(self._of_model(one)))
         if model is not None:
             self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
-        restored = self._restored(abstract._replace(params=abstract.best))
+        restored = self._states.restore(abstract._replace(params=abstract.best))
         if restored is None:
             return None
         extra = restored.record.extra
@@ -193,24 +179,13 @@ class FinetuneSaves:
             Progress(**{**each, "member": Trial(**each["member"])}) for each in extra["progress"]
         ]
         now = Moment(
-            extra.get("stage", number), number * self._setup.step.num_steps + extra["step"],
+            extra["stage"], number * self._setup.step.num_steps + extra["step"],
             state.train, progress, Means(len(progress)), number, state.best,
             outcomes=[Outcome.from_json(each) for each in extra["outcomes"]],
             seconds=extra["seconds"],
         )  # fmt: skip
         now.means.restore(extra["losses"])
         return now
-
-    def _restored(self, abstract: SweepState) -> Restored | None:
-        """Restore all trials, converting a state that version 0.1.0 saved."""
-        try:
-            return self._states.restore(abstract)
-        except UserError:
-            with contextlib.suppress(UserError):
-                if restored := self._states.restore(earlier(abstract)):
-                    state = from_earlier(restored.state, self._mesh)
-                    return dataclasses.replace(restored, state=state)
-            raise
 
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
         """Save the state that a restart needs, and the best model so far.

@@ -8,11 +8,7 @@ from bert_jax.artefacts.saved.runs import STATISTICS
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.resolve import check_model, resolve_finetuning
-from bert_jax.training.finetune.saves import (
-    began_without_heads,
-    check_finetune_workdir,
-    remove_resume,
-)
+from bert_jax.training.finetune.saves import check_finetune_workdir, remove_resume
 from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.summary import finished_before
 from bert_jax.training.loop import carry_out
@@ -51,9 +47,6 @@ def finetune(
     config = dataclasses.replace(config, task=config.task.located())
     setup = set_up(config)
     with hold_workdir(workdir, echo=echo) as work:
-        if any("head" in start for start in setup.starts) and began_without_heads(work):
-            config = dataclasses.replace(config, head="fresh")
-            setup = set_up(config)
         check_finetune_workdir(work, config, setup.fingerprints)
         if by_first(lambda: (work.local / STATISTICS).exists()):
             outcomes = finished_before(work, echo or print)

@@ -21,17 +21,15 @@ from bert_jax.distributed.parallel.sharding import (
     TRIAL,
     batch_sharding,
     num_batch_shards,
-    replicated,
     row_spec,
 )
 from bert_jax.errors import UserError
 from bert_jax.objectives.frozen import trained, trains_all, with_trained
-from bert_jax.training.steps.guard import GuardState, fresh_guard
+from bert_jax.training.steps.guard import GuardState
 from bert_jax.training.steps.state import (
     StepConfig,
     TrainState,
     abstract_state,
-    of_trials,
     state_from,
     state_shardings,
 )
@@ -55,14 +53,6 @@ class SweepState(NamedTuple):
     def train(self) -> TrainState:
         """State of the step."""
         return TrainState(self.step, self.params, self.opt_state, self.guard)
-
-
-class EarlierState(NamedTuple):
-    """State of all trials in a checkpoint of version 0.1.0."""
-
-    params: Any
-    opt_state: Any
-    best: Any
 
 
 def place_settings(
@@ -204,24 +194,6 @@ def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainStat
     halt = jax.jit(jnp.maximum, out_shardings=state.guard.halted.sharding)
     halted = halt(state.guard.halted, place_trials(stopped.astype(np.int32), mesh))
     return state._replace(guard=state.guard._replace(halted=halted))
-
-
-def earlier(abstract: SweepState) -> EarlierState:
-    """Return the arrays of the same sweep in a checkpoint of version 0.1.0."""
-    return EarlierState(abstract.params, abstract.opt_state, abstract.best)
-
-
-def from_earlier(state: EarlierState, mesh: Mesh) -> SweepState:
-    """Add the step, which was the number of updates in version 0.1.0, and a fresh guard."""
-    num_trials = state.opt_state.num_updates.shape[0]
-
-    def rest(num_updates: Array) -> tuple[Array, GuardState]:
-        guard = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_trials), fresh_guard())
-        return num_updates + 0, guard
-
-    placed = of_trials(replicated(mesh), mesh)
-    step, guard = jax.jit(rest, out_shardings=placed)(state.opt_state.num_updates)
-    return SweepState(step, state.params, state.opt_state, guard, state.best)
 
 
 def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:

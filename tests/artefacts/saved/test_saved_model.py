@@ -242,7 +242,9 @@ def write_run(workdir, **model_changes):
     checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
     checkpoints.save_last(7, State(params), read_back=False, config=to_dict(config), extra={})
     checkpoints.close()
-    (workdir / "config.json").write_text(json.dumps({"bert_jax": "0", "config": to_dict(config)}))
+    (workdir / "config.json").write_text(
+        json.dumps({"bert_jax": "0", "format": 2, "config": to_dict(config)})
+    )
     return params
 
 

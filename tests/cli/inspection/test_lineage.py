@@ -260,7 +260,7 @@ def test_a_restart_keeps_the_ancestors(copied: Path) -> None:
 )
 def test_a_malformed_record_is_named(tmp_path: Path, content: dict[str, Any], said: str) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"bert_jax": "0", "config": {}, **content}))
+    path.write_text(json.dumps({"bert_jax": "0", "format": 2, "config": {}, **content}))
     with pytest.raises(UserError, match=str(path)) as raised:
         check_lineage(str(tmp_path))
     assert said in str(raised.value)

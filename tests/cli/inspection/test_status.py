@@ -51,7 +51,7 @@ def run(tmp_path) -> Path:
         training__num_steps=120, data__corpus=str(tmp_path / "corpus")
     ).with_vocabulary(VOCAB_SIZE)
     (workdir / "config.json").write_text(
-        json.dumps({"bert_jax": "1.2.3", "config": to_dict(config)})
+        json.dumps({"bert_jax": "1.2.3", "format": 2, "config": to_dict(config)})
     )
     for step in (30, 60, 70):
         (workdir / "checkpoints" / str(step)).mkdir(parents=True)

@@ -407,7 +407,9 @@ def test_other_work_directories_are_refused(files, one_run, tmp_path):
     assert snapshot(one_run) == before
     pretrained = tmp_path / "pretrained"
     pretrained.mkdir()
-    (pretrained / "config.json").write_text(json.dumps({"bert_jax": "0", "config": {}}))
+    (pretrained / "config.json").write_text(
+        json.dumps({"bert_jax": "0", "format": 2, "config": {}})
+    )
     (tmp_path / "file").write_text("")
     (tmp_path / "unknown" / "checkpoints").mkdir(parents=True)
     before = snapshot(tmp_path)
@@ -479,7 +481,7 @@ def test_other_verbs_on_a_fine_tuned_model(one_run, tmp_path, capsys):
 
 
 def test_fine_tuned_verbs_on_other_directories(files, tmp_path, capsys):
-    config = {"bert_jax": "0", "config": {}}
+    config = {"bert_jax": "0", "format": 2, "config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["predict", f"{tmp_path}", "--data=x", f"--out={tmp_path / 'out'}"]) == 2
     assert "not one of fine-tuning" in capsys.readouterr().err

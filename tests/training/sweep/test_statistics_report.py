@@ -252,8 +252,6 @@ def test_scores_on_test_data_are_beside_those_on_dev(sweep):
     assert read["test"]["groups"][0]["median"] == pytest.approx(0.76)
     assert summary_json(sweep)["test"] is None
     assert Outcome.from_json(read["outcomes"][0]) == tested[0]
-    old = {name: value for name, value in read["outcomes"][0].items() if name != "test"}
-    assert Outcome.from_json(old).test == {}  # of version 0.1.0
     (axis,) = statistics_figure(summary).axes
     diamonds = [n for n in axis.lines if n.get_marker() == "D" and len(n.get_xdata())]
     assert len(diamonds) == 11

@@ -63,7 +63,7 @@ def test_reports_are_found_from_a_run(corpus, tmp_path):
     spec = put(tmp_path / "eval.txt", " ".join(DOCUMENTS[0][0]))
     assert main(["contamination", f"{corpus}", "--against", spec, "--num-workers=1"]) == 0
     run = tmp_path / "run"
-    record = {"bert_jax": "0.1.0", "config": {"data": {"corpus": f"{corpus}"}}}
+    record = {"bert_jax": "0", "format": 2, "config": {"data": {"corpus": f"{corpus}"}}}
     put(run / "config.json", json.dumps(record))
     (report,) = reports_on_ancestors(run)
     assert report.shares.tolist() == [1]
