@@ -27,9 +27,9 @@ import json, os, signal, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 from jax._src import compiler
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.data import pipeline
-from bert_jax.training import pretraining
+from bert_jax.training.pretrain import pretraining
 
 # JAX keeps what process 0 has compiled, and on CPUs no other can use it. So each keeps its own.
 compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))

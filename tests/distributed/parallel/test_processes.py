@@ -167,16 +167,16 @@ def test_an_error_in_one_process_does_not_wait_for_the_others(alone):
 
 _SIGNALLED = """
 import os, signal, sys, time
-from bert_jax.training.finetune.train import _Run
-evaluate = _Run._evaluate
+from bert_jax.training.loop import _Run
+score = _Run._score
 
-def evaluate_under_signal(run):
-    evaluate(run)
-    if run.wave.number == 0 and run.wave.ended and os.environ["JAX_PROCESS_ID"] == "1":
+def score_under_signal(run):
+    score(run)
+    if run.now.wave == 0 and run.now.ended and os.environ["JAX_PROCESS_ID"] == "1":
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(3)  # JAX's service looks for a signal once a second
 
-_Run._evaluate = evaluate_under_signal
+_Run._score = score_under_signal
 from bert_jax.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
