@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKDIR ?= work/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-chaos test-parity lint docs gpu format clean
+.PHONY: help demo test test-slow test-chaos test-parity mutants lint docs gpu format clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -44,6 +44,9 @@ test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take longest: several processes, kills, a full disk
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
+
+mutants: $(VENV)/.installed-parity  ## bugs of one line, each of which a test must find (SINCE=COMMIT: in files changed since)
+	$(BIN)/python tests/mutants/run.py $(if $(SINCE),--since $(SINCE)) $(if $(AT_MOST),--at-most $(AT_MOST))
 
 test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more
 	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'not parity' -rs tests/chaos tests/training/test_stalled.py \
