@@ -47,6 +47,11 @@ class PhaseConfig:
     """Rows per step, over all devices and micro-batches."""
     share: float = 1.0
     """Share of the run's steps; the shares of all phases sum to 1."""
+    steps: int | None = None
+    """Steps of the phase, in place of `share`: in all phases, with the sum `training.num_steps`, or
+    in none."""
+    accumulation: int | None = None
+    """Micro-batches per step; None: `training.accumulation`."""
     masking_rate: float | None = None
     """Share of a row's tokens that are predicted; None: `masking.rate`."""
     learning_rate: float | None = None
@@ -85,12 +90,18 @@ class PhaseConfig:
             )
         temperature = self.mixture_temperature
         masking, peak, end = self.masking_rate, self.learning_rate, self.end_rate
+        steps, parts = self.steps, self.accumulation
         check_values(
             f"training.phases[{number}]",
             self,
             length=(self.length >= 8, "at least 8"),
             batch_size=(self.batch_size >= 1, "at least 1"),
-            share=(0 < self.share <= 1, "in (0, 1]"),
+            share=(
+                0 < self.share <= 1 and (steps is None or self.share == 1),
+                "in (0, 1], and 1 where the phase has steps",
+            ),
+            steps=(steps is None or steps >= 1, "at least 1, or None"),
+            accumulation=(parts is None or parts >= 1, "at least 1, or None"),
             masking_rate=(masking is None or 0 < masking <= 1, "above 0 and at most 1, or None"),
             learning_rate=(peak is None or peak > 0, "positive, or None"),
             end_rate=(end is None or end >= 0, "at least 0, or None"),
@@ -127,6 +138,7 @@ def described(phase: Mapping[str, Any]) -> str:
     """Describe what a phase sets besides its shape, from its fields; empty for nothing."""
     names = (
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
+        "accumulation",
     )  # fmt: skip
     given = {name: phase.get(name, getattr(PhaseConfig, name)) for name in names}
     parts = [

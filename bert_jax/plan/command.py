@@ -12,7 +12,14 @@ from bert_jax.errors import UserError
 from bert_jax.plan import output
 from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
 from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import Found, Pace, Settings, settings_of, with_phase
+from bert_jax.plan.search import (
+    Found,
+    Pace,
+    Settings,
+    accumulation_field,
+    settings_of,
+    with_phase,
+)
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.stages import check_stages, warmup_lines, with_batch_unit
@@ -102,7 +109,7 @@ def with_rows_per_chip(
     """Return the configuration with so many rows a chip in each micro-batch of a phase."""
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
-    batch_size = rows * topology.num_chips * config.training.accumulation
+    batch_size = rows * topology.num_chips * config.accumulation_of(phase)
     return with_phase(config, phase, batch_size=batch_size)
 
 
@@ -192,7 +199,8 @@ def _fit(planner: Planner) -> _Answer:
         if parts:
             after.append(
                 f"to keep the configured {configured:,} rows a step: "
-                f"--config.training.accumulation={parts * settings.accumulation}"
+                f"--config.{accumulation_field(planner.config, planner.phase)}="
+                f"{parts * settings.accumulation}"
             )
     return _Answer(planner.plan(best), record, after=after)
 

@@ -113,7 +113,7 @@ class Plan:
     @property
     def accumulation(self) -> int:
         """Micro-batches of a step."""
-        return self.config.training.accumulation
+        return self.config.accumulation_of(self.phase)
 
     @property
     def fits(self) -> bool:
@@ -202,7 +202,10 @@ def compile_step(
     mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]
     check_batch_size(
-        shape.batch_size, mesh, config.training.accumulation, f"training.phases[{phase}].batch_size"
+        shape.batch_size,
+        mesh,
+        config.accumulation_of(phase),
+        f"training.phases[{phase}].batch_size",
     )
     settings = _planned_step(config, phase)
     state = abstract_state(settings, mesh)

@@ -161,7 +161,9 @@ class Planner:
             depths = (layers,)
         # Other phases keep their batch, which so many micro-batches need not divide.
         training = self.config.training
-        phase = dataclasses.replace(training.phases[self.phase], share=1.0)
+        phase = dataclasses.replace(
+            training.phases[self.phase], share=1.0, steps=None, accumulation=None
+        )
         training = dataclasses.replace(training, phases=(phase,), accumulation=1)
         config = dataclasses.replace(self.config, training=training)
         alone = Planner(config, 0, self.topology, cache=self.cache)

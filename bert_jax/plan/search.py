@@ -42,7 +42,7 @@ class Settings:
 
     def apply(self, config: PretrainConfig, phase: int) -> PretrainConfig:
         """Return the configuration with these settings; other phases keep their batch."""
-        config = with_phase(config, phase, batch_size=self.rows)
+        config = with_phase(config, phase, batch_size=self.rows, accumulation=None)
         return dataclasses.replace(
             config,
             training=dataclasses.replace(config.training, accumulation=self.accumulation),
@@ -52,17 +52,23 @@ class Settings:
 
     def overrides(self, config: PretrainConfig, phase: int) -> list[str]:
         """Return the arguments that turn `config` into this; fields that stay are left out."""
-        mesh, model, training = config.mesh, config.model, config.training
+        mesh, model, shape = config.mesh, config.model, config.training.phases[phase]
         wanted = {
             "mesh.data": (mesh.data, -1),
             "mesh.fsdp": (mesh.fsdp, self.fsdp),
             "mesh.tensor": (mesh.tensor, self.tensor),
             "model.remat": (model.remat, self.remat),
             "model.scan_unroll": (model.scan_unroll, self.scan_unroll),
-            "training.accumulation": (training.accumulation, self.accumulation),
-            f"training.phases[{phase}].batch_size": (training.phases[phase].batch_size, self.rows),
+            accumulation_field(config, phase): (config.accumulation_of(phase), self.accumulation),
+            f"training.phases[{phase}].batch_size": (shape.batch_size, self.rows),
         }
         return [f"--config.{name}={new}" for name, (old, new) in wanted.items() if new != old]
+
+
+def accumulation_field(config: PretrainConfig, phase: int) -> str:
+    """Return the name of the field that has the micro-batches of a phase."""
+    own = config.training.phases[phase].accumulation is not None
+    return f"training.phases[{phase}].accumulation" if own else "training.accumulation"
 
 
 def with_phase(config: PretrainConfig, phase: int, **changes: Any) -> PretrainConfig:
@@ -82,7 +88,7 @@ def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Setting
     return Settings(
         fsdp=fsdp,
         tensor=tensor,
-        accumulation=config.training.accumulation,
+        accumulation=config.accumulation_of(phase),
         remat=config.model.remat,
         scan_unroll=config.model.scan_unroll,
         rows=config.training.phases[phase].batch_size,

@@ -85,6 +85,7 @@ def describe_batch(
     pairing: str = "none",
     max_rows: int | None = None,
     first_row: int = 0,
+    labels: Sequence[str] = (),
 ) -> str:
     """Decode a batch row by row, with its masks marked, in lines of 98 characters if words allow.
 
@@ -98,6 +99,7 @@ def describe_batch(
         pairing: Meaning of the labels, as `data.pairing`.
         max_rows: Largest number of rows; None: all.
         first_row: Number of the first row in the stream of the run.
+        labels: Label of each row, as text; empty: none.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
@@ -121,7 +123,11 @@ def describe_batch(
         described = _describe_row(
             one, inputs[row], predicted[row], tokenizer, pairing, is_shown=shown is not None
         )
-        described[0] = f"row {row}, stream {first_row + row}, {described[0]}"
+        if labels:
+            named = filter(None, (f"row {row}", described[0], labels[row]))
+            described[0] = ", ".join(named)
+        else:
+            described[0] = f"row {row}, stream {first_row + row}, {described[0]}"
         lines += ["", *described]
     if count < num_rows:
         lines += ["", f"({num_rows - count} more rows)"]

@@ -208,9 +208,21 @@ def predict(arguments: argparse.Namespace) -> int:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Print a batch."""
-    from bert_jax.cli.inspection.replay import replay_batch
+    from bert_jax.artefacts.saved.runs import is_finetuning
+    from bert_jax.files.remote import open_workdir
 
     check_rows(arguments.rows)
+    if is_finetuning(open_workdir(arguments.workdir).local):
+        from bert_jax.cli.inspection.replay_task import replay_task
+
+        if arguments.corpus is not None:
+            raise UserError(
+                f"--corpus is for pretraining; {arguments.workdir} holds a fine-tuning run"
+            )
+        print(replay_task(arguments.workdir, arguments.step, max_rows=arguments.rows))
+        return 0
+    from bert_jax.cli.inspection.replay import replay_batch
+
     batch = replay_batch(
         arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
     )

@@ -174,9 +174,8 @@ class FinetuneVoice:
         return {name: self._column(column) for name, column in columns.items()}, line
 
     def look(self, batch: int) -> str:
-        """Name no command."""
-        del batch
-        return ""
+        """Return the command that shows a batch."""
+        return f"bert-jax replay {self.work.name} --step {batch}"
 
     def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
         """Write the statistics, and describe how the run ended."""

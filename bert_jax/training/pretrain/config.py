@@ -110,9 +110,7 @@ class TrainingConfig:
             raise UserError("training.phases is empty; name at least one phase")
         for number, phase in enumerate(self.phases):
             phase.check(number)
-        total = sum(phase.share for phase in self.phases)
-        if abs(total - 1) > 1e-6:
-            raise UserError(f"training.phases: the shares sum to {total:g}; they must sum to 1")
+        self._check_phase_steps()
         for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
             if steps < 1:
                 raise UserError(
@@ -120,9 +118,28 @@ class TrainingConfig:
                     f"{self.num_steps} steps is no step; raise training.num_steps or the share"
                 )
 
+    def _check_phase_steps(self) -> None:
+        given = [phase.steps for phase in self.phases if phase.steps is not None]
+        if 0 < len(given) < len(self.phases):
+            number = next(n for n, phase in enumerate(self.phases) if phase.steps is None)
+            raise UserError(
+                f"training.phases[{number}].steps is not set, and other phases have steps; give "
+                "steps in all phases or in none"
+            )
+        if given and sum(given) != self.num_steps:
+            raise UserError(
+                f"training.phases: the steps sum to {sum(given)}; training.num_steps must be "
+                f"{sum(given)}, and is {self.num_steps}"
+            )
+        total = sum(phase.share for phase in self.phases)
+        if not given and abs(total - 1) > 1e-6:
+            raise UserError(f"training.phases: the shares sum to {total:g}; they must sum to 1")
+
     @property
     def phase_steps(self) -> tuple[int, ...]:
         """Steps of each phase; they sum to `num_steps`."""
+        if given := tuple(phase.steps for phase in self.phases if phase.steps is not None):
+            return given
         ends, covered = [0], 0.0
         for phase in self.phases:
             covered += phase.share
@@ -287,13 +304,19 @@ class PretrainConfig:
             return None
         return self.data.mixture_temperature if own is None else own
 
+    def accumulation_of(self, number: int) -> int:
+        """Return the number of micro-batches of a step of a phase."""
+        return self.training.phases[number].accumulation or self.training.accumulation
+
     def of_phase(self, number: int) -> "PretrainConfig":
-        """Return this configuration with the masking rate and the thetas of a phase as the run's.
+        """Return this configuration with masking rate, thetas and accumulation of a phase.
 
         No phase of the result has its own.
         """
         rate = self.training.phases[number].masking_rate
-        config = replace(self, model=replace(self.model, **self._thetas(number)))
+        training = replace(self.training, accumulation=self.accumulation_of(number))
+        model = replace(self.model, **self._thetas(number))
+        config = replace(self, model=model, training=training)
         return config._masking_at(self.masking.rate if rate is None else rate)
 
     def with_thetas_of(self, number: int) -> "PretrainConfig":
@@ -345,7 +368,7 @@ class PretrainConfig:
         return replace(config, objective=self.objective.for_evaluation())
 
     def _masking_at(self, rate: float) -> "PretrainConfig":
-        nothing: dict[str, Any] = dict.fromkeys(("masking_rate", *THETAS))
+        nothing: dict[str, Any] = dict.fromkeys(("masking_rate", "accumulation", *THETAS))
         phases = tuple(replace(phase, **nothing) for phase in self.training.phases)
         return replace(
             self,

@@ -240,11 +240,13 @@ class MixedCorpora:
 
     def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
         """Return the values of a row of metrics for the text that the first steps have read."""
-        if not self.names:
-            return {}
         found = stream.progress(step)
+        tokens = [each.tokens for each in found]
+        row = {"data/rows": sum(each.rows for each in found), "data/tokens": sum(tokens)}
+        if not self.names:
+            return row
         labels = [self.labels[each.name or self._data.corpus] for each in found]
-        return amounts(labels, [each.tokens for each in found], [each.epochs for each in found])
+        return row | amounts(labels, tokens, [each.epochs for each in found])
 
     def heldout(self) -> dict[str, TokenStore]:
         """Open the held-out text of each corpus that has some, by label."""

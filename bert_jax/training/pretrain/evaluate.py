@@ -112,7 +112,6 @@ def _planned(
 ) -> list[EvalBatches]:
     """Plan the rows of a store for each phase."""
     (index, count), shards = data_shard(mesh), num_batch_shards(mesh)
-    parts = shards * config.training.accumulation  # phases that are over need not divide by it
     for _ in store.shards:  # what is not there, or away in its bucket, is said before a step
         pass
     try:
@@ -121,12 +120,13 @@ def _planned(
                 store,
                 config.data,
                 phase.length,
-                -(-phase.batch_size // parts) * shards,  # that of a micro-batch
+                # Rows of a micro-batch; phases that are over need not divide.
+                -(-phase.batch_size // (shards * config.accumulation_of(number))) * shards,
                 max_rows=max_rows,
                 process_index=index,
                 process_count=count,
             )
-            for phase in config.phases
+            for number, phase in enumerate(config.phases)
         ]
     except UserError as error:
         raise UserError(

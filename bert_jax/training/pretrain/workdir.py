@@ -68,7 +68,7 @@ def check_workdir(
         places = [f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture))]
         for number in range(len(config.training.phases)):
             name = f"training.phases[{number}].corpus"
-            places.append(name)
+            places += [name, f"training.phases[{number}].accumulation"]
             mixture = config.training.phases[number].mixture
             places += [f"{name[:-7]}.mixture[{n}].corpus" for n in range(len(mixture))]
             there = recorded_corpus(record, number)

@@ -1,7 +1,8 @@
 """Corpora of a mixture in the metrics of a run: text seen, epochs, and held-out loss of each.
 
 A row of `metrics.jsonl` has `data/LABEL/tokens` and `data/LABEL/epochs` with the training metrics,
-and `eval/METRIC/LABEL` with the held-out ones. A run of one corpus has none of them.
+and `eval/METRIC/LABEL` with the held-out ones. A run of one corpus has only the sums over all text,
+`data/rows` and `data/tokens`, which every run has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -142,6 +142,25 @@ def test_two_decays_of_one_run_with_texts_of_their_own(run, tmp_path):
     assert np.abs(kernels[0] - kernels[1]).max() > 0
 
 
+def test_a_run_in_steps_is_extended_without_other_shares(run, tmp_path):
+    """A phase behind the steps of the run, whose phases stay as they are."""
+    first = config_of(run.corpus.train.path, training__phases=[{**PHASE, "steps": 6}])
+    longer = config_of(
+        run.corpus.train.path,
+        training__num_steps=8,
+        training__phases=[{**PHASE, "steps": 6}, {**PHASE, "steps": 2, "decay": "linear"}],
+    )
+    assert train(first, tmp_path / "stable", corpus=run.corpus, echo=lambda _: None).finished
+    assert fingerprint(tmp_path / "stable", first, run.corpus) == fingerprint(
+        run.workdir, run.config, run.corpus
+    )
+    result = train(
+        longer, tmp_path / "longer", corpus=run.corpus, branch_from=f"{tmp_path / 'stable'}@6",
+        echo=lambda _: None,
+    )  # fmt: skip
+    assert (result.finished, result.step) == (True, 8)
+
+
 def test_the_step_stays_when_the_run_goes_on(run, tmp_path):
     branch(run.config, tmp_path / "new", f"{run.workdir}@2")
     for step in ("4", "6"):

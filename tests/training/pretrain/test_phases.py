@@ -39,6 +39,7 @@ from bert_jax.training.pretrain.start.stages import (
 from bert_jax.training.pretrain.summary import summary
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.pretrain.workdir import check_workdir, prepare_workdir, read_config
+from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.optim import PhaseRate
 
 
@@ -83,11 +84,51 @@ def corpus(tmp_path_factory) -> Corpus:
             {"decay": "linear", "end_rate": 0.1},
             r"phases\[1\]\.end_rate is 0.1; it must be at most the peak of the phase, 0.001",
         ),
+        ({"accumulation": 0}, r"phases\[1\]\.accumulation is 0; it must be at least 1, or None"),
+        ({"steps": 4}, r"phases\[1\]\.share is 0.5; it must be in \(0, 1\], and 1 where the phase"),
+        (
+            {"steps": 4, "share": 1.0},
+            r"phases\[0\]\.steps is not set, and other phases have steps; give steps in all",
+        ),
     ],
 )
 def test_an_error_names_the_phase_and_the_field(second, message):
     with pytest.raises(UserError, match=message):
         config_of({}, second)
+
+
+def test_phases_in_steps_and_micro_batches_of_their_own(corpus, tmp_path):
+    """Steps in place of shares are the same run; a mesh must take the parts of each phase."""
+    given = {"training__num_steps": 4, "training__accumulation": 1, "training__eval_every_steps": 0,
+             "training__log_every_steps": 1}  # fmt: skip
+    shape = {"length": 32, "batch_size": 16}
+    shares = small_config(
+        **given, training__phases=[{**shape, "share": 0.75}, {**shape, "share": 0.25}]
+    )
+    in_steps = [{**shape, "steps": 3}, {**shape, "steps": 1, "accumulation": 2}]
+    config = small_config(**given, training__phases=in_steps)
+    assert config.phases == shares.phases
+    assert [step_config(config, corpus, n).accumulation for n in (0, 1)] == [1, 2]
+    check_stages(config, 8)
+    with pytest.raises(UserError, match=r"phases\[1\]\.batch_size is 16; it must be a multiple of"):
+        check_stages(config, 16)
+    with pytest.raises(UserError, match="the steps sum to 4; "):
+        small_config(**{**given, "training__num_steps": 5}, training__phases=in_steps)
+    runs = [tmp_path / "shares", tmp_path / "steps"]
+    for each, work in zip((shares, config), runs, strict=True):
+        assert train(each, work, corpus=corpus, echo=lambda _: None).finished
+    losses, other = ([row["train/loss"] for row in read_metrics(work / "metrics.jsonl")
+                      if "train/loss" in row] for work in runs)  # fmt: skip
+    assert losses[:3] == other[:3]
+    assert losses[3] == pytest.approx(other[3], rel=1e-5)
+    parts = [{**shape, "steps": 3}, {**shape, "steps": 1}]  # a restart may compute it otherwise
+    again = small_config(**given, training__phases=parts)
+    assert train(again, runs[1], corpus=corpus, echo=lambda _: None).finished
+    rows = [row for row in read_metrics(runs[0] / "metrics.jsonl") if "data/rows" in row]
+    assert [row["data/rows"] for row in rows] == [16, 32, 48, 64]
+    passes = [row["data/tokens"] / corpus.train.num_tokens for row in rows]
+    stream = ExampleStream(corpus.train, config.data, config.phases, config.seed)
+    assert passes[3] == pytest.approx(stream.progress(4)[0].epochs, rel=1e-3)
 
 
 def test_a_corpus_that_is_missing_or_of_another_tokenizer_is_refused(corpus, tmp_path):

@@ -25,11 +25,13 @@ def begun(work: WorkDir, branch: Branch | None) -> tuple[int, int]:
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
     """Return the configuration whose batches the shards of a mesh take, or with the unit `kept`."""
     training = config.training
-    unit, needed = training.batch_unit, shards * training.accumulation
+    unit = training.batch_unit
     if kept:
         unit = unit if kept % unit else kept
-    elif any(rows % needed for _, rows in stages_from(config.phases, 0)):
-        unit = math.lcm(unit, needed)
+    else:
+        needed = [shards * config.accumulation_of(n) for n in range(len(training.phases))]
+        if any(rows % needed[number] for number, rows in stages_from(config.phases, 0)):
+            unit = math.lcm(unit, *needed)
     return dataclasses.replace(config, training=dataclasses.replace(training, batch_unit=unit))
 
 
@@ -38,7 +40,7 @@ def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
     for number, rows in stages_from(config.phases, step):
         where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
         where += "" if rows == whole else f" {whole} in the batch warm-up"
-        check_batch_size(rows, shards, config.training.accumulation, where)
+        check_batch_size(rows, shards, config.accumulation_of(number), where)
 
 
 def warmup_lines(config: PretrainConfig) -> list[str]:
