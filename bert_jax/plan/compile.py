@@ -46,7 +46,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device (`output` adds up those of a chip)."""
+    """Bytes on one device (`output` adds up the devices of a chip)."""
 
     parameters: int
     optimizer: int
@@ -98,7 +98,7 @@ class Plan:
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
-    """The compiler's answer was read from the disk; `compile_seconds` are those of the time."""
+    """Whether the compiler's answer was read from disk; `compile_seconds` were measured then."""
 
     @property
     def rows(self) -> int:
@@ -309,7 +309,7 @@ def _bytes_per_device(tree: Any) -> int:
 def _compile(lowered: Any) -> dict[str, Any]:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        # Of modules, the step alone, not those that the compiler extracts from it.
+        # Only the module of the step, without the modules that the compiler extracts from it.
         options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True,
                    "xla_dump_hlo_module_re": "jit_"}  # fmt: skip
         try:

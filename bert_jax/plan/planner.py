@@ -222,7 +222,7 @@ class Planner:
         return dataclasses.replace(settings, rows=self.rows(settings, rows_per_shard))
 
     def rows(self, settings: Settings, rows_per_shard: int) -> int:
-        """Global rows of a step, from those of one shard of a micro-batch."""
+        """Global rows of a step, from the rows of one shard of a micro-batch."""
         shards = self.topology.num_devices // settings.tensor
         return rows_per_shard * shards * settings.accumulation
 

@@ -77,7 +77,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
 
 @lru_cache(maxsize=8)
 def _num_params(config: PretrainConfig) -> tuple[int, int]:
-    """Count the parameters that are trained, and those of a teacher."""
+    """Count the parameters that are trained, and the parameters of a teacher."""
     objective = objective_of(config)
     return num_params(objective), num_frozen(objective)
 

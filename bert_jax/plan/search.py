@@ -154,7 +154,7 @@ class Found:
 
     settings: Settings
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations on the way: settings, result, "reduced depth" or "whole"; the last is that of
+    """Compilations on the way: settings, result, "reduced depth" or "whole"; the last belongs to
     `settings`."""
 
 
@@ -170,8 +170,8 @@ def fastest_that_fits(
     `paper` is a prediction that costs nothing, `reduced` one from a compilation of reduced depth,
     `whole` the compiler's answer, with the peak it needs where it refuses.
     """
-    # What is measured corrects the paper for all candidates of its kind; those of a kind that was
-    # not measured yet get the benefit of the doubt in time, and not in memory.
+    # A measurement corrects the estimates of all candidates of its kind. Candidates of a kind that
+    # was not measured yet get the benefit of the doubt in time, and not in memory.
     memory_error: dict[tuple[str, int], float] = {}
     time_error: dict[tuple[str, int], float] = {}
     open_choices = {settings: paper(settings) for settings in choices}

@@ -269,7 +269,7 @@ class _Run:
         self.saved_at = time.monotonic()
 
     def _bad_step(self, batch: int, metrics: dict[str, Any], state: Any) -> None:
-        """Say which trials skipped a batch or halted; a run alone that halted ends with why."""
+        """Report trials that skipped a batch or halted; raise if the only trial halted."""
         now, session, alone = self.now, self.session, self.plan.num_trials < 2
         look = self.plan.voice.look(batch)
         for number, each in enumerate(now.progress):

@@ -186,7 +186,7 @@ class RunPlan:
 
     @property
     def objective(self) -> Objective:
-        """Objective of the first stage, whose metrics are those of all."""
+        """Objective of the first stage; all stages have its metrics."""
         return self.stages[0].train.objective
 
     @property

@@ -1,7 +1,7 @@
 """The work directory of a run: what is in it, and whether it belongs to this run.
 
 config.json  metrics.jsonl  events.jsonl  goodput.json  tensorboard/  checkpoints/  tokenizer/
-loss.png, of pretraining alone
+loss.png (only in pretraining)
 """
 
 import json
@@ -82,10 +82,9 @@ def begin_workdir(
     ancestors: Callable[[], list[dict[str, Any]]] | None = None,
     **record: Any,
 ) -> None:
-    """Write config.json and the files of the tokenizer alone, in process 0.
+    """Write config.json and the tokenizer, in process 0; each appears complete or not at all.
 
-    Each appears complete or not at all. Without `ancestors`, which makes their records, those that
-    config.json has stay.
+    `ancestors` makes the records of the ancestors; None: the records in config.json stay.
 
     Raises:
         UserError: The work directory cannot be written.

@@ -33,7 +33,7 @@ def all_agree(ok: bool) -> bool:
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Call `act` in process 0 alone and give its answer, which JSON can hold, to all processes.
+    """Call `act` in process 0 and give its answer, which JSON can hold, to all processes.
 
     Raises:
         ElsewhereError: In the other processes, when `act` raised in process 0.

@@ -128,7 +128,7 @@ class Checkpoints:
             metrics: An evaluation of exactly this state, for `Retention.keep_best`.
 
         Raises:
-            SaveFailedError: This failure, or that of the save before, was one too many.
+            SaveFailedError: This failure, or the failure of the save before, was one too many.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):

@@ -72,7 +72,7 @@ class Restored:
 
 
 def load_newest(directory: AnyPath) -> Restored | None:
-    """Restore the parameters alone of the newest intact checkpoint, onto one device."""
+    """Restore only the parameters of the newest intact checkpoint, onto one device."""
     return restore_newest(directory, None)
 
 

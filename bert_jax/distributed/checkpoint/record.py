@@ -95,7 +95,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
-    """`abstract` with its leaves replaced by those of the same name."""
+    """Replace the leaves of `abstract` by the leaves of the same names."""
     return jax.tree.unflatten(
         jax.tree.structure(abstract), [leaves[name] for name in named_leaves(abstract)]
     )

@@ -1,4 +1,4 @@
-"""The policy of which checkpoints stay."""
+"""Policy for deleting checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from bert_jax.errors import UserError
 
 @dataclass(frozen=True)
 class Retention:
-    """Policy of which checkpoints stay; one reason to stay is enough."""
+    """Rules for keeping checkpoints; one reason to stay is enough."""
 
     keep: int = 3
     """The newest ones, counted among those that were read back."""

@@ -116,7 +116,7 @@ def verify_checkpoint(
 def find_fault(checkpoint: AnyPath) -> str:
     """Name the fault of a checkpoint; "" where there is none.
 
-    Reads the files alone where they were compared with the arrays before, else the arrays too.
+    Read only the files where the files were compared with the arrays before, else the arrays too.
     """
     return (
         file_fault(checkpoint) if is_verified(checkpoint) else verify_checkpoint(checkpoint).fault

@@ -60,7 +60,7 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster that this process is part of, or None where it is alone.
+    """Return the cluster that this process is part of, or None for a single process.
 
     Looks at nothing but its arguments. `on_tpu`: computations run on TPU chips of this machine.
 
@@ -89,15 +89,15 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
 
 
 def join(mode: Mode, timeout_seconds: int = 300) -> None:
-    """Make this process one of the run's, where there are several; else do nothing.
+    """Join the other processes of the run; do nothing where there are none.
 
-    Afterwards `jax.devices()` are those of all processes, only process 0 logs below errors, and
-    Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. Leave with
+    Afterwards `jax.devices()` lists the devices of all processes, only process 0 logs below errors,
+    and Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. Leave with
     `leave` after an error.
 
     Args:
         mode: "auto" joins where the environment names other processes; "on" refuses to run
-            without; "off" runs on the devices of this process alone.
+            without; "off" runs on the devices of only this process.
         timeout_seconds: How long to wait for the other processes.
 
     Raises:
@@ -188,7 +188,7 @@ def _from_variables(environ: Mapping[str, str], given: list[str]) -> Cluster:
             f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set and "
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. A process of a "
             "run needs all three: host:port of process 0, the number of processes, and its own "
-            "number from 0. To run on this machine alone: --distributed=off"
+            "number from 0. To run only on this machine: --distributed=off"
         )
     address = environ[ADDRESS]
     host, _, port = address.rpartition(":")
@@ -266,10 +266,10 @@ def _refused(cluster: Cluster, error: BaseException, nowhere: bool) -> str:
         return (
             f"--distributed=on, and nothing says what other processes there are: not {ADDRESS}, "
             f"{COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. To run on this "
-            "machine alone: --distributed=off"
+            "machine only: --distributed=off"
         )
     line = str(error).strip().partition("\n")[0]
     return (
         f"joining the run's processes failed ({cluster.source}): {type(error).__name__}: {line}. "
-        "To run on this machine alone: --distributed=off"
+        "To run only on this machine: --distributed=off"
     )

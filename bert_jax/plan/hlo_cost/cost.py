@@ -20,7 +20,7 @@ PRODUCT_CYCLES = 18
 STEP_CYCLES = 385
 """Constants of a Pallas kernel: the share of the arrays' time that no vector work hides, and the
 cycles of a core for each product and for each step of the grid besides. Fitted to the schedules
-that libtpu writes for 12 attention kernels on v5e, of which 11 are met within 11%, one within 19%
+that libtpu writes for 12 attention kernels on v5e: 11 are met within 11%, one within 19%
 (docs/experiments.md, "The wind tunnel")."""
 
 STATED_EFFICIENCY = 0.5

@@ -50,8 +50,8 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-    position in `mesh.devices.flat`, whatever the ids of the devices. A program for several slices
-    is that of one slice: the mesh's outermost axes must span the slices.
+    position in `mesh.devices.flat`, whatever the ids of the devices. Several slices run
+    the program of one slice: the mesh's outermost axes must span the slices.
 
     Raises:
         ValueError: not HLO text, or a collective whose groups cannot be read.

@@ -187,7 +187,7 @@ def _closing(line: str, start: int) -> int:
 def arrays(shape: str) -> Iterator[tuple[int, str]]:
     """(bytes, layout) of every array in a type; tokens and opaque values have no bytes.
 
-    Bytes are those of the logical shape: what the tiling pads is not in it.
+    Bytes are counted for the logical shape, without the padding of tiles.
     """
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = _BITS.match(dtype)

@@ -23,7 +23,7 @@ _MAX_DEPTH = 150
 
 @dataclass(frozen=True)
 class _Passed:
-    """Element `index` of a loop's state, as it came in: to see what a body leaves alone."""
+    """Element `index` of a loop's state as it came in, which shows what a body does not change."""
 
     index: int
 

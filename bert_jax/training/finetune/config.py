@@ -62,7 +62,7 @@ class FinetuneTrainingConfig:
     """Attention kernel."""
     patience: int = 0
     """Evaluations in a row without a better score, after which a run stops; the learning rate falls
-    as if it went on. Of several runs at once each stops alone. 0: all passes are made."""
+    as if it went on. Of several runs at once each stops by itself. 0: all passes are made."""
     freeze: str = ""
     """Parts that keep their values: embeddings; a number, for embeddings and so many lower layers;
     encoder, for all but the pooler and the head. Empty: none."""
@@ -109,7 +109,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """Factor of the learning rate from each layer to the layer below: the head has the whole rate,
     the top layer this share of it, the embeddings the lowest. 1: all have the same."""
     head_learning_rate: float | None = None
-    """Peak of the pooler, the map before the head and the head; None: that of the encoder."""
+    """Peak of the pooler, the map before the head and the head; None: the
+    encoder's."""
 
     def __post_init__(self) -> None:
         """Refuse rates that cannot train."""
@@ -127,7 +128,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 class FinetuneGuardConfig(GuardConfig):
     """Treatment of bad steps, run by run: a run that is stopped has failed, the others go on.
 
-    With one run alone the process ends with exit code 4.
+    A sweep of one run ends with exit code 4.
     """
 
     spike_sigmas: float = 0.0
@@ -192,8 +193,8 @@ class FinetuneConfig:
     embedding: ContrastConfig = field(default_factory=ContrastConfig)
     """Vectors and their loss (task.kind=embedding)."""
     head: Literal["auto", "keep", "fresh"] = "auto"
-    """First weights of the head: those of `init`, whose labels must be the task's, in any order
-    (keep), or random ones (fresh). auto: keep where the labels are the same."""
+    """First weights of the head. keep: the head of `init`, whose labels must be the task's, in any
+    order. fresh: random weights. auto: keep where the labels are the same."""
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -35,8 +35,8 @@ def divide(
     Args:
         split: Examples.
         texts: See `known_texts`.
-        needed: Whether a split of which no example is known is an error; else it is not divided,
-            and nothing is returned.
+        needed: Whether a split without a known example is an error; otherwise such a split is not
+            divided, and nothing is returned.
 
     Raises:
         UserError: See `needed`.

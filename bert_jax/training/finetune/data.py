@@ -1,4 +1,4 @@
-"""Data that a saved fine-tuning run is scored on: those of the run, or others, told apart."""
+"""Data that a saved fine-tuning run is scored on: its own or others."""
 
 import dataclasses
 import sys
@@ -78,7 +78,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
     """Read labelled data: a file, a split of GLUE, `dev` or `test` of the run; None: both of these.
 
     Raises:
-        UserError: Data cannot be read, or are those of the run and have changed since.
+        UserError: Data cannot be read, or data of the run have changed since.
     """
     config = task_of(model).config
     own = {"dev", *config.dev_sources, *config.test_sources}
@@ -152,7 +152,7 @@ def _named(split: Split, name: str) -> Split:
 def _check_unchanged(
     workdir: Path | str, split: Split, recorded: Mapping[str, Any] | None, known: np.ndarray
 ) -> None:
-    """Refuse a split of other examples than that of the training."""
+    """Refuse a split whose examples are not those that the run recorded."""
     found = describe_split(split)
     if recorded is None or found == recorded:
         return

@@ -124,8 +124,8 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report` by the name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Scores less those of another model, by split and score: `difference`, and `interval` (95%,
-    paired), None where there is none."""
+    """Differences of the scores to another model's, by split and score: `difference`, and
+    `interval` (95%, paired), None where no interval holds."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all as JSON values; scores that are not numbers are None."""

@@ -51,8 +51,8 @@ def cross_validate(
         Name of the signal that stopped the folds; empty once all have ended.
 
     Raises:
-        UserError: The configuration asks for more than a run a fold, the directory is that of
-            another run or in a bucket, or a fold cannot be trained; see `train.finetune`.
+        UserError: The configuration asks for more than a run a fold, the directory belongs
+            to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
         NothingLearnedError: No fold's model is above its constant prediction. All is written.
     """
     _check(config, workdir)

@@ -29,7 +29,7 @@ def evaluation_columns(
 ) -> dict[str, Sequence[float | None]]:
     """Return the columns of an evaluation's row, with a value for each trial.
 
-    `losses` are those of the first dev split; scores are empty where logits were not finite.
+    `losses` come from the first dev split; scores are empty where logits were not finite.
     """
     columns: dict[str, Sequence[float | None]] = {}
     if any(loss is not None for loss in losses):
@@ -65,8 +65,8 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 
     Their expected score is at most `constant_score`; for macro F1 it is 1 / `num_labels`, by
     drawing labels as often as they occur. The mean of `rows` values in [0, 1] deviates from its
-    expectation no more than the share of successes of a binomial: the bound is that of the
-    binomial, exact for accuracy and generous for F1. For correlations the bound is Student's.
+    expectation no more than the share of successes of a binomial, whose bound is used: exact for
+    accuracy and generous for F1. For correlations the bound is Student's.
 
     Args:
         metric: Name of the score; a fraction or a correlation.

@@ -93,7 +93,7 @@ def conclude(
 def _saved_trial(setup: Setup, wave: Moment, outcomes: Sequence[Outcome]) -> int | None:
     """Return the trial of a wave whose model is saved so far; None for an earlier wave's.
 
-    The rule is that of `FinetuneSaves.save_best`.
+    The rule of `FinetuneSaves.save_best` decides.
     """
     own = setup.inits[0]
     before = [o.best for o in outcomes if o.member.init == own and o.best is not None]

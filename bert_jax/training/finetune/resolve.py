@@ -199,7 +199,7 @@ class FinetuneVoice:
         )
 
     def _column(self, values: Sequence[float | None]) -> Any:
-        """Return a column of a row: the value of a run alone, else a list."""
+        """Return a column of a row: a value where the sweep has one run, else a list."""
         return values[0] if len(self.setup.members) == 1 else list(values)
 
 

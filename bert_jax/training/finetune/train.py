@@ -37,7 +37,7 @@ def finetune(
             terminal.
 
     Raises:
-        BadStepError: A step of a run alone was not finite, and the guard says to stop.
+        BadStepError: A step of the only run was not finite, and the guard says to stop.
         UserError: The configuration, the data, the initialisation and the work directory do not fit
             together. Nothing has been written.
         NoModelError: No run of the first initialisation had a finite score; the statistics say so.

@@ -74,8 +74,8 @@ class TrainingConfig:
     accumulation: int = 1
     """Micro-batches per step: memory for time, the result is the same within rounding."""
     batch_unit: int = 1
-    """Number of which the rows of a step in a batch warm-up are a multiple. The first start makes
-    it what its mesh takes, where the rows do not divide over that, and the run keeps it."""
+    """Divisor of the rows of each step in a batch warm-up. Where these rows do not divide over the
+    mesh, the first start raises the divisor, and the run keeps it."""
     gather: Literal["layer", "step"] = "layer"
     """Time at which parameters that mesh.fsdp splits are gathered: for each layer of each
     micro-batch, or once a step, with whole gradients reduced at its end. `step` needs memory for

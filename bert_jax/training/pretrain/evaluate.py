@@ -93,7 +93,7 @@ class HeldOut:
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Evaluate on the rows of a phase; of each corpus of a mixture the first metric alone."""
+        """Evaluate on the rows of a phase; each corpus of a mixture gets only the first metric."""
         step, objective = self._steps[phase], self._settings[phase].objective
         params = objective.own(params)
 

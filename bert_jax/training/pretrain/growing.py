@@ -51,7 +51,7 @@ def grow_model(
     Args:
         source: Directory for `read_model`, of a pretrained model.
         out: A directory that does not exist yet, or is empty.
-        wanted: Function from the source's configuration to that of the larger model.
+        wanted: Function that turns the source's configuration into the larger model's.
         preserve: Whether a wider model computes what the source does; see `grow_params`.
         seed: Seed of the noise with `preserve`.
         corpus: Directory of a corpus whose held-out text measures both; None: no measurement.

@@ -1,7 +1,7 @@
 """Reject steps with a non-finite loss or a loss spike.
 
-The step itself decides, on the device, from its state and its batch alone. So the decision is the
-same on every device and after every restart, and needs no transfer to the host.
+The step itself decides, on the device, from nothing but its state and its batch. So the decision is
+the same on every device and after every restart, and needs no transfer to the host.
 """
 
 import math
@@ -21,7 +21,7 @@ _LARGEST = 1e6
 """Upper bound of a loss in the statistics, in nats."""
 
 GUARD_METRICS = ("bad", "halted", "guard_skipped", "guard_mean", "guard_std", "guard_limit")
-"""Metrics that `judge` adds to those of a step."""
+"""Metrics that `judge` adds to a step's."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class GuardConfig:
     """Reaction to a bad step. stop: the run ends before the step. skip: the run leaves the batch
     out, keeps parameters and optimizer as they are, and goes on."""
     on_divergence: Literal["report", "stop"] = "report"
-    """Reaction to a loss that rises by degrees and stays up, where no step alone is bad (see
-    `baseline.LossMonitor`). report: the run says so and goes on. stop: the run also ends."""
+    """Reaction to a loss that rises by degrees and stays up, where no single step is bad (see
+    `loss_monitor.LossMonitor`). report: the run says so and goes on. stop: the run also ends."""
     max_skips: int = 10
     """Largest number of batches skipped in a row; one more stops the run."""
     spike_sigmas: float = 10.0

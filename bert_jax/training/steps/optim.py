@@ -62,7 +62,7 @@ class Progress(NamedTuple):
     decay_share: float
     """Last share of the steps, for shapes that begin to decay late."""
     ratio: Float[Array, "*steps"]
-    """Number of the update, counted from 1, over that of the last before the decay."""
+    """Number of the update, from 1, over the number of the last update before the decay."""
 
 
 SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {

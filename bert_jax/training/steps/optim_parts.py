@@ -87,7 +87,7 @@ def is_decayed(path: str) -> bool:
 def then(
     first: optax.GradientTransformation, *stateless: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Append stateless parts; the state stays that of `first`, not a tuple as in `optax.chain`."""
+    """Append stateless parts; the state is `first`'s, not a tuple as in `optax.chain`."""
     rest = optax.chain(*stateless)
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -167,7 +167,7 @@ def bounded(
     """Shorten steps that the second moment did not foresee: StableAdamW (Wortsman et al. 2023).
 
     The step of a tensor, its decay included, is divided by rms = sqrt(mean(g^2 / max(v, eps^2)))
-    where rms is above 1. A tensor is that of one layer; queries, keys and values count as one
+    where rms is above 1. A tensor belongs to one layer; queries, keys and values count as one
     tensor, and so do the two halves of a gated MLP. The state of `adamw` is an `OptimizerState`.
     """
 

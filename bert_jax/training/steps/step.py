@@ -1,7 +1,7 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-One run's state and batch go through both; on a mesh with the axis `trial`, those of several trials
-do, on axis 0 of every array.
+Both take the state and the batch of one run; on a mesh with the axis `trial`, they take several
+trials, on axis 0 of every array.
 """
 
 from collections.abc import Callable
@@ -55,13 +55,13 @@ class Settings(NamedTuple):
 def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[TrainState, Metrics]]:
     """Make the jitted step `(state, batch) -> (state, metrics)`; the state's buffers are donated.
 
-    A step is compiled once per batch shape. The loss and its gradient are those of the whole batch
-    (sums over global counts), whatever the mesh and the number of micro-batches; corruption and
+    A step is compiled once per batch shape. Loss and gradient belong to the whole batch (sums
+    over global counts), whatever the mesh and the number of micro-batches; corruption and
     dropout are functions of (seed, step, row_index) and hence the same too.
 
-    Metrics are scalars on the device, of the batch before the update: loss, those of the objective,
-    grad_norm (before clipping), learning_rate, num_tokens (padding excluded), and the guard's (see
-    `guard.Judgement`).
+    Metrics are scalars on the device, of the batch before the update: loss, metrics of the
+    objective, grad_norm (before clipping), learning_rate, num_tokens (padding excluded), and the
+    guard's (see `guard.Judgement`).
 
     A step that the guard finds bad returns parameters and optimizer bit for bit as they were. A
     step that stops the run, and every later one, also returns the same step counter; only
@@ -160,8 +160,8 @@ def gradients(
 
     On a mesh of trials every array, sums included, has trials on axis 0.
 
-    The counts in the loss's denominators are those of the whole batch and known before the first
-    part (`prepare` comes first), so parts with unequal counts weigh right.
+    The loss divides by counts of the whole batch, which are known before the first part (`prepare`
+    comes first), so parts with unequal counts weigh right.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -220,7 +220,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
     """Make the jitted `(params, batch) -> Forward` over the global batch, without dropout.
 
     A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
-    On a mesh of trials params have trials on axis 0, the batch has not. `seed` is that of the
+    On a mesh of trials params have trials on axis 0, the batch has not. `seed` draws the
     corruption.
     """
     objective = config.objective
@@ -296,9 +296,9 @@ def _cached(
 ) -> tuple[Any, Scalars]:
     """Compute gradient and sums of a loss that compares all rows, part by part (see `_summed`).
 
-    One pass makes the arrays that are compared, without gradients. Their gradient is that of one
-    large batch. A second pass multiplies it by the gradient of each part's arrays. Dropout is a
-    function of the row, and hence the same in both passes.
+    One pass makes the arrays that are compared, without gradients. Their gradient is computed as
+    for one large batch. A second pass multiplies it by the gradient of each part's arrays. Dropout
+    is a function of the row, and hence the same in both passes.
 
     Args:
         config: Step of a `CoupledObjective`.
@@ -356,7 +356,7 @@ def _stack(layers: Any) -> Any:
 
 
 def _of_each_layer(specs: Any, params: Any) -> Any:
-    """Make the specs of the layers, one by one, from those of their stacks; `params` has lists."""
+    """Make the specs of each layer from the specs of stacked layers; `params` has lists."""
     if isinstance(params, list):
         one = jax.tree.map(
             lambda spec: PartitionSpec(*spec[1:]),

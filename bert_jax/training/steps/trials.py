@@ -1,8 +1,8 @@
 """The trials of a sweep on a mesh: how they begin, what is kept, whether they fit.
 
 A trial is a run with its own parameters, learning rate, seed and order of examples. Trials share
-shapes, so that one compiled step serves all, those of a later wave too. They lie on axis 0 of every
-array (see `training.step`).
+shapes, so that one compiled step serves all, in later waves too. They lie on axis 0 of every
+array (see `training.steps.step`).
 """
 
 import math
@@ -197,7 +197,7 @@ def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainStat
 
 
 def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
-    """Refuse trials whose parameters and moments alone exceed the memory of a device.
+    """Refuse trials whose parameters and moments exceed the memory of a device.
 
     Raises:
         UserError: Names the number of trials that fit.

@@ -77,7 +77,7 @@ class Group:
     """Number of runs without a finite score, which count as the lowest."""
     median: float | None
     """Median of the runs' best scores. Quartiles are interpolated (linear). None without runs, and
-    where the value is that of a lost run."""
+    where the middle run is lost."""
     low_quartile: float | None
     high_quartile: float | None
     best: float | None
@@ -142,7 +142,7 @@ class TestSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of all runs of a sweep; scores are those of the best evaluations on dev."""
+    """Statistics of all runs of a sweep; each run counts with its best evaluation on dev."""
 
     metric: str
     """Score that chooses."""

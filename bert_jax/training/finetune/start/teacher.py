@@ -51,7 +51,7 @@ def with_teacher(
 
     Args:
         config: Section `distil`.
-        objective: Objective of the student alone.
+        objective: Objective of the student, without a teacher.
         initial: Model that gives the tokenizer.
         task: Task of the run.
 

@@ -41,7 +41,7 @@ class Frozen(NamedTuple):
 
 
 def frozen_by(config: FinetuneConfig, model: ModelConfig) -> Frozen:
-    """Return what `training.freeze` names, or the encoder where low-rank updates are trained.
+    """Name the parameters that `training.freeze` freezes; the encoder where LoRA is trained.
 
     Raises:
         UserError: More layers than the model has.
@@ -84,7 +84,7 @@ def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
     if rotates and length > model.num_positions:
         _log.warning(
             "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
-            "on beyond that, but what it makes of them is learned here alone",
+            "on beyond that, but only this run teaches the model to use them",
             length, initial.name, model.num_positions,
         )  # fmt: skip
         model = dataclasses.replace(model, num_positions=length)
@@ -99,7 +99,7 @@ def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
 
 
 def pooling_of(config: FinetuneConfig, initial: SavedModel, network: str) -> Pooled:
-    """Return what a classification reads that has no pooler."""
+    """Return the pooling of a classification without a pooler."""
     why = ""
     if network != "classification":
         why = "this task predicts from each token"
@@ -214,7 +214,7 @@ def start_of(
         The encoder, the map before the head and the head, as far as they do not begin at random.
 
     Raises:
-        UserError: The head is to be kept, and is not that of the task.
+        UserError: `head` is "keep", and the head of `saved` does not fit the task.
     """
     if saved is None:
         return {}
@@ -244,7 +244,7 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
     """Return the weights of a saved head for a task with the same labels, in any order.
 
     Raises:
-        UserError: Says why the head is not that of the task.
+        UserError: Says why the head does not fit the task.
     """
     outputs = saved.outputs
     if outputs is None or "head" not in saved.params:

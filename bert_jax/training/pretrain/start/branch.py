@@ -50,7 +50,7 @@ _OPTIMIZER = tuple(
     for field in dataclasses.fields(OptimizerConfig)
     if field.name != "name"
 )
-"""Settings of the optimizer, all of which may change, unlike its kind."""
+"""Settings of the optimizer, which may change; the kind of optimizer may not."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Branch:
 
 
 def open_branch(name: str, work: WorkDir) -> Branch | None:
-    """Return what the run in a work directory branches from; None for a run that is no branch.
+    """Find the checkpoint that a run branches from; None for a run that is no branch.
 
     Collective. A run that has begun branches from what its config.json says, whether or not `name`
     is given again.
@@ -305,7 +305,7 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
 def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
-    """Describe how phases before the branch differ; `share` is that of their steps in the run."""
+    """Describe how phases before the branch differ; `share` is their share of the run's steps."""
     there_steps, given_steps = ([phase["steps"] for phase in each] for each in (there, given))
     if there_steps != given_steps:
         return [

@@ -72,9 +72,9 @@ def resolve_init(
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str, where: str, directory: str) -> None:
-    """Refuse a model with another tokenizer than that of a corpus, which has the `fingerprint`.
+    """Refuse a model whose tokenizer has another fingerprint than a corpus.
 
-    In the message `where` names the field or option, and `directory` that of the model.
+    In the message `where` names the field or option, and `directory` the model's directory.
     """
     there = model.tokenizer.fingerprint
     if there != fingerprint:
