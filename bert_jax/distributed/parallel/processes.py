@@ -256,8 +256,8 @@ def _timed_out(cluster: Cluster, seconds: int) -> str:
     return (
         f"{me} waited {seconds} s{where} and not all processes of the run came ({cluster.source}). "
         "Give the same command on every host within --join-timeout seconds; the host name of "
-        "process 0 must resolve and its port be open from the others. To run on this machine "
-        "alone: --distributed=off"
+        "process 0 must resolve and its port be open from the others. To run only on this "
+        "machine: --distributed=off"
     )
 
 
@@ -265,8 +265,8 @@ def _refused(cluster: Cluster, error: BaseException, nowhere: bool) -> str:
     if nowhere:
         return (
             f"--distributed=on, and nothing says what other processes there are: not {ADDRESS}, "
-            f"{COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. To run on this "
-            "machine only: --distributed=off"
+            f"{COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. To run only on "
+            "this machine: --distributed=off"
         )
     line = str(error).strip().partition("\n")[0]
     return (
