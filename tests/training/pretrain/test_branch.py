@@ -150,12 +150,12 @@ def test_a_run_in_steps_is_extended_without_other_shares(run, tmp_path):
         training__num_steps=8,
         training__phases=[{**PHASE, "steps": 6}, {**PHASE, "steps": 2, "decay": "linear"}],
     )
-    assert train(first, tmp_path / "stable", corpus=run.corpus, echo=lambda _: None).finished
-    assert fingerprint(tmp_path / "stable", first, run.corpus) == fingerprint(
+    assert train(first, tmp_path / "in steps", corpus=run.corpus, echo=lambda _: None).finished
+    assert fingerprint(tmp_path / "in steps", first, run.corpus) == fingerprint(
         run.workdir, run.config, run.corpus
     )
     result = train(
-        longer, tmp_path / "longer", corpus=run.corpus, branch_from=f"{tmp_path / 'stable'}@6",
+        longer, tmp_path / "longer", corpus=run.corpus, branch_from=f"{tmp_path / 'in steps'}@6",
         echo=lambda _: None,
     )  # fmt: skip
     assert (result.finished, result.step) == (True, 8)
