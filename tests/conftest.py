@@ -5,11 +5,13 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from compiling import xla_flags
 from jaxtyping import install_import_hook
+from matplotlib.figure import Figure
 
 # Most of the tests' time is XLA's: machine code that is not optimised takes half of it to make,
 # from the older emitters of loops half of that again. What the tests look at (values, partitioning,
@@ -49,6 +51,33 @@ def compiled_programs(tmp_path_factory) -> Path:
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
     return directory
+
+
+_PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000"
+    "000a49444154789c636000000002000148afa4710000000049454e44ae426082"
+)
+"""A picture of one grey pixel."""
+
+
+_savefig, _rendered = Figure.savefig, False
+
+
+def _write_picture(figure: Figure, file: Any, **options: Any) -> None:
+    """Render a picture in tests marked `drawn`, else write one pixel: rendering takes 0.1 s."""
+    if _rendered:
+        _savefig(figure, file, **options)
+    else:
+        file.write(_PNG)
+
+
+Figure.savefig = _write_picture
+
+
+@pytest.fixture(autouse=True)
+def pictures(request, monkeypatch) -> None:
+    """Render the pictures of a test marked `drawn`."""
+    monkeypatch.setitem(globals(), "_rendered", "drawn" in request.keywords)
 
 
 @pytest.fixture(scope="module")

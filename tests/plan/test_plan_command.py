@@ -89,6 +89,7 @@ def test_json_is_one_object(run: Run):
     assert two["memory_per_chip"]["parameters"] == 2 * one["memory_per_chip"]["parameters"]
 
 
+@pytest.mark.drawn
 def test_comparison_and_picture(run: Run, tmp_path):
     where = tmp_path / "plan.png"
     answer = run("--topology=v5e:4x4", "--topology=v6e:16x16", f"--plot={where}")

@@ -76,6 +76,7 @@ def test_rows_are_those_of_a_run(look: CorpusLook, path: Path) -> None:
     assert len(seeds) > 1
 
 
+@pytest.mark.drawn
 def test_the_verb_prints_and_draws(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -228,6 +228,7 @@ def test_no_run(tmp_path):
         pretrain_status(open_workdir(tmp_path))
 
 
+@pytest.mark.drawn
 def test_command(run, tmp_path, capsys):
     before = snapshot(run)
     assert main(["status", str(run)]) == 0

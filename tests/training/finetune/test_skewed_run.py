@@ -38,6 +38,7 @@ def write_rows(path, num_rows, seed):
     return str(path)
 
 
+@pytest.mark.drawn
 def test_from_a_table_to_answers(tmp_path, monkeypatch):
     for module in (resolve, evaluate):
         monkeypatch.setattr(

@@ -312,6 +312,7 @@ def test_smooth_is_a_centred_mean():
     assert smooth(np.array([1.0, 2.0]), 1).tolist() == [1.0, 2.0]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("with_pairs", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 200])
 def test_loss_curve_is_a_picture_with_what_there_is(tmp_path, num_rows, with_pairs):
