@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
+from bert_jax.config.bounds import wanted
 from bert_jax.config.mapping import build, chosen, old_names, to_dict, unknown_field
 from bert_jax.errors import UserError
 
@@ -84,6 +85,7 @@ def fields_help(cls: type, prefix: str = "--config") -> str:
 
 def _fields_help(cls: type, default: Any, prefix: str) -> str:
     hints, notes = typing.get_type_hints(cls), _notes(cls)
+    bounded = typing.get_type_hints(cls, include_extras=True)
     lines = []
     for field in dataclasses.fields(cls):
         value, hint, name = getattr(default, field.name), hints[field.name], field.name
@@ -102,10 +104,10 @@ def _fields_help(cls: type, default: Any, prefix: str) -> str:
         else:
             values = ",".join(map(str, value)) if element else value
             lines += [shlex.quote(f"{prefix}.{name}={values}"), *text]
-        if typing.get_origin(hint) is typing.Literal:
-            lines.append(f"      one of {', '.join(typing.get_args(hint))}")
-        elif element in (str, float, int):
-            lines.append(f"      several: with commas between them, as {_EXAMPLES[element]}")
+        if right := wanted(bounded[name]):
+            lines.append(f"{indent}{right}")
+        if element in (str, float, int):
+            lines.append(f"{indent}several: with commas between them, as {_EXAMPLES[element]}")
     return "\n".join(lines)
 
 

@@ -67,17 +67,6 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
     ]
 
 
-def check_values(section: str, config: Any, **checks: tuple[bool, str]) -> None:
-    """Refuse the first field of a section that does not fit what it must be.
-
-    Raises:
-        UserError: Names the field, its value, and what it must be.
-    """
-    for name, (fits, wanted) in checks.items():
-        if not fits:
-            raise UserError(f"{section}.{name} is {getattr(config, name)!r}; it must be {wanted}")
-
-
 def chosen(cls: type[T], mapping: Mapping[str, Any]) -> type[T]:
     """Return the subclass of a dataclass that its values choose, or the class itself."""
     choose = getattr(cls, "variant", None)

@@ -1,13 +1,13 @@
 """The section `objective` of a configuration, and the objectives that it can name."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from bert_jax.config.bounds import Bounded, Natural, Part, Positive, Rate
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError, nearest
 from bert_jax.model.config import ModelConfig
@@ -46,7 +46,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Bounded, section="objective"):
     """The choice of what a run learns; an objective's own fields are those of its subclass."""
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
@@ -128,10 +128,8 @@ class MaskedLMConfig(ObjectiveConfig):
 
 
 @dataclass(frozen=True)
-class DistilledMaskedLMConfig(DistillationConfig, ObjectiveConfig):
+class DistilledMaskedLMConfig(DistillationConfig, ObjectiveConfig, section="objective"):
     """Masked words, and the predictions that a trained model has for them (Hinton et al. 2015)."""
-
-    SECTION: ClassVar = "objective"
 
     name: str = "distilled_masked_lm"
     """Objective: distilled_masked_lm."""
@@ -180,26 +178,13 @@ class ReplacedTokensConfig(ObjectiveConfig):
 
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
-    generator_size: float = 0.25
+    generator_size: Part = 0.25
     """Share of the model's width, heads and feed-forward width that the generator has; its layers
     are as many."""
-    discriminator_weight: float = 50.0
+    discriminator_weight: Positive = 50.0
     """Factor of the discriminator's loss beside the generator's."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divisor of the generator's logits before a token is drawn."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that make no generator and no loss."""
-        if not 0 < self.generator_size <= 1:
-            raise UserError(
-                f"objective.generator_size is {self.generator_size}; it must be above 0 and at "
-                "most 1"
-            )
-        for name in ("discriminator_weight", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(
-                    f"objective.{name} is {getattr(self, name)}; it must be above 0 and finite"
-                )
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
@@ -226,16 +211,9 @@ class NetworkConfig(ObjectiveConfig):
 
     PAIRINGS: ClassVar = ("translation",)
 
-    label_smoothing: float = 0.1
+    label_smoothing: Rate = 0.1
     """Share of a label's probability that the loss spreads over the vocabulary (Szegedy et al.
     2016, section 7)."""
-
-    def __post_init__(self) -> None:
-        """Refuse shares that are none."""
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(
-                f"objective.label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
-            )
 
     def network(self, model: ModelConfig) -> Network:
         """Make the network with this encoder."""
@@ -264,7 +242,7 @@ class TranslationConfig(NetworkConfig):
 
     name: str = "translation"
     """Objective: translation."""
-    num_decoder_layers: int = 0
+    num_decoder_layers: Natural = 0
     """Layers of the decoder; 0: model.num_layers."""
     tying: Tying = "all"
     """Token tables: `all`, one for source, target and output; `output`, one for target and output
@@ -273,15 +251,6 @@ class TranslationConfig(NetworkConfig):
     """Whether the decoder starts from the encoder of `init`, too: self-attention, feed-forward,
     norms and positions of its first layers, and the output from the masked-LM head (Rothe et al.
     2020). The cross-attention starts at random."""
-
-    def __post_init__(self) -> None:
-        """Refuse decoders that cannot be built."""
-        super().__post_init__()
-        if self.num_decoder_layers < 0:
-            raise UserError(
-                f"objective.num_decoder_layers is {self.num_decoder_layers}; it must be at least "
-                "1, or 0 for as many as the encoder has"
-            )
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Add a decoder and an output made of an encoder and its head, if `init_decoder` says so.
@@ -310,11 +279,6 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
 
     name: str = "recurrent_translation"
     """Objective: recurrent_translation."""
-
-    def __post_init__(self) -> None:
-        """Refuse networks that cannot be built."""
-        NetworkConfig.__post_init__(self)
-        RecurrentConfig.__post_init__(self)
 
     def network(self, model: ModelConfig) -> RecurrentNetwork:
         """Make the network with this encoder."""

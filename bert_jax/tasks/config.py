@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from bert_jax.config.bounds import Above, AtLeast, Below, Bounded, Natural, Or
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.tasks.embedding_config import EmbeddingTaskConfig
@@ -27,10 +28,8 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class GlueConfig(SkewConfig):
+class GlueConfig(SkewConfig, section="task.glue"):
     """A task of GLUE."""
-
-    SECTION = "task.glue"
 
     name: str = ""
     """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. The diagnostic set ax is predicted with
@@ -43,13 +42,11 @@ class GlueConfig(SkewConfig):
 
 
 @dataclass(frozen=True)
-class TableConfig(TextConfig):
+class TableConfig(TextConfig, section="task.table"):
     """A table of texts with labels: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
 
     A column is a name; without a header, its number from 1.
     """
-
-    SECTION = "task.table"
 
     train: str = ""
     """The file to train on."""
@@ -57,7 +54,7 @@ class TableConfig(TextConfig):
     """The file to choose the best checkpoint by; empty holds rows of the training file out."""
     test: str = ""
     """A file that is scored once, after training; empty: none."""
-    dev_rate: float = 0.1
+    dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
     """Share of the distinct texts that is held out where dev is empty; rows with the same text go
     together."""
     group: str = ""
@@ -100,8 +97,6 @@ class TableConfig(TextConfig):
         """Refuse what cannot be."""
         super().__post_init__()
         self.check_kind(self.kind)
-        if not 0 < self.dev_rate < 1:
-            raise UserError(f"task.table.dev_rate is {self.dev_rate}; it must be in (0, 1)")
         metrics = METRICS[self.kind]
         if self.metric and self.metric not in metrics:
             raise UserError(
@@ -131,10 +126,8 @@ class TableConfig(TextConfig):
 
 
 @dataclass(frozen=True)
-class TaggingConfig(SkewConfig):
+class TaggingConfig(SkewConfig, section="task.tagging"):
     """Words with tags: named entities, parts of speech."""
-
-    SECTION = "task.tagging"
 
     train: str = ""
     """The file to train on."""
@@ -180,19 +173,19 @@ class TaggingConfig(SkewConfig):
 
 
 @dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Bounded, section="task"):
     """The task; of the sections that of `kind` is read."""
 
     kind: Literal["glue", "table", "tagging", "squad", "choice", "parsing", "embedding"] = "table"
     """Section that describes the data."""
-    max_length: int = 0
+    max_length: Annotated[int, AtLeast(8), Or(0)] = 0
     """Tokens in a row, special tokens included; 0: 128, for squad 384, for embedding 256, or the
     model's positions where they are fewer. Longer texts are cut and counted in a warning; tagged
     sentences and the contexts of squad are read in windows."""
-    folds: int = 0
+    folds: Annotated[int, AtLeast(2), Or(0)] = 0
     """Number of folds of the training data; each is held out of a run once, with the same mixture
     of labels and with groups kept together. 0: no folds."""
-    fold: int = 0
+    fold: Natural = 0
     """Fold that a run holds out, from 1; 0: a run for each fold, one after another."""
     metric: str = ""
     """Metric that chooses the best checkpoint. glue: one of the task's. table: for class accuracy,
@@ -209,12 +202,11 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         """Refuse lengths that leave no room."""
-        if self.max_length < 0 or 0 < self.max_length < 8:
-            raise UserError(f"task.max_length is {self.max_length}; it must be at least 8, or 0")
-        if self.folds < 0 or self.folds == 1 or not 0 <= self.fold <= self.folds:
+        super().__post_init__()
+        if self.fold > self.folds:
             raise UserError(
-                f"task.folds is {self.folds} and task.fold {self.fold}; folds are 2 or more, or 0 "
-                "for none, and fold is one of them from 1, or 0 for all"
+                f"task.fold is {self.fold}, and task.folds {self.folds}; fold must be one of the "
+                "folds from 1, or 0 for all"
             )
         name = self.glue.name if self.kind == "glue" else ""
         if name and "train" not in glue_task(name).files:

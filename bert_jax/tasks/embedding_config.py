@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from bert_jax.config.bounds import Above, AtLeast, Below, Bounded, Count, Or
 from bert_jax.errors import UserError
 from bert_jax.tasks.tables.delimited import TableFormat
 
@@ -18,7 +19,7 @@ EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class EmbeddingTaskConfig:
+class EmbeddingTaskConfig(Bounded, section="task.embedding"):
     """Texts that belong together: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
 
     A column is a name; without a header, its number from 1.
@@ -30,7 +31,7 @@ class EmbeddingTaskConfig:
     """File to choose the best checkpoint by; empty holds rows of the training file out."""
     test: str = ""
     """File of the kind of the dev rows that is scored once, after training; empty: none."""
-    dev_rate: float = 0.1
+    dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
     """Share of the distinct documents (of classes and texts, of the texts) that is held out where
     dev is empty; rows with the same document go together."""
     kind: PairKind = "pairs"
@@ -47,7 +48,7 @@ class EmbeddingTaskConfig:
     negatives: tuple[str, ...] = ()
     """Columns of documents that do not answer the query (pairs): a text, nothing, or in JSON lines
     and parquet also a list of texts."""
-    max_negatives: int = 8
+    max_negatives: Count = 8
     """Hard negatives of a row that are read; the first ones. Every row of a batch has room for as
     many as the richest row has."""
     score: str = "score"
@@ -62,7 +63,7 @@ class EmbeddingTaskConfig:
     """Text put before each query, in training and ever after, such as "query: "."""
     document_prefix: str = ""
     """Text put before each document, and before texts of classes and texts."""
-    max_query: int = 0
+    max_query: Annotated[int, AtLeast(8), Or(0)] = 0
     """Tokens of a query, special tokens included; 0: as many as of a document, which
     `task.max_length` says. Where queries are short, a low number saves time."""
     metric: str = ""
@@ -82,13 +83,8 @@ class EmbeddingTaskConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        where = "task.embedding"
-        if not 0 < self.dev_rate < 1:
-            raise UserError(f"{where}.dev_rate is {self.dev_rate}; it must be in (0, 1)")
-        if self.max_query < 0 or 0 < self.max_query < 8:
-            raise UserError(f"{where}.max_query is {self.max_query}; it must be at least 8, or 0")
-        if self.max_negatives < 1:
-            raise UserError(f"{where}.max_negatives is {self.max_negatives}; it must be at least 1")
+        super().__post_init__()
+        where = self.SECTION
         if self.negatives and self.kind != "pairs":
             raise UserError(
                 f"{where}.negatives is {self.negatives}; only pairs have hard negatives, and kind "

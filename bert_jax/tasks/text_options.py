@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import Natural
 from bert_jax.errors import UserError
 from bert_jax.tasks.long_texts import LongTexts
 from bert_jax.tasks.skew import SkewConfig
@@ -21,7 +21,7 @@ class TextConfig(SkewConfig):
     window_pooling: Literal["mean", "max", "first_last"] = "mean"
     """Logits of a text in windows: the mean, the highest of each class, or the mean of the first
     and the last window's (long=windows)."""
-    window_stride: int = 0
+    window_stride: Natural = 0
     """Tokens from one window to the next, a window at most; 0: half a window (long=windows)."""
     calibrate: bool = False
     """Whether logits are divided by the temperature with the least log loss on the dev data, so
@@ -33,7 +33,6 @@ class TextConfig(SkewConfig):
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
-        check_values(self.SECTION, self, window_stride=(self.window_stride >= 0, "at least 0"))
         if self.long != "windows" and (self.window_stride or self.window_pooling != "mean"):
             raise UserError(
                 f"{self.SECTION}.window_pooling or window_stride is set, but long is "

@@ -135,9 +135,9 @@ def test_what_is_refused(tmp_path):
         opened(config(path, folds=3, fold=1, group="author"))
     with pytest.raises(UserError, match=r"task.table.dev is set, and task.folds is 2"):
         opened(config(path, folds=2, fold=1, dev=path))
-    with pytest.raises(UserError, match=r"task.folds is 1 and task.fold 0; folds are 2 or more"):
+    with pytest.raises(UserError, match=r"task.folds is 1; it must be at least 2, or 0"):
         config(path, folds=1)
-    with pytest.raises(UserError, match=r"task.folds is 2 and task.fold 3"):
+    with pytest.raises(UserError, match=r"task.fold is 3, and task.folds 2; fold must be"):
         config(path, folds=2, fold=3)
     pairs = {"kind": "embedding", "folds": 2, "fold": 1, "embedding": {"train": path}}
     with pytest.raises(UserError, match=r"task.folds is 2, but embeddings are scored by a search"):

@@ -1,13 +1,14 @@
 """Configuration of multiple choice."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from bert_jax.config.bounds import Bounded, Distinct
 from bert_jax.errors import UserError
 
 
 @dataclass(frozen=True)
-class ChoiceConfig:
+class ChoiceConfig(Bounded, section="task.choice"):
     """Texts with several continuations of which one is right: SWAG's columns by default."""
 
     train: str = ""
@@ -20,7 +21,7 @@ class ChoiceConfig:
     """Column of the text, a context or a question."""
     beginning: str = "sent2"
     """Column of a text that all choices begin with; empty: there is none."""
-    choices: tuple[str, ...] = ("ending0", "ending1", "ending2", "ending3")
+    choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
     """Column of the right choice: its number from 0, or a name of `labels`."""
@@ -32,11 +33,8 @@ class ChoiceConfig:
     """auto goes by the suffix of the file."""
 
     def __post_init__(self) -> None:
-        """Refuse a choice of one, and names that are not one for each choice."""
-        if len(set(self.choices)) < max(2, len(self.choices)):
-            raise UserError(
-                f"task.choice.choices is {self.choices}; at least 2 columns are needed, each once"
-            )
+        """Refuse names that are not one for each choice."""
+        super().__post_init__()
         if self.labels and len(set(self.labels)) != len(self.choices):
             raise UserError(
                 f"task.choice.labels is {self.labels}; {len(self.choices)} names are needed, one "

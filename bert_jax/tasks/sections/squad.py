@@ -3,30 +3,29 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bert_jax.config.bounds import Bounded, Count
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 
 @dataclass(frozen=True)
-class WindowOptions:
+class WindowOptions(Bounded):
     """Lengths of the windows of a long context, in tokens; those of BERT's `run_squad.py`.
 
     Raises:
         UserError: a length below 1, or lengths with which windows leave tokens out.
     """
 
-    max_length: int = 384
+    max_length: Count = 384
     """Tokens of a whole row, special tokens included."""
-    stride: int = 128
+    stride: Count = 128
     """Tokens from the beginning of a window to that of the next. (`transformers` calls the overlap
     by this name.)"""
-    max_question: int = 64
+    max_question: Count = 64
     """A longer question is cut behind so many tokens; that is counted."""
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "stride", "max_question"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
+        super().__post_init__()
         room = self.max_length - self.max_question - MAX_SPECIAL
         if room < self.stride:
             raise UserError(
@@ -38,7 +37,7 @@ class WindowOptions:
 
 
 @dataclass(frozen=True)
-class SquadConfig:
+class SquadConfig(Bounded, section="task.squad"):
     """Questions about texts, in SQuAD's JSON."""
 
     train: str = ""
@@ -54,15 +53,9 @@ class SquadConfig:
     """Tokens from one window of a long text to the next; 0: a third of max_length."""
     max_question: int = 64
     """A longer question is cut behind so many tokens; that is counted in a warning."""
-    num_best: int = 20
+    num_best: Count = 20
     """Candidates kept for each question."""
-    max_answer_tokens: int = 30
+    max_answer_tokens: Count = 30
     """Longest answer."""
     rules: Literal["auto", "v1.1", "v2.0"] = "auto"
     """Rules of the scores; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        for name in ("num_best", "max_answer_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"task.squad.{name} is {getattr(self, name)}; 1 is the least")
