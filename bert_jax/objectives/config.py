@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.config.bounds import Bounded, Natural, Part, Positive, Rate
 from bert_jax.data.store import TokenStore
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Network, Tying
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
@@ -52,25 +52,11 @@ class ObjectiveConfig(Bounded, section="objective"):
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
 
+    CHOSEN_BY: ClassVar = "name"
+    VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
+
     name: str = "masked_lm"
-    """Objective: masked_lm, distilled_masked_lm, replaced_tokens, translation or
-    recurrent_translation."""
-
-    @classmethod
-    def variant(cls, values: Mapping[str, Any]) -> "type[ObjectiveConfig]":
-        """Return the subclass that `values` names.
-
-        Raises:
-            UserError: No objective of that name.
-        """
-        name = values.get("name", ObjectiveConfig.name)
-        if not isinstance(name, str) or name not in OBJECTIVES:
-            near = nearest(str(name), OBJECTIVES)
-            hint = f" (did you mean {near!r}?)" if near else ""
-            raise UserError(
-                f"objective.name is {name!r:.80}{hint}; it must be one of {', '.join(OBJECTIVES)}"
-            )
-        return OBJECTIVES[name]
+    """Objective of the run."""
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
@@ -294,3 +280,4 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "recurrent_translation": RecurrentTranslationConfig,
 }
 """Objectives by name: adding one is an entry here."""
+ObjectiveConfig.VARIANTS = OBJECTIVES

@@ -94,7 +94,7 @@ def test_a_subclass_has_the_section_and_may_change_bounds():
 
 
 def test_fields_print_their_bounds():
-    lines = fields_help(Section).splitlines()
+    lines = fields_help(Section()).splitlines()
     after = dict(itertools.pairwise(lines))
     assert after["--config.count=1"] == "      at least 1"
     assert after["--config.maybe=None"] == "      in [0, 1), or None"

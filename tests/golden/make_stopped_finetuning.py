@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 SWEEP = {
-    "task": {"kind": "table", "max_length": 24, "table": {"train": "table.csv"}},
+    "task": {"kind": "table", "max_length": 24, "train": "table.csv"},
     "init": "imported",
     "training": {"num_epochs": 3.0, "batch_size": 6, "max_buckets": 1, "evals_per_epoch": 1},
     "optimizer": {"learning_rate": 0.01},

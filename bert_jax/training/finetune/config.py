@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.lora import LoraConfig
 from bert_jax.objectives.distillation import DistillationConfig
 from bert_jax.objectives.embedding import ContrastConfig
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import TableConfig, TaskConfig
 from bert_jax.training.steps.guard import GuardConfig
 from bert_jax.training.steps.optim import OptimizerConfig
 
@@ -146,7 +146,7 @@ class SweepConfig(Bounded, section="sweep"):
 class FinetuneConfig:
     """Everything that determines a fine-tuning run."""
 
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: TaskConfig = field(default_factory=TableConfig)
     init: str = ""
     """Model to start from: the work directory of a pretraining or fine-tuning run, or a directory
     in Hugging Face's format (BERT, safetensors)."""

@@ -66,12 +66,11 @@ def check_finetune_workdir(
     if record is None:
         return
     known = record.get("fingerprints", {})
-    free = (*FREE_FIELDS, *(f"task.{name}" for name in config.task.unread))
     # Until 0.1.0 paths were saved as they were given.
     began = build(FinetuneConfig, record["config"], where=f"{work.local / 'config.json'}")
     record = record | {"config": to_dict(dataclasses.replace(began, task=began.task.located()))}
     found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
-    refuse_other_run(work, record, config, free, found)
+    refuse_other_run(work, record, config, FREE_FIELDS, found)
 
 
 def began_without_heads(work: WorkDir) -> bool:

@@ -21,7 +21,7 @@ ROWS = (
 
 def config(train: str, dev: str = "", **fields) -> TaskConfig:
     section = {"train": train, "dev": dev or train, **fields}
-    return build(TaskConfig, {"kind": "choice", "max_length": 20, "choice": section})
+    return build(TaskConfig, {"kind": "choice", "max_length": 20, **section})
 
 
 def test_rows_are_the_text_with_each_choice(tmp_path):

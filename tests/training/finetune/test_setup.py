@@ -14,8 +14,7 @@ from squad_files import entry, put_squad
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.sections.squad import SquadConfig
+from bert_jax.tasks.kinds.squad import SquadConfig
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.setup import Setup, set_up
 from bert_jax.training.finetune.start.weights import encoder_of, fingerprint_of
@@ -82,16 +81,9 @@ def test_the_length_of_a_model_of_few_positions_is_said_once(tmp_path):
         set_up(dataclasses.replace(config, task=task))
 
 
-def test_a_section_that_is_not_read_is_refused(files):
-    config = small_config(files)
-    task = dataclasses.replace(config.task, squad=SquadConfig(stride=4))
-    with pytest.raises(UserError, match=r"task.squad.stride is set, but task.kind is 'table'"):
-        set_up(dataclasses.replace(config, task=task))
-
-
 def test_the_head_of_spans_has_no_dropout(files, tmp_path):
     path = put_squad(tmp_path / "a.json", entry("1", "cat"))
-    task = TaskConfig("squad", squad=SquadConfig(train=path, dev=path))
+    task = SquadConfig(train=path, dev=path)
     setup = set_up(FinetuneConfig(init=files["init"], task=task))
     assert setup.objective.config.dropout_rate == 0.0
     assert setup.objective.model.hidden_dropout_rate == 0.1

@@ -1,22 +1,23 @@
-"""Configuration of multiple choice."""
+"""Multiple choice."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from bert_jax.config.bounds import Bounded, Distinct
+from bert_jax.config.bounds import Distinct
 from bert_jax.errors import UserError
+from bert_jax.tasks.kinds.fields import FileTaskConfig
 
 
-@dataclass(frozen=True)
-class ChoiceConfig(Bounded, section="task.choice"):
-    """Texts with several continuations of which one is right: SWAG's columns by default."""
+@dataclass(frozen=True, kw_only=True)
+class ChoiceConfig(FileTaskConfig):
+    """Texts with several continuations of which one is right: SWAG's columns by default.
 
-    train: str = ""
-    """The file to train on: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT."""
-    dev: str = ""
-    """The file to choose the best checkpoint by."""
-    test: str = ""
-    """A file that all runs are scored on once, after training; empty: there is none."""
+    Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
+    """
+
+    FILES: ClassVar = "a file of texts with choices (.csv, .tsv, .jsonl, .parquet)"
+
+    kind: str = "choice"
     text: str = "sent1"
     """Column of the text, a context or a question."""
     beginning: str = "sent2"
@@ -37,8 +38,8 @@ class ChoiceConfig(Bounded, section="task.choice"):
         super().__post_init__()
         if self.labels and len(set(self.labels)) != len(self.choices):
             raise UserError(
-                f"task.choice.labels is {self.labels}; {len(self.choices)} names are needed, one "
-                "for each of task.choice.choices"
+                f"task.labels is {self.labels}; {len(self.choices)} names are needed, one for each "
+                "of task.choices"
             )
 
     @property
