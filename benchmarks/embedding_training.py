@@ -77,7 +77,7 @@ def ours(model: Path, pairs: Path, batch_size: int, buckets: int) -> tuple[Pass,
 
     section = {"train": str(pairs), "dev": str(pairs), "max_query": MAX_QUERY}
     sections = {
-        "task": {"kind": "embedding", "max_length": MAX_LENGTH, "embedding": section},
+        "task": {"kind": "embedding", "max_length": MAX_LENGTH, **section},
         "init": str(model),
         "training": {"batch_size": batch_size, "max_buckets": buckets, "num_epochs": 1000},
         "optimizer": {"learning_rate": RATE, "warmup_rate": 0.0},  # the rate is theirs

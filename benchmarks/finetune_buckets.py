@@ -43,14 +43,12 @@ def open_data(name: str, data: Path) -> tuple[Any, Any]:
     from bert_jax.tokenization.load import load_tokenizer
 
     if name == "mrpc":
-        glue = GlueConfig(name="mrpc", data=str(data / "glue"))
-        config = TaskConfig(kind="glue", max_length=MAX_LENGTH, glue=glue)
+        config: TaskConfig = GlueConfig(name="mrpc", data=str(data / "glue"), max_length=MAX_LENGTH)
     else:
         train, dev = (
             str(data / "ner" / "conll2003" / f"eng.{part}") for part in ("train", "testa")
         )
-        tagging = TaggingConfig(train=train, dev=dev)
-        config = TaskConfig(kind="tagging", max_length=MAX_LENGTH, tagging=tagging)
+        config = TaggingConfig(train=train, dev=dev, max_length=MAX_LENGTH)
     vocabulary = "bert-base-uncased" if name == "mrpc" else "bert-base-cased"
     tokenizer = load_tokenizer(data / "vocab" / vocabulary)
     return open_task(config, tokenizer, MAX_LENGTH), tokenizer

@@ -30,23 +30,23 @@ class Row:
 
 
 def _glue(title: str, name: str, epochs: float, seeds: int, **more: Any) -> Row:
-    fields = ("--config.task.glue.data={data}/glue",)
+    fields = ("--config.task.data={data}/glue",)
     return Row(title, f"configs/finetune/glue.py:{name}", fields, epochs, seeds, **more)
 
 
 def _tags(title: str, train: str, dev: str, epochs: float, seeds: int) -> Row:
     fields = (
-        f"--config.task.tagging.train={{data}}/{train}",
-        f"--config.task.tagging.dev={{data}}/{dev}",
+        f"--config.task.train={{data}}/{train}",
+        f"--config.task.dev={{data}}/{dev}",
     )
     return Row(title, "configs/finetune/ner.py", fields, epochs, seeds)
 
 
 def _squad(title: str, dev: str, epochs: float, seeds: int) -> Row:
     fields = (
-        "--config.task.squad.train={data}/squad/train-v1.1-part.json",
-        f"--config.task.squad.dev={{data}}/{dev}",
-        "--config.task.squad.misplaced=skip",
+        "--config.task.train={data}/squad/train-v1.1-part.json",
+        f"--config.task.dev={{data}}/{dev}",
+        "--config.task.misplaced=skip",
     )
     return Row(title, "configs/finetune/squad.py", fields, epochs, seeds)
 

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, task: str, arm: str) -> dict[str, Any]:
     """Run one arm on one task, and return its best rate, the scores of the seeds and its sizes."""
     fields = {
         "init": arguments.init,
-        "task.glue.data": shortened(arguments, task),
+        "task.data": shortened(arguments, task),
         "task.max_length": LENGTHS[task],
         "training.max_buckets": 1,
         "training.num_epochs": EPOCHS[task],

@@ -83,7 +83,7 @@ def compare(options: argparse.Namespace, task: str) -> dict[str, Any]:
     config = build(
         FinetuneConfig,
         {
-            "task": {"kind": "glue", "glue": {"name": task, "data": str(options.glue)}},
+            "task": {"kind": "glue", "name": task, "data": str(options.glue)},
             "init": str(options.out / OBJECTIVES[0]),
             "training": {"num_epochs": options.epochs or EPOCHS[task], "batch_size": 32},
             "optimizer": {"learning_rate": 1e-4},

@@ -79,7 +79,7 @@ TUNED = {
     "training.log_every_steps": 1,
     "optimizer.learning_rate": 1e-3,
 }
-TABLE = {"init": "{next-sentence}", "task.table.train": "{rows}", **TUNED}
+TABLE = {"init": "{next-sentence}", "task.train": "{rows}", **TUNED}
 TINY = "pretrain/bert_tiny.py"
 RUNS = {
     "next-sentence": Run("pretrain", TINY, {**BERT, "data.pairing": "nsp"}),
@@ -138,7 +138,7 @@ RUNS = {
     ),
     "vectors": Run(
         "finetune", "finetune/embed.py:classes",
-        {"init": "{whole-words}", "task.embedding.train": "{rows}", **TUNED},
+        {"init": "{whole-words}", "task.train": "{rows}", **TUNED},
     ),
     "tuned-on-two-processes": Run(
         "finetune", "finetune/table.py", {**TABLE, "sweep.seeds": 2}, devices=1, processes=2

@@ -29,7 +29,7 @@ TREATMENTS: dict[str, dict[str, Any]] = {
     "focal 2": {"focal_gamma": 2.0},
     "balanced and focal 2": {"class_weights": "balanced", "focal_gamma": 2.0},
 }
-"""Fields of `task.table` by the name of the treatment."""
+"""Fields of `task` by the name of the treatment."""
 
 
 def beginnings(path: Path, words: int) -> list[list[str]]:
@@ -80,13 +80,11 @@ def scores(out: Path, name: str, options: argparse.Namespace) -> list[Mapping[st
             "task": {
                 "kind": "table",
                 "max_length": 32,
-                "table": {
-                    "train": str(out / "train.jsonl"),
-                    "dev": str(out / "held_out.jsonl"),
-                    "metric": "macro_f1",
-                    "labels": ["book", "textbook"],
-                    **TREATMENTS[name],
-                },
+                "train": str(out / "train.jsonl"),
+                "dev": str(out / "held_out.jsonl"),
+                "metric": "macro_f1",
+                "labels": ["book", "textbook"],
+                **TREATMENTS[name],
             },
             "training": {"num_epochs": options.epochs, "batch_size": 32, "eval_batch_size": 256,
                          "max_buckets": 1},

@@ -44,9 +44,9 @@ def train(options: argparse.Namespace, pairs: Path, seed: int) -> Path:
     workdir: Path = options.out / f"seed{seed}"
     fields = [
         f"--config.init={options.init}",
-        f"--config.task.embedding.train={pairs}",
-        "--config.task.embedding.dev_rate=0.05",
-        "--config.task.embedding.max_query=48",
+        f"--config.task.train={pairs}",
+        "--config.task.dev_rate=0.05",
+        "--config.task.max_query=48",
         f"--config.training.num_epochs={options.epochs}",
         f"--config.training.batch_size={options.batch_size}",
         f"--config.optimizer.learning_rate={options.learning_rate}",

@@ -203,9 +203,9 @@ def _parser(*, needed: bool = True) -> Parser:
         "finetune", runs.finetune,
         "fine-tune on texts with labels, tagged words or questions; one run or a sweep of them",
         "bert-jax finetune --config=configs/finetune/glue.py:mrpc --config.init=work/tiny \\\n"
-        "      --config.task.glue.data=glue_data --workdir=work/mrpc\n"
+        "      --config.task.data=glue_data --workdir=work/mrpc\n"
         "  bert-jax finetune --config=configs/finetune/table.py --config.init=work/tiny \\\n"
-        "      --config.task.table.train=reviews.csv --config.sweep.seeds=5 --workdir=work/reviews",
+        "      --config.task.train=reviews.csv --config.sweep.seeds=5 --workdir=work/reviews",
     )  # fmt: skip
     _add_run(sub, needed=needed)
 

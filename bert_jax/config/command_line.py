@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from bert_jax.config.mapping import build, chosen, old_names, to_dict, unknown_field
+from bert_jax.config.bounds import wanted
+from bert_jax.config.mapping import build, chosen, to_dict, unknown_field
 from bert_jax.errors import UserError
 
 Config = TypeVar("Config")
@@ -57,8 +58,6 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     given = _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
         raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
-    for old, new in old_names(cls, given):
-        _warn_renamed(old, new, str(path))
     named = build(cls, given, where=str(path))  # a wrong field is the file's, before any override
     return overridden(named, overrides)
 
@@ -74,38 +73,39 @@ def overridden(config: Config, overrides: Sequence[str]) -> Config:
     return build(type(config), values, where=_WHERE)
 
 
-def fields_help(cls: type, prefix: str = "--config") -> str:
-    """List the fields that can be overridden, with their defaults and notes.
+def fields_help(config: Any, prefix: str = "--config") -> str:
+    """List the fields that can be overridden, with their values and notes.
 
-    Each line that begins with -- is an argument that sets the default, quoted for a shell.
+    Each line that begins with -- is an argument that sets the value, quoted for a shell.
     """
-    return _fields_help(cls, cls(), prefix)
-
-
-def _fields_help(cls: type, default: Any, prefix: str) -> str:
+    cls = type(config)
     hints, notes = typing.get_type_hints(cls), _notes(cls)
+    bounded = typing.get_type_hints(cls, include_extras=True)
     lines = []
-    for field in dataclasses.fields(cls):
-        value, hint, name = getattr(default, field.name), hints[field.name], field.name
+    for field in dataclasses.fields(config):
+        value, hint, name = getattr(config, field.name), hints[field.name], field.name
         element = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
         indent = " " * 6
         text = textwrap.wrap(
             notes.get(name, ""), 88, initial_indent=indent, subsequent_indent=indent
         )
         if dataclasses.is_dataclass(hint):
-            lines.append("\n" + _fields_help(typing.cast(type, hint), value, f"{prefix}.{name}"))
+            lines.append("\n" + fields_help(value, f"{prefix}.{name}"))
         elif dataclasses.is_dataclass(element):
             values = json.dumps([dataclasses.asdict(each) for each in value])
             lines += [shlex.quote(f"{prefix}.{name}={values}"), *text]
-            lines += [_fields_help(typing.cast(type, element), each, f"{prefix}.{name}[{number}]")
-                      for number, each in enumerate(value)]  # fmt: skip
+            lines += [fields_help(e, f"{prefix}.{name}[{n}]") for n, e in enumerate(value)]
         else:
             values = ",".join(map(str, value)) if element else value
             lines += [shlex.quote(f"{prefix}.{name}={values}"), *text]
-        if typing.get_origin(hint) is typing.Literal:
-            lines.append(f"      one of {', '.join(typing.get_args(hint))}")
-        elif element in (str, float, int):
-            lines.append(f"      several: with commas between them, as {_EXAMPLES[element]}")
+        if name == getattr(cls, "CHOSEN_BY", ""):
+            kinds = getattr(cls, "VARIANTS", {})
+            own = f"each has fields of its own; --fields {prefix}.{name}=NAME lists them"
+            lines += [f"{indent}one of {', '.join(kinds)}", f"{indent}{own}"]
+        if right := wanted(bounded[name]):
+            lines.append(f"{indent}{right}")
+        if element in (str, float, int):
+            lines.append(f"{indent}several: with commas between them, as {_EXAMPLES[element]}")
     return "\n".join(lines)
 
 
@@ -191,10 +191,6 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
-def _warn_renamed(old: str, new: str, where: str) -> None:
-    _log.warning("%s: %s is now %s; the old name works in this version only", where, old, new)
-
-
 def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
     """Lay `--config.a.b=value`, or `--config.a.b value`, over nested values, in place."""
     arguments = iter(overrides)
@@ -217,21 +213,22 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
             given = "True" if hint is bool else next(arguments, None)
         if given is None:
             raise UserError(f"{_WHERE}: missing value for {name}; write {name}=VALUE")
-        holder[key] = _value(hint, given)
-        _fill(cls, values, fields, holder)
+        _set(cls, values, fields, holder, key, _value(hint, given))
 
 
-def _fill(cls: type, values: dict[str, Any], fields: str, holder: dict[str, Any]) -> None:
-    """Give a group of fields the defaults of the subclass that its values now choose."""
-    group = cls
+def _set(cls: Any, values: dict[str, Any], fields: str, holder: Any, key: Any, value: Any) -> None:
+    """Set a value; where it chooses another subclass, keep what was set and both classes have."""
+    group: Any = cls
     for part in fields.split(".")[:-1]:
-        group = typing.get_type_hints(group).get(part, type(None))
-    if hasattr(group, "variant"):
-        kind: Any = chosen(group, holder)
-        defaults = dataclasses.asdict(kind())
-        for name in [name for name in holder if name not in defaults]:
-            del holder[name]
-        holder.update({name: v for name, v in defaults.items() if name not in holder})
+        group = typing.get_type_hints(group).get(part.partition("[")[0], type(None))
+    before = chosen(group, holder) if isinstance(holder, dict) else group
+    holder[key] = value
+    after = chosen(group, holder) if isinstance(holder, dict) else group
+    if after is not before:
+        old, new = to_dict(before()), to_dict(after())
+        kept = {name: v for name, v in holder.items() if name in new and v != old[name]}
+        holder.clear()
+        holder.update({**new, **kept, key: value})
 
 
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any]:
@@ -250,11 +247,8 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
         else:
             known = sorted(value) if isinstance(value, dict) else []
             hint = chosen(hint, value) if known else hint
-            if new := getattr(hint, "RENAMED", {}).get(part):
-                _warn_renamed(f"{seen}.{part}", f"{seen}.{new}", _WHERE)
-                part = new
             if part not in known:
-                raise unknown_field(part, seen, known, _WHERE)
+                raise unknown_field(part, seen, known, _WHERE, hint)
             key, hint = part, typing.get_type_hints(hint)[part]
             seen = f"{seen}.{part}" if seen else part
         holder, value = value, value[key]

@@ -20,8 +20,8 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
 
     Args:
         cls: A dataclass; its fields may be dataclasses, scalars, `Literal`, `X | None`,
-            `tuple[X, ...]`. `RENAMED`, a class attribute, maps old names of its fields to new ones.
-            `variant`, a class method, chooses a subclass by the values that are given.
+            `tuple[X, ...]`. `RENAMED`, a class attribute, has new names of old fields for errors.
+            `VARIANTS`, another, holds its subclasses by the value of the field `CHOSEN_BY`.
         mapping: Values by field name; what is missing takes its default.
         where: Names the source in error messages.
 
@@ -32,11 +32,23 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
     return _build(cls, mapping, where, ())
 
 
-def unknown_field(name: str, section: str, known: Sequence[str], where: str) -> UserError:
-    """Return the error for a field that `section` (dotted; "" at the top) does not have."""
+def unknown_field(
+    name: str, section: str, known: Sequence[str], where: str, cls: Any = None
+) -> UserError:
+    """Make the error for a field that `section` (dotted; "" at the top) does not have.
+
+    A subclass that `cls` has beside the one that was chosen may have the field.
+    """
     prefix = f"{section}." if section else ""
     near = nearest(name, known)
     hint = f"did you mean {prefix}{near}? " if near else ""
+    by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
+    if new := getattr(cls, "RENAMED", {}).get(name):
+        hint = f"it is {prefix}{new} now. "
+    elif name in variants:
+        hint = f"fields of {prefix}{by}={name} are written {prefix}FIELD. "
+    elif having := [each for each, kind in variants.items() if name in _names(kind)]:
+        hint = f"{prefix}{by}={' or '.join(having)} has it; set that first. "
     return UserError(
         f"{where}: unknown field {prefix}{name}; {hint}"
         f"Known here: {', '.join(known) or 'no fields, it is a value'}"
@@ -67,32 +79,23 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
     ]
 
 
-def check_values(section: str, config: Any, **checks: tuple[bool, str]) -> None:
-    """Refuse the first field of a section that does not fit what it must be.
+def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
+    """Choose the subclass of a dataclass that its values name; the class itself without variants.
 
     Raises:
-        UserError: Names the field, its value, and what it must be.
+        UserError: No subclass of that name.
     """
-    for name, (fits, wanted) in checks.items():
-        if not fits:
-            raise UserError(f"{section}.{name} is {getattr(config, name)!r}; it must be {wanted}")
-
-
-def chosen(cls: type[T], mapping: Mapping[str, Any]) -> type[T]:
-    """Return the subclass of a dataclass that its values choose, or the class itself."""
-    choose = getattr(cls, "variant", None)
-    return cls if choose is None else choose(mapping)
-
-
-def old_names(cls: Any, mapping: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield the renamed fields that a mapping gives by their old names, as (old, new), dotted."""
-    if not (dataclasses.is_dataclass(cls) and isinstance(mapping, Mapping)):
-        return
-    renamed, hints = getattr(cls, "RENAMED", {}), typing.get_type_hints(cls)
-    for name, value in mapping.items():
-        if name in renamed:
-            yield _dotted((*path, name)), _dotted((*path, renamed[name]))
-        yield from old_names(hints.get(name), value, (*path, name))
+    by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
+    if not by:
+        return cls
+    name = mapping.get(by, getattr(cls, by))
+    if not isinstance(name, str) or name not in variants:
+        near = nearest(str(name), variants)
+        hint = f" (did you mean {near!r}?)" if near else ""
+        raise UserError(
+            f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be one of {', '.join(variants)}"
+        )
+    return variants[name]
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -110,14 +113,16 @@ def _build(cls: type[T], mapping: Any, where: str, path: tuple[str, ...]) -> T:
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
     cls = chosen(cls, mapping)
-    renamed = getattr(cls, "RENAMED", {})
-    mapping = {renamed.get(name, name): value for name, value in mapping.items()}
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(typing.cast(Any, cls)) if f.init]
+    names = _names(cls)
     for name in mapping:
         if name not in names:
-            raise unknown_field(str(name), _dotted(path), names, where)
+            raise unknown_field(str(name), _dotted(path), names, where, cls)
     return cls(**{k: _convert(hints[k], v, where, (*path, k)) for k, v in mapping.items()})
+
+
+def _names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:

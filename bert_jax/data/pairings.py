@@ -8,14 +8,29 @@ pairing by name.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from typing_extensions import override
 
+from bert_jax.config.bounds import (
+    AtLeast,
+    AtMost,
+    Bounded,
+    Count,
+    Fraction,
+    Natural,
+    NonNegative,
+    Or,
+)
 from bert_jax.data import packing, pair_packing, pairs
 from bert_jax.data.packing import plan_packing
-from bert_jax.data.pair_packing import TranslationPlan, check_pairs, plan_translations
+from bert_jax.data.pair_packing import (
+    MIN_TARGET_LENGTH,
+    TranslationPlan,
+    check_pairs,
+    plan_translations,
+)
 from bert_jax.data.pairs import PairPlan, plan_pairs
 from bert_jax.data.phases import MixtureConfig
 from bert_jax.data.shard import Shard
@@ -26,7 +41,7 @@ MAX_LENGTH = 65535
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Bounded, section="data"):
     """Source of the examples and the way they are made."""
 
     RENAMED: ClassVar = {"objective": "pairing"}
@@ -36,59 +51,40 @@ class DataConfig:
     mixture: tuple[MixtureConfig, ...] = ()
     """Corpora to mix and their weights, in the place of the training text of `corpus`, whose
     tokenizer and held-out text the run has."""
-    mixture_temperature: float = 0.0
+    mixture_temperature: Fraction = 0.0
     """Power of the corpora's sizes (tokens) in their weights: 0 leaves the weights as they are, 1
     mixes by size, XLM-R has 0.3."""
     pairing: Literal["nsp", "sop", "none", "translation"] = "nsp"
     """Sentence pairs (next sentence, sentence order), full-length rows of consecutive text, or
     sources and targets of a corpus of pairs."""
-    target_length: int = 0
+    target_length: Annotated[int, AtLeast(MIN_TARGET_LENGTH), AtMost(MAX_LENGTH), Or(0)] = 0
     """Tokens per row on the target side of translations; 0: the phase's length."""
-    short_rate: float = 0.1
+    short_rate: Fraction = 0.1
     """Share of sentence pairs with a random shorter target length (BERT: 0.1)."""
-    window: int = 0
+    window: Natural = 0
     """Shards of the corpus whose rows are mixed; 0: all. A host holds the plans of a window and of
     the next, and in a bucket reads their files."""
-    cache_gb: float = 20.0
+    cache_gb: NonNegative = 20.0
     """Gigabytes of the local disk for shards of corpora in buckets: at least two windows."""
     cache_dir: str = ""
     """Directory of these shards, which processes of a host share; empty: below ~/.cache/bert_jax.
     """
-    read_timeout: float = 600.0
+    read_timeout: NonNegative = 600.0
     """Seconds for which a bucket may be out of reach; then the run ends with exit code 6."""
-    num_passes: int = 1
+    num_passes: Count = 1
     """Different plans of the corpus laid end to end before one repeats (BERT's dupe_factor: 10)."""
-    num_threads: int = 2
+    num_threads: Natural = 2
     """Threads that build batches ahead; 0 builds each when asked."""
-    prefetch_batches: int = 8
+    prefetch_batches: Count = 8
     """Finished batches kept ahead."""
 
     def __post_init__(self) -> None:
         """Refuse values that no corpus can serve."""
-        for index, part in enumerate(self.mixture):
-            part.check(f"data.mixture[{index}]")
-        if not 0 <= self.mixture_temperature <= 1:
-            raise UserError(
-                f"data.mixture_temperature is {self.mixture_temperature}; it must be in [0, 1]"
-            )
-        if not 0 <= self.short_rate <= 1:
-            raise UserError(f"data.short_rate is {self.short_rate}; it must be in [0, 1]")
-        for name, least in (
-            ("window", 0), ("cache_gb", 0), ("read_timeout", 0), ("num_passes", 1),
-            ("num_threads", 0), ("prefetch_batches", 1),
-        ):  # fmt: skip
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"data.{name} is {value}; it must be at least {least}")
-        least = pair_packing.MIN_TARGET_LENGTH
+        super().__post_init__()
         if self.target_length and self.pairing != "translation":
             raise UserError(
                 f"data.target_length is {self.target_length}, but data.pairing {self.pairing!r} "
                 "makes rows of one side; leave it out, or set data.pairing 'translation'"
-            )
-        if self.target_length and not least <= self.target_length <= MAX_LENGTH:
-            raise UserError(
-                f"data.target_length is {self.target_length}; it must be 0 (the phase's length) or "
-                f"{least} to {MAX_LENGTH:,}"
             )
 
 

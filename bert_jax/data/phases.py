@@ -1,13 +1,21 @@
 """Phases of a run: as a configuration gives them, and as the pipeline takes them."""
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import (
+    AtLeast,
+    Count,
+    Fraction,
+    Given,
+    Natural,
+    NonNegative,
+    Part,
+    Positive,
+)
 from bert_jax.errors import UserError
 
 THETAS = ("rope_theta", "local_rope_theta")
@@ -18,20 +26,10 @@ THETAS = ("rope_theta", "local_rope_theta")
 class MixtureConfig:
     """A corpus of a mixture."""
 
-    corpus: str = ""
+    corpus: Annotated[str, Given("the directory of a corpus")] = ""
     """Directory of the corpus, with the run's tokenizer."""
-    weight: float = 1.0
+    weight: Positive = 1.0
     """Share of the rows, relative to the other corpora; see also `mixture_temperature`."""
-
-    def check(self, where: str) -> None:
-        """Refuse a corpus without a name or a weight of nothing; `where` names the field."""
-        if not self.corpus:
-            raise UserError(f"{where}.corpus is empty; expected the directory of a corpus")
-        if not 0 < self.weight < math.inf:
-            raise UserError(
-                f"{where}.weight is {self.weight:g}; expected a positive number. Leave "
-                f"{self.corpus} out to read nothing of it"
-            )
 
 
 @dataclass(frozen=True)
@@ -41,80 +39,57 @@ class PhaseConfig:
     Fields that are not set take the run's values.
     """
 
-    length: int = 128
+    length: Annotated[int, AtLeast(8)] = 128
     """Tokens per row, special tokens included."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Rows per step, over all devices and micro-batches."""
-    share: float = 1.0
+    share: Part = 1.0
     """Share of the run's steps; the shares of all phases sum to 1."""
-    steps: int | None = None
+    steps: Count | None = None
     """Steps of the phase, in place of `share`: in all phases, with the sum `training.num_steps`, or
     in none."""
-    accumulation: int | None = None
+    accumulation: Count | None = None
     """Micro-batches per step; None: `training.accumulation`."""
-    masking_rate: float | None = None
+    masking_rate: Part | None = None
     """Share of a row's tokens that are predicted; None: `masking.rate`."""
-    learning_rate: float | None = None
+    learning_rate: Positive | None = None
     """Peak of the learning rate; None: `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
     """Shape of the learning rate from the first to the last step of the phase; empty: the run's
     schedule goes on. The warm-up is the run's."""
-    end_rate: float | None = None
+    end_rate: NonNegative | None = None
     """Learning rate at the end of `decay`; None: `optimizer.end_share` of the phase's peak."""
-    rope_theta: float | None = None
+    rope_theta: Positive | None = None
     """Base of the rotations' wavelengths in global layers; None: `model.rope_theta`."""
-    local_rope_theta: float | None = None
+    local_rope_theta: Positive | None = None
     """Base of the rotations' wavelengths in local layers; None: `model.local_rope_theta`."""
     corpus: str = ""
     """Directory of the training text, with the run's tokenizer; empty: `data.mixture` or
     `data.corpus`, whose held-out text is evaluated in all phases."""
     mixture: tuple[MixtureConfig, ...] = ()
     """Corpora of the phase and their weights; empty: `data.mixture`."""
-    mixture_temperature: float | None = None
+    mixture_temperature: Fraction | None = None
     """Power of the corpora's sizes in their weights; None: `data.mixture_temperature`."""
-    batch_warmup_steps: int = 0
+    batch_warmup_steps: Natural = 0
     """First steps of the phase, which have fewer rows: an eighth of `batch_size`, a quarter, then
     half, for a third of these steps each. More steps than the phase has: a tenth of the phase."""
 
     def check(self, number: int) -> None:
-        """Refuse values that train nothing; `number` is that of the phase, from 0.
+        """Refuse fields that contradict each other; `number` is that of the phase, from 0.
 
         Raises:
             UserError: Names the phase and the field.
         """
-        for index, part in enumerate(self.mixture):
-            part.check(f"training.phases[{number}].mixture[{index}]")
         if self.mixture and self.corpus:
             raise UserError(
                 f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; give one"
             )
-        temperature = self.mixture_temperature
-        masking, peak, end = self.masking_rate, self.learning_rate, self.end_rate
-        steps, parts = self.steps, self.accumulation
-        check_values(
-            f"training.phases[{number}]",
-            self,
-            length=(self.length >= 8, "at least 8"),
-            batch_size=(self.batch_size >= 1, "at least 1"),
-            share=(
-                0 < self.share <= 1 and (steps is None or self.share == 1),
-                "in (0, 1], and 1 where the phase has steps",
-            ),
-            steps=(steps is None or steps >= 1, "at least 1, or None"),
-            accumulation=(parts is None or parts >= 1, "at least 1, or None"),
-            masking_rate=(masking is None or 0 < masking <= 1, "above 0 and at most 1, or None"),
-            learning_rate=(peak is None or peak > 0, "positive, or None"),
-            end_rate=(end is None or end >= 0, "at least 0, or None"),
-            batch_warmup_steps=(self.batch_warmup_steps >= 0, "at least 0"),
-            mixture_temperature=(
-                temperature is None or 0 <= temperature <= 1,
-                "in [0, 1], or None",
-            ),
-            **{
-                name: ((theta := getattr(self, name)) is None or theta > 0, "above 0, or None")
-                for name in THETAS
-            },
-        )
+        end = self.end_rate
+        if self.steps is not None and self.share != 1:
+            raise UserError(
+                f"training.phases[{number}] has {self.steps} steps and a share, {self.share:g}; "
+                "give one"
+            )
         if end is not None and self.decay in ("", "constant"):
             raise UserError(
                 f"training.phases[{number}].end_rate is {end:g}, but the phase's decay is "

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from bert_jax.config.bounds import Bounded, Count, Natural, Positive, Rate
 from bert_jax.errors import UserError
 
 VOCAB_MULTIPLE = 128
@@ -28,7 +29,7 @@ class LayerKind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Bounded, section="model"):
     """An encoder of the BERT family; the defaults are BERT-base as published.
 
     Sources: Devlin et al. 2018, section 3, and the `bert_config.json` of the published checkpoints;
@@ -36,31 +37,31 @@ class ModelConfig:
     Single letters in comments are the axis letters of the README.
     """
 
-    vocab_size: int = 30522
+    vocab_size: Count = 30522
     """Tokens the tokenizer knows. The parameter has `padded_vocab_size` rows."""
-    num_positions: int = 512
+    num_positions: Count = 512
     """Longest sequence: the rows of the position table, or the longest row trained with `rope`."""
-    num_types: int = 2
+    num_types: Natural = 2
     """Sentence types (A and B); 0: no type embeddings."""
-    hidden_dim: int = 768  # D
-    embedding_dim: int = 0
+    hidden_dim: Count = 768  # D
+    embedding_dim: Natural = 0
     """Width of the embedding tables (E); 0: hidden_dim. Another width than hidden_dim adds a map of
     the embeddings to hidden_dim before the first layer, as in ELECTRA."""
-    num_layers: int = 12  # N
-    num_heads: int = 12  # H
-    num_kv_heads: int = 0  # G
+    num_layers: Count = 12  # N
+    num_heads: Count = 12  # H
+    num_kv_heads: Natural = 0  # G
     """Heads of keys and values, each shared by num_heads / num_kv_heads queries (Ainslie et al.
     2023, GQA); 0: num_heads."""
-    mlp_dim: int = 3072  # F
+    mlp_dim: Count = 3072  # F
     gated: bool = False
     """Whether the feed-forward network is down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
-    hidden_dropout_rate: float = 0.1
+    hidden_dropout_rate: Rate = 0.1
     """Dropout rate of attention outputs, and of embeddings and feed-forward outputs by default."""
-    attention_dropout_rate: float = 0.1
+    attention_dropout_rate: Rate = 0.1
     """Dropout rate of attention probabilities."""
-    embedding_dropout_rate: float | None = None
+    embedding_dropout_rate: Rate | None = None
     """Dropout rate of the embeddings; None: hidden_dropout_rate."""
-    mlp_dropout_rate: float | None = None
+    mlp_dropout_rate: Rate | None = None
     """Dropout rate of the feed-forward outputs; None: hidden_dropout_rate."""
     norm: Literal["layer", "rms"] = "layer"
     """Layer normalisation, or division by the root mean square (Zhang & Sennrich 2019)."""
@@ -79,13 +80,13 @@ class ModelConfig:
     scale_embeddings: bool = False
     """Whether looked-up token embeddings are multiplied by the root of their width (Vaswani et al.
     2017, section 3.4); the table then starts at a scale of one over the root, not `init_std`."""
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     """Base of the rotations' wavelengths in global layers."""
-    local_rope_theta: float = 10000.0
+    local_rope_theta: Positive = 10000.0
     """Base of the rotations' wavelengths in local layers."""
     attention_pattern: str = "G"
     """Kinds of the layers, repeated: G global, L local. ModernBERT's is GLL."""
-    local_window: int = 0
+    local_window: Natural = 0
     """Largest distance, in tokens, of a key that a query of a local layer sees: 64 means 129 keys
     with the query's own."""
     attention_bias: bool = True
@@ -114,27 +115,14 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type. `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
-    scan_unroll: int = 24
+    scan_unroll: Count = 24
     """Layers unrolled per scan iteration; at or above `num_layers` the loop disappears."""
     remat: Literal["none", "dots", "full"] = "none"
     """Recomputation in the backward pass: none, all but matrix products, or whole layers."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built."""
-        for name in (
-            "vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim",
-            "scan_unroll",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("num_types", "num_kv_heads", "local_window"):
-            if getattr(self, name) < 0:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 0")
-        if self.embedding_dim < 0:
-            raise UserError(
-                f"model.embedding_dim is {self.embedding_dim}; it must be at least 1, or 0 for the "
-                "width of the model"
-            )
+        super().__post_init__()
         if self.hidden_dim % self.num_heads:
             raise UserError(
                 f"model.hidden_dim {self.hidden_dim} is not divisible by model.num_heads "
@@ -145,12 +133,6 @@ class ModelConfig:
                 f"model.num_heads {self.num_heads} is not divisible by model.num_kv_heads "
                 f"{self.num_kv_heads}"
             )
-        for name in (
-            "hidden_dropout_rate", "attention_dropout_rate", "embedding_dropout_rate",
-            "mlp_dropout_rate",
-        ):  # fmt: skip
-            if not 0 <= (getattr(self, name) or 0.0) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
         self._check_attention()
 
     def _check_attention(self) -> None:
@@ -165,9 +147,6 @@ class ModelConfig:
                 f"model.attention_pattern {pattern!r} has local layers, but model.local_window is "
                 "0: set local_window to the largest distance a query sees, such as 64"
             )
-        for name in ("rope_theta", "local_rope_theta"):
-            if self.positions == "rope" and not getattr(self, name) > 0:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be above 0")
         if self.positions == "rope" and self.head_dim % 2:
             raise UserError(
                 f"model.positions is 'rope', which rotates pairs of numbers, but a head has "

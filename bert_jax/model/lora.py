@@ -10,16 +10,18 @@ of each kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from bert_jax.config.bounds import Bounded, Distinct, Natural, Positive
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Params
 from bert_jax.model.layout import LogicalAxes
 
+Target = Literal["query", "key", "value", "output", "up", "gate", "down"]
 TARGETS: Mapping[str, str] = {
     "query": "attention", "key": "attention", "value": "attention", "output": "attention",
     "up": "mlp", "gate": "mlp", "down": "mlp",
@@ -29,29 +31,15 @@ _PURPOSE = 0x6C6F7261
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Bounded, section="lora"):
     """Low-rank updates of some maps, trained in place of the encoder."""
 
-    rank: int = 0
+    rank: Natural = 0
     """Rank of the update of each map; 0: no update, the encoder itself is trained."""
-    alpha: float = 16.0
+    alpha: Positive = 16.0
     """Scale of the updates, which is alpha / rank."""
-    targets: tuple[str, ...] = ("query", "value")
-    """Maps of every layer that have an update: query, key, value, output, up, gate, down."""
-
-    def __post_init__(self) -> None:
-        """Refuse updates that are none."""
-        if self.rank < 0:
-            raise UserError(f"lora.rank is {self.rank}; it must be at least 1, or 0 for no LoRA")
-        if not self.alpha > 0:
-            raise UserError(f"lora.alpha is {self.alpha:g}; it must be above 0")
-        if not self.targets or len(set(self.targets)) < len(self.targets):
-            raise UserError(f"lora.targets is {self.targets}; name some maps, each once")
-        for name in self.targets:
-            if name not in TARGETS:
-                raise UserError(
-                    f"lora.targets has {name!r}; the maps of a layer are {', '.join(TARGETS)}"
-                )
+    targets: Annotated[tuple[Target, ...], Distinct(1)] = ("query", "value")
+    """Maps of every layer that have an update."""
 
     @property
     def scale(self) -> float:
@@ -85,7 +73,7 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
     """
     if not config.rank:
         return params
-    kernels = {name: _kernel(params, name) for name in config.targets}
+    kernels: dict[str, Array] = {name: _kernel(params, name) for name in config.targets}
     base = jax.random.fold_in(key, _PURPOSE)
 
     def pair(name: str, kernel_axes: LogicalAxes) -> Params:

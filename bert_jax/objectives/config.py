@@ -1,15 +1,15 @@
 """The section `objective` of a configuration, and the objectives that it can name."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from bert_jax.config.bounds import Bounded, Natural, Part, Positive, Rate
 from bert_jax.data.store import TokenStore
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Network, Tying
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
@@ -46,31 +46,17 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Bounded, section="objective"):
     """The choice of what a run learns; an objective's own fields are those of its subclass."""
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
 
+    CHOSEN_BY: ClassVar = "name"
+    VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
+
     name: str = "masked_lm"
-    """Objective: masked_lm, distilled_masked_lm, replaced_tokens, translation or
-    recurrent_translation."""
-
-    @classmethod
-    def variant(cls, values: Mapping[str, Any]) -> "type[ObjectiveConfig]":
-        """Return the subclass that `values` names.
-
-        Raises:
-            UserError: No objective of that name.
-        """
-        name = values.get("name", ObjectiveConfig.name)
-        if not isinstance(name, str) or name not in OBJECTIVES:
-            near = nearest(str(name), OBJECTIVES)
-            hint = f" (did you mean {near!r}?)" if near else ""
-            raise UserError(
-                f"objective.name is {name!r:.80}{hint}; it must be one of {', '.join(OBJECTIVES)}"
-            )
-        return OBJECTIVES[name]
+    """Objective of the run."""
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
@@ -128,10 +114,8 @@ class MaskedLMConfig(ObjectiveConfig):
 
 
 @dataclass(frozen=True)
-class DistilledMaskedLMConfig(DistillationConfig, ObjectiveConfig):
+class DistilledMaskedLMConfig(DistillationConfig, ObjectiveConfig, section="objective"):
     """Masked words, and the predictions that a trained model has for them (Hinton et al. 2015)."""
-
-    SECTION: ClassVar = "objective"
 
     name: str = "distilled_masked_lm"
     """Objective: distilled_masked_lm."""
@@ -180,26 +164,13 @@ class ReplacedTokensConfig(ObjectiveConfig):
 
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
-    generator_size: float = 0.25
+    generator_size: Part = 0.25
     """Share of the model's width, heads and feed-forward width that the generator has; its layers
     are as many."""
-    discriminator_weight: float = 50.0
+    discriminator_weight: Positive = 50.0
     """Factor of the discriminator's loss beside the generator's."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divisor of the generator's logits before a token is drawn."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that make no generator and no loss."""
-        if not 0 < self.generator_size <= 1:
-            raise UserError(
-                f"objective.generator_size is {self.generator_size}; it must be above 0 and at "
-                "most 1"
-            )
-        for name in ("discriminator_weight", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(
-                    f"objective.{name} is {getattr(self, name)}; it must be above 0 and finite"
-                )
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
@@ -226,16 +197,9 @@ class NetworkConfig(ObjectiveConfig):
 
     PAIRINGS: ClassVar = ("translation",)
 
-    label_smoothing: float = 0.1
+    label_smoothing: Rate = 0.1
     """Share of a label's probability that the loss spreads over the vocabulary (Szegedy et al.
     2016, section 7)."""
-
-    def __post_init__(self) -> None:
-        """Refuse shares that are none."""
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(
-                f"objective.label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
-            )
 
     def network(self, model: ModelConfig) -> Network:
         """Make the network with this encoder."""
@@ -264,7 +228,7 @@ class TranslationConfig(NetworkConfig):
 
     name: str = "translation"
     """Objective: translation."""
-    num_decoder_layers: int = 0
+    num_decoder_layers: Natural = 0
     """Layers of the decoder; 0: model.num_layers."""
     tying: Tying = "all"
     """Token tables: `all`, one for source, target and output; `output`, one for target and output
@@ -273,15 +237,6 @@ class TranslationConfig(NetworkConfig):
     """Whether the decoder starts from the encoder of `init`, too: self-attention, feed-forward,
     norms and positions of its first layers, and the output from the masked-LM head (Rothe et al.
     2020). The cross-attention starts at random."""
-
-    def __post_init__(self) -> None:
-        """Refuse decoders that cannot be built."""
-        super().__post_init__()
-        if self.num_decoder_layers < 0:
-            raise UserError(
-                f"objective.num_decoder_layers is {self.num_decoder_layers}; it must be at least "
-                "1, or 0 for as many as the encoder has"
-            )
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Add a decoder and an output made of an encoder and its head, if `init_decoder` says so.
@@ -311,11 +266,6 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
     name: str = "recurrent_translation"
     """Objective: recurrent_translation."""
 
-    def __post_init__(self) -> None:
-        """Refuse networks that cannot be built."""
-        NetworkConfig.__post_init__(self)
-        RecurrentConfig.__post_init__(self)
-
     def network(self, model: ModelConfig) -> RecurrentNetwork:
         """Make the network with this encoder."""
         names = [field.name for field in fields(RecurrentConfig)]
@@ -330,3 +280,4 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "recurrent_translation": RecurrentTranslationConfig,
 }
 """Objectives by name: adding one is an entry here."""
+ObjectiveConfig.VARIANTS = OBJECTIVES

@@ -11,13 +11,13 @@ read the same rows: their tokenizers are the same, their widths and depths need 
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import Bounded, Fraction, Natural, NonNegative, Positive
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import ModelConfig
@@ -54,42 +54,26 @@ _ATTENTION = Metric(
 
 
 @dataclass(frozen=True)
-class DistillationConfig:
+class DistillationConfig(Bounded, section="distil"):
     """Parts of the loss that a student has from a teacher, and their weights."""
-
-    SECTION: ClassVar[str] = "distil"
-    """Name of the section in messages."""
 
     teacher: str = ""
     """Directory of the teacher: a run, or a model in Hugging Face's format, with the same tokenizer
     and a head of the same kind. Empty: no teacher."""
-    temperature: float = 2.0
+    temperature: Positive = 2.0
     """Divisor of both models' logits before they are compared."""
-    hard_weight: float = 0.5
+    hard_weight: Fraction = 0.5
     """Share of the loss that the labels have; the teacher's predictions have the rest."""
-    hidden_weight: float = 0.0
+    hidden_weight: NonNegative = 0.0
     """Factor of the mean squared error of the hidden states, after the embeddings and after each
     layer; 0: they are not compared. Other widths than the teacher's get a learned map."""
-    attention_weight: float = 0.0
+    attention_weight: NonNegative = 0.0
     """Factor of the divergence of the relations of queries, keys and values in the student's last
     layer and the teacher's layer for it (MiniLMv2); 0: they are not compared."""
-    relation_heads: int = 0
+    relation_heads: Natural = 0
     """Number of heads into which both models' relations are cut; 0: model.num_heads."""
     layers: tuple[int, ...] = ()
     """Teacher's layer, counted from 1, for each layer of the student; empty: evenly spaced."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that make no loss."""
-        positive = "above 0 and finite"
-        check_values(
-            self.SECTION,
-            self,
-            temperature=(0 < self.temperature < math.inf, positive),
-            hard_weight=(0 <= self.hard_weight <= 1, "in [0, 1]"),
-            hidden_weight=(0 <= self.hidden_weight < math.inf, "at least 0 and finite"),
-            attention_weight=(0 <= self.attention_weight < math.inf, "at least 0 and finite"),
-            relation_heads=(self.relation_heads >= 0, "at least 1, or 0 for model.num_heads"),
-        )
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
         """Return the teacher's layer, counted from 1, for each layer of the student.

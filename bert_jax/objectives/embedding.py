@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 from typing_extensions import override
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import Bounded, Positive
 from bert_jax.errors import UserError
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.embedding import (
@@ -43,7 +43,7 @@ _HIDDEN = -1e30
 
 
 @dataclass(frozen=True)
-class ContrastConfig:
+class ContrastConfig(Bounded, section="embedding"):
     """Vectors of an embedding model, and the loss that trains them."""
 
     pooling: TokenPooling = "mean"
@@ -51,24 +51,24 @@ class ContrastConfig:
     weighted, a mean with learned weights."""
     normalize: bool = True
     """Whether the model gives vectors of length 1. The loss compares by cosine either way."""
-    temperature: float = 0.05
+    temperature: Positive = 0.05
     """Number that divides cosines in the loss."""
     symmetric: bool = False
     """Whether queries are also told apart by document, with half of the loss (pairs, texts)."""
     dimensions: tuple[int, ...] = ()
     """Numbers of leading entries that are trained as vectors of their own, descending, such as
     128,64 (Matryoshka); the whole width always is."""
-    dimension_weights: tuple[float, ...] = ()
+    dimension_weights: tuple[Positive, ...] = ()
     """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
 
     def __post_init__(self) -> None:
         """Refuse a loss that is none."""
-        check_values("embedding", self, temperature=(self.temperature > 0, "above 0"))
+        super().__post_init__()
         weights = self.dimension_weights
-        if weights and (len(weights) != len(self.dimensions) or min(weights) <= 0):
+        if weights and len(weights) != len(self.dimensions):
             raise UserError(
                 f"embedding.dimension_weights is {weights} for the dimensions {self.dimensions}; "
-                "give one weight above 0 for each, or none"
+                "give one weight for each, or none"
             )
         self.of_model()  # refuses dimensions that do not descend
 

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
 
+from bert_jax.config.bounds import Bounded, Count, Fraction, Part
 from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 from bert_jax.tokenization.special_ids import SpecialIds
@@ -31,40 +32,29 @@ _WORD_ROUNDS = 4  # of filling what is left of n with shorter words
 
 
 @dataclass(frozen=True)
-class MaskingConfig:
+class MaskingConfig(Bounded, section="masking"):
     """How tokens are chosen and replaced."""
 
-    rate: float = 0.15
+    rate: Part = 0.15
     """Share of a row's tokens that are predicted in training."""
-    max_predictions: int | None = None
+    max_predictions: Count | None = None
     """P, positions a row at most. None: rate * L, rounded up to a multiple of 4."""
-    mask_rate: float = 0.8
+    mask_rate: Fraction = 0.8
     """Share of the chosen that become [MASK]."""
-    random_rate: float = 0.1
+    random_rate: Fraction = 0.1
     """Share of the chosen that become a random token; the rest stay as they are."""
     whole_word: bool = False
     """Choose all tokens of a word or none."""
-    eval_rate: float = 0.15
+    eval_rate: Part = 0.15
     """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
 
     def __post_init__(self) -> None:
         """Refuse rates that are not shares."""
-        for name in ("rate", "eval_rate"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(
-                    f"masking.{name} is {getattr(self, name)}; it must be above 0 and at most 1"
-                )
-        for name in ("mask_rate", "random_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"masking.{name} is {getattr(self, name)}; it must be in [0, 1]")
+        super().__post_init__()
         if self.mask_rate + self.random_rate > 1 + 1e-9:
             raise UserError(
                 f"masking.mask_rate {self.mask_rate} and masking.random_rate {self.random_rate} "
                 "add up to more than 1"
-            )
-        if self.max_predictions is not None and self.max_predictions < 1:
-            raise UserError(
-                f"masking.max_predictions is {self.max_predictions}; it must be at least 1"
             )
 
     def num_predictions(self, length: int) -> int:

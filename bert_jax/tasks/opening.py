@@ -1,7 +1,5 @@
 """Choice of the task that a configuration or a saved model names."""
 
-import dataclasses
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,9 +19,7 @@ from bert_jax.tasks.task import LabelSpec, Split, Task
 from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-_log = logging.getLogger("bert_jax")
-
-TASKS: Mapping[str, type[Task]] = {
+TASKS: Mapping[str, type[Task[Any]]] = {
     "glue": TextTask, "table": TextTask, "tagging": TaggingTask, "squad": SpanTask,
     "embedding": EmbeddingTask,
     "choice": ChoiceTask, "parsing": ParsingTask,
@@ -44,10 +40,6 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
             which nothing can be learned; rows longer than `max_positions`.
     """
     config = config.fitted(max_positions)
-    if config.kind == "table" and config.table.metric:
-        _log.warning(
-            "task.table.metric is now task.metric; the old name works in this version only"
-        )
     if config.length > max_positions:
         raise UserError(
             f"task.max_length is {config.length}, but the model has {max_positions} positions; set "
@@ -55,7 +47,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
         )
     if not config.folds:
         return TASKS[config.kind].open(config, tokenizer)
-    task = TASKS[config.kind].open(_of_folds(config), tokenizer)
+    task = TASKS[config.kind].open(config.with_folds(), tokenizer)
     return _with_fold(task, config.fold) if config.fold else task
 
 
@@ -73,25 +65,6 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
         )
     keys = [example_key(texts) for texts in split.texts()]
     return 1 + deal(split.strata(), groups, keys, [1 / count] * count)
-
-
-def _of_folds(config: TaskConfig) -> TaskConfig:
-    """Return the task with all training data, of which nothing is held out otherwise."""
-    if config.kind == "embedding":
-        raise UserError(
-            f"task.folds is {config.folds}, but embeddings are scored by a search among all dev "
-            "texts, not example by example; leave folds out, and name task.embedding.dev"
-        )
-    if config.kind == "glue":
-        return config
-    if config.dev_named:
-        raise UserError(
-            f"task.{config.kind}.dev is set, and task.folds is {config.folds}: each fold is held "
-            "out of the training file; leave dev out"
-        )
-    section: Any = getattr(config, config.kind)
-    section = dataclasses.replace(section, dev=config.source("train"))
-    return dataclasses.replace(config, **{config.kind: section})
 
 
 def _with_fold(task: Task, fold: int) -> Task:

@@ -6,12 +6,11 @@ Everything is a function of the training labels, so that it is the same on any m
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import Bounded, Fraction, NonNegative, Rate
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, Origin
 from bert_jax.tasks.rows import Rows
@@ -20,35 +19,27 @@ BALANCED = "balanced"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkewConfig:
+class SkewConfig(Bounded, section="task"):
     """Treatment of rare classes and of doubtful labels in training; predictions are not changed."""
 
     class_weights: str = ""
     """Weights of the classes in the loss: label=2.5,other=1, where a label that is not named has 1;
     or balanced, rows / (classes * rows of the class). Of several labels a row the weight is that of
     a yes, balanced the ratio of no to yes; of tags each tag has its weight. Empty: all count 1."""
-    focal_gamma: float = 0.0
+    focal_gamma: NonNegative = 0.0
     """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of what is predicted with
     confidence; 2 is usual. 0: cross entropy."""
-    label_smoothing: float = 0.0
+    label_smoothing: Rate = 0.0
     """Share of each label that is spread over all classes, such as 0.1."""
-    oversampling: float = 0.0
+    oversampling: Fraction = 0.0
     """Power from 0 to 1: an epoch repeats a row (most / own) ** power times, rows of the most
     frequent class over rows of its own, the rarest of several. 1: all classes are as frequent. 0:
     each row once."""
 
-    SECTION: ClassVar[str] = "task"
-
     def __post_init__(self) -> None:
         """Refuse values out of range."""
+        super().__post_init__()
         gamma, smoothing = self.focal_gamma, self.label_smoothing
-        check_values(
-            self.SECTION,
-            self,
-            focal_gamma=(gamma >= 0, "at least 0"),
-            label_smoothing=(0 <= smoothing < 1, "in [0, 1)"),
-            oversampling=(0 <= self.oversampling <= 1, "in [0, 1]"),
-        )
         if gamma and smoothing:
             raise UserError(
                 f"{self.SECTION}.focal_gamma is {gamma:g} and label_smoothing {smoothing:g}; a "

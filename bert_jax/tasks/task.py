@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -223,7 +223,10 @@ class LabelSpec:
     """Rules by which answers are scored; only v2.0 knows questions without answer."""
 
 
-class Task(ABC):
+Config = TypeVar("Config", bound=TaskConfig)
+
+
+class Task(ABC, Generic[Config]):
     """A task whose labels are known.
 
     Args:
@@ -238,7 +241,7 @@ class Task(ABC):
     metric: str
     """Metric that chooses the best checkpoint, a key of `Split.score`; more is better."""
 
-    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: Config, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         self.config = config
         self.spec = spec
         self.tokenizer = tokenizer
@@ -247,7 +250,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> "Task":
+    def open(cls, config: Config, tokenizer: Tokenizer) -> "Task[Config]":
         """Read training and dev data; see `opening.open_task`."""
 
     @abstractmethod
@@ -262,7 +265,7 @@ class Task(ABC):
             UserError: it cannot be read, or has a label that is not among those learned.
         """
 
-    def _with_splits(self, train: Split, devs: Sequence[Split]) -> "Task":
+    def _with_splits(self, train: Split, devs: Sequence[Split]) -> "Task[Config]":
         self._train, self._devs = train, list(devs)
         return self
 
@@ -293,7 +296,7 @@ class Task(ABC):
             split = self.open_split(source)
             if math.isnan(split.constant_score):
                 raise UserError(
-                    f"task.{self.config.kind}.test is {source!r}, which has no labels; name data "
+                    f"task.test is {source!r}, which has no labels; name data "
                     "with labels, or predict it after training"
                 )
             split.name = name

@@ -1,13 +1,13 @@
 """Multiple choice, SWAG's columns: sent1, sent2, ending0 to ending3, label.
 
     bert-jax finetune --config=configs/finetune/choice.py --config.init=work/base \
-        --config.task.choice.train=swag/train.csv --config.task.choice.dev=swag/val.csv \
+        --config.task.train=swag/train.csv --config.task.dev=swag/val.csv \
         --workdir=work/swag
 
 Other columns, such as a question with answers:
 
-    --config.task.choice.text=question --config.task.choice.beginning= \
-    --config.task.choice.choices=a,b,c --config.task.choice.labels=A,B,C
+    --config.task.text=question --config.task.beginning= \
+    --config.task.choices=a,b,c --config.task.labels=A,B,C
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """Named entities, or other tags of words.
 
     bert-jax finetune --config=configs/finetune/ner.py --config.init=work/base \
-        --config.task.tagging.train=eng.train --config.task.tagging.dev=eng.testa \
+        --config.task.train=eng.train --config.task.dev=eng.testa \
         --workdir=work/conll
 
 Files have a word a line, the word in the first column and the tag in the last; CoNLL-U is known by
@@ -16,7 +16,7 @@ def get_config(data_format: str = "columns") -> ConfigDict:
     """Return the recipe; any field of `FinetuneConfig` may be set."""
     return ConfigDict(
         {
-            "task": {"kind": "tagging", "tagging": {"format": data_format}},
+            "task": {"kind": "tagging", "format": data_format},
             "training": {"num_epochs": 5.0, "batch_size": 32},
             "optimizer": {"learning_rate": 5e-5},
         }

@@ -1,8 +1,8 @@
 """Dependency parsing.
 
     bert-jax finetune --config=configs/finetune/parsing.py --config.init=work/base \
-        --config.task.parsing.train=en_ewt-ud-train.conllu \
-        --config.task.parsing.dev=en_ewt-ud-dev.conllu --workdir=work/parser
+        --config.task.train=en_ewt-ud-train.conllu \
+        --config.task.dev=en_ewt-ud-dev.conllu --workdir=work/parser
 
 Files are CoNLL-U, as the treebanks of Universal Dependencies have it. `bert-jax predict` writes it.
 """

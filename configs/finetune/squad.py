@@ -1,7 +1,7 @@
 """Answers to questions as spans of a text, from files in the JSON of SQuAD 1.1 or 2.0.
 
     bert-jax finetune --config=configs/finetune/squad.py --config.init=work/base \
-        --config.task.squad.train=train-v2.0.json --config.task.squad.dev=dev-v2.0.json \
+        --config.task.train=train-v2.0.json --config.task.dev=dev-v2.0.json \
         --workdir=work/squad
 
 The model needs positions for 384 tokens; with fewer, lower `task.max_length`.

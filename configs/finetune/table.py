@@ -1,11 +1,11 @@
 """A table of your own: CSV, TSV, JSON lines or parquet with the columns `text` and `label`.
 
     bert-jax finetune --config=configs/finetune/table.py --config.init=work/base \
-        --config.task.table.train=reviews.csv --workdir=work/reviews
+        --config.task.train=reviews.csv --workdir=work/reviews
 
-A tenth of the texts is held out to choose the best checkpoint by, unless `task.table.dev` names a
-file. Other columns: `--config.task.table.text=body --config.task.table.label=stars`; pairs:
-`text_pair`; several labels a row: `kind=classes`; numbers: `kind=score`.
+A tenth of the texts is held out to choose the best checkpoint by, unless `task.dev` names a
+file. Other columns: `--config.task.text=body --config.task.label=stars`; pairs:
+`text_pair`; several labels a row: `problem_type=classes`; numbers: `problem_type=score`.
 """
 
 from ml_collections import ConfigDict

@@ -118,7 +118,7 @@ def test_file_that_is_not_python(tmp_path):
 
 
 def test_every_field_is_listed_with_its_default():
-    text = fields_help(PretrainConfig)
+    text = fields_help(PretrainConfig())
     assert "--config.model.hidden_dim=768" in text
     assert "one of nsp, sop, none" in text
 
@@ -127,7 +127,7 @@ def test_every_field_is_listed_with_its_default():
 def test_what_is_listed_can_be_pasted(tmp_path, cls):
     """Each line sets its default: None, several values and the entries of phases included."""
     empty = write(tmp_path / "c.py", "def get_config():\n    return {}\n")
-    lines = [line for line in fields_help(cls).splitlines() if line.lstrip("'").startswith("--")]
+    lines = [line for line in fields_help(cls()).splitlines() if line.lstrip("'").startswith("--")]
     assert len(lines) > 40
     for line in lines:
         (argument,) = shlex.split(line)
@@ -140,11 +140,11 @@ def test_what_is_listed_can_be_pasted(tmp_path, cls):
         (["--config.sweep.learning_rates=2e-5,3e-5"], "sweep.learning_rates", (2e-5, 3e-5)),
         (["--config.sweep.learning_rates", "2e-5"], "sweep.learning_rates", (2e-5,)),
         (["--config.sweep.learning_rates=(1,2e-5)"], "sweep.learning_rates", (1.0, 2e-5)),
-        (["--config.task.table.labels=no, O'Neill"], "task.table.labels", ("no", "O'Neill")),
-        (["--config.task.table.labels=1,2"], "task.table.labels", ("1", "2")),
-        (["--config.task.table.labels='a,b','c'"], "task.table.labels", ("a,b", "c")),
-        (["--config.task.table.header=None"], "task.table.header", None),
-        (["--config.task.table.header=false"], "task.table.header", False),
+        (["--config.task.labels=no, O'Neill"], "task.labels", ("no", "O'Neill")),
+        (["--config.task.labels=1,2"], "task.labels", ("1", "2")),
+        (["--config.task.labels='a,b','c'"], "task.labels", ("a,b", "c")),
+        (["--config.task.header=None"], "task.header", None),
+        (["--config.task.header=false"], "task.header", False),
         (["--config.training.dropout_rate=None"], "training.dropout_rate", None),
         (["--config.reinitialise"], "reinitialise", True),
     ],

@@ -125,7 +125,7 @@ def make(root: Path) -> None:
     out.unlink()
     run("finetune", f"--config={HERE.parent.parent / 'configs/finetune/table.py'}",
         f"--workdir={root / 'finetuned'}", f"--config.init={root / 'pretrained'}",
-        f"--config.task.table.train={root / 'table.csv'}", "--config.task.max_length=24",
+        f"--config.task.train={root / 'table.csv'}", "--config.task.max_length=24",
         "--config.training.num_epochs=3.0", "--config.optimizer.learning_rate=0.01")  # fmt: skip
     run("export", root / "finetuned", "--to", "huggingface", "--out", root / "exported")
     run("import", root / "exported", "--out", root / "imported")

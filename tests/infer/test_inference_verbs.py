@@ -58,7 +58,7 @@ def test_home_is_expanded_in_paths_and_not_in_texts(home, run, monkeypatch):
     assert out.splitlines()[0] == "~"
     code, _, err = run(
         "finetune", "--config=table", "--config.init=~/nowhere", "--workdir=~/run",
-        "--config.task.table.train", "~/rows.csv",
+        "--config.task.train", "~/rows.csv",
     )  # fmt: skip
     assert code == 2
     assert f"{home}/nowhere does not exist" in err

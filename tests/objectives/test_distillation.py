@@ -393,7 +393,7 @@ def test_layers_are_evenly_spaced_or_given():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"temperature": 0.0}, "distil.temperature is 0.0; it must be above 0 and finite"),
+        ({"temperature": 0.0}, "distil.temperature is 0.0; it must be above 0"),
         ({"hard_weight": 1.5}, r"distil.hard_weight is 1.5; it must be in \[0, 1\]"),
         ({"hidden_weight": -1.0}, "distil.hidden_weight is -1.0"),
         (

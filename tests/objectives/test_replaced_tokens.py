@@ -337,7 +337,7 @@ def test_steps_make_both_models_better():
     [
         (
             {"generator_size": 0.0},
-            "objective.generator_size is 0.0; it must be above 0 and at most 1",
+            r"objective.generator_size is 0.0; it must be in \(0, 1\]",
         ),
         ({"temperature": 0.0}, "objective.temperature is 0.0; it must be above 0"),
         ({"discriminator_weight": float("inf")}, "objective.discriminator_weight is inf"),

@@ -32,7 +32,7 @@ def use_table(path: Path) -> None:
     found = 0
     for columns in (
         TableConfig(text_pair="text_pair", quoting=True),
-        TableConfig(kind="classes", empty="skip", quoting=True),
+        TableConfig(problem_type="classes", empty="skip", quoting=True),
     ):
         try:
             read_texts(path, columns)
@@ -107,7 +107,7 @@ def choices(_: Path) -> list[bytes]:
 def use_choices(path: Path) -> None:
     """Read with labels."""
     from bert_jax.tasks.choice.sources import read_choices
-    from bert_jax.tasks.sections.choice import ChoiceConfig
+    from bert_jax.tasks.kinds.choice import ChoiceConfig
 
     read_choices(str(path), ChoiceConfig())
 

@@ -70,19 +70,19 @@ def write_files(directory: Path, num_positions: int = MODEL.num_positions) -> di
     }
 
 
-def small_config(files: dict[str, str], **changes: Any) -> FinetuneConfig:
+def small_config(
+    files: dict[str, str], *, table: dict[str, Any] | None = None, **changes: Any
+) -> FinetuneConfig:
     """6 batches an epoch, the last of 4 rows; one length.
 
     Args:
         files: From `write_files`.
         **changes: By dotted name with __ for the dot, such as `sweep__seeds=3`.
+        table: The fields of the task, in place of the names of its files.
     """
+    own = {"train": files["train"], "dev": files["dev"]}
     sections: dict[str, Any] = {
-        "task": {
-            "kind": "table",
-            "max_length": 16,
-            "table": {"train": files["train"], "dev": files["dev"]},
-        },
+        "task": {"kind": "table", "max_length": 16, **(table or own)},
         "init": files["init"],
         "training": {"num_epochs": 3.0, "batch_size": 8, "eval_batch_size": 24, "max_buckets": 1},
         "optimizer": {"learning_rate": 1e-2},

@@ -74,7 +74,7 @@ def rows(count: int = 40) -> list[str]:
 
 def config(path: str, *, folds: int = 0, fold: int = 0, **table) -> TaskConfig:
     section = {"train": path, **table}
-    return build(TaskConfig, {"kind": "table", "folds": folds, "fold": fold, "table": section})
+    return build(TaskConfig, {"kind": "table", "folds": folds, "fold": fold, **section})
 
 
 def texts(split) -> list[str]:
@@ -122,7 +122,7 @@ def test_folds_of_other_kinds_of_tasks(tmp_path):
     """Tagged sentences, of which no dev file is needed."""
     lines = [line for n in range(6) for line in (f"w{n} {'BA'[n % 2]}", f"v{n} A", "")]
     path = put(tmp_path / "a.txt", *lines)
-    sections = {"kind": "tagging", "folds": 3, "tagging": {"train": path, "scheme": "plain"}}
+    sections = {"kind": "tagging", "folds": 3, "train": path, "scheme": "plain"}
     held = [opened(build(TaskConfig, {**sections, "fold": n})).dev_splits()[0] for n in (1, 2, 3)]
     assert sorted(text for split in held for text in texts(split)) == [
         f"w{n} v{n}" for n in range(6)
@@ -133,13 +133,13 @@ def test_what_is_refused(tmp_path):
     path = put(tmp_path / "a.csv", "text,label,author", *rows(8))
     with pytest.raises(UserError, match=r"task.folds is 3, and the training data are 2 groups"):
         opened(config(path, folds=3, fold=1, group="author"))
-    with pytest.raises(UserError, match=r"task.table.dev is set, and task.folds is 2"):
+    with pytest.raises(UserError, match=r"task.dev is set, and task.folds is 2"):
         opened(config(path, folds=2, fold=1, dev=path))
-    with pytest.raises(UserError, match=r"task.folds is 1 and task.fold 0; folds are 2 or more"):
+    with pytest.raises(UserError, match=r"task.folds is 1; it must be at least 2, or 0"):
         config(path, folds=1)
-    with pytest.raises(UserError, match=r"task.folds is 2 and task.fold 3"):
+    with pytest.raises(UserError, match=r"task.fold is 3, and task.folds 2; fold must be"):
         config(path, folds=2, fold=3)
-    pairs = {"kind": "embedding", "folds": 2, "fold": 1, "embedding": {"train": path}}
+    pairs = {"kind": "embedding", "folds": 2, "fold": 1, "train": path}
     with pytest.raises(UserError, match=r"task.folds is 2, but embeddings are scored by a search"):
         opened(build(TaskConfig, pairs))
     one = put(tmp_path / "b.csv", "text,label,author", "a,cat,x", "b,dog,x", "c,cat,x")

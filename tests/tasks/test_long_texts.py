@@ -14,7 +14,7 @@ WINDOWS = LongTexts("windows")
 
 def task_of(tmp_path, *rows, **table):
     path = put(tmp_path / "a.csv", *rows)
-    given = {"table": {"train": path, "dev": path, **table}, "max_length": 10}
+    given = {"train": path, "dev": path, **table, "max_length": 10}
     return opened(build(TaskConfig, given))
 
 
@@ -101,17 +101,20 @@ def test_what_is_left_out_is_counted(tmp_path):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"window_stride": 4}, "long is 'cut'; set long to 'windows'"),
+        ({"window_stride": 4}, "long is 'cut'; set task.long to 'windows'"),
         ({"window_pooling": "max"}, "long is 'cut'"),
         ({"long": "windows", "window_stride": -1}, "window_stride is -1"),
         (
-            {"long": "windows", "window_pooling": "max", "kind": "score"},
+            {"long": "windows", "window_pooling": "max", "problem_type": "score"},
             "choose mean or first_last",
         ),
-        ({"thresholds": "tuned"}, r"several labels a row \(kind='classes'\), not 'class'"),
-        ({"calibrate": True, "kind": "score"}, "no probabilities"),
+        (
+            {"thresholds": "tuned"},
+            r"several labels a row \(task.problem_type='classes'\), not 'class'",
+        ),
+        ({"calibrate": True, "problem_type": "score"}, "no probabilities"),
     ],
 )
 def test_options_that_cannot_be(table, said):
     with pytest.raises(UserError, match=said):
-        build(TaskConfig, {"table": table})
+        build(TaskConfig, table)

@@ -4,8 +4,8 @@ import numpy as np
 from squad_examples import UNCASED, question
 from task_examples import opened, put
 
-from bert_jax.tasks.config import TableConfig, TaggingConfig, TaskConfig
-from bert_jax.tasks.sections.squad import SquadConfig
+from bert_jax.tasks.config import TableConfig, TaggingConfig
+from bert_jax.tasks.kinds.squad import SquadConfig
 from bert_jax.tasks.squad.sources import SquadFile
 from bert_jax.tasks.squad.task import SpanSplit, SpanTask
 from bert_jax.tasks.task import LabelSpec, Split
@@ -22,7 +22,7 @@ def check_rows(split: Split, examples: list[int], num_rows: int) -> Split:
 
 def test_texts(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "good,yes", "bad,no", "so so,no", "fine,yes")
-    config = TaskConfig(table=TableConfig(train=path, dev=path))
+    config = TableConfig(train=path, dev=path)
     (split,) = opened(config).dev_splits()
     part = check_rows(split, [1, 3], 2)
     assert split.texts()[2] == ("so so",)
@@ -32,7 +32,7 @@ def test_texts(tmp_path):
 def test_sentences_of_several_windows(tmp_path):
     lines = [f"{'abcd'[n % 4] * 5} {'B-X' if n % 3 else 'O'}" for n in range(9)]
     path = put(tmp_path / "a.txt", *lines[:6], "", *lines[6:7], "", *lines[7:])
-    config = TaskConfig(kind="tagging", max_length=16, tagging=TaggingConfig(train=path, dev=path))
+    config = TaggingConfig(max_length=16, train=path, dev=path)
     (split,) = opened(config).dev_splits()
     assert len(split.rows) > 3
     check_rows(split, [0, 2], len(split.rows) - 1)
@@ -44,9 +44,7 @@ def test_questions_of_several_windows():
         question("ab cd", "cd", id="b"),
         question("ef gh", "gh", id="c"),
     )
-    config = TaskConfig(
-        kind="squad", max_length=20, squad=SquadConfig("x", "x", stride=4, max_question=5)
-    )
+    config = SquadConfig(max_length=20, train="x", dev="x", stride=4, max_question=5)
     task = SpanTask(config, LabelSpec(rules="v1.1"), UNCASED)
     split = SpanSplit(task, "dev", SquadFile("file.json", questions, ()))
     windows = len(split.rows)

@@ -50,7 +50,7 @@ def test_given_weights():
 )
 def test_weights_that_cannot_be(given, named):
     with pytest.raises(UserError, match="class_weights") as error:
-        class_weights(given, ONE, ["a", "b"], "task.table.class_weights")
+        class_weights(given, ONE, ["a", "b"], "task.class_weights")
     assert named in str(error.value)
 
 
@@ -65,20 +65,20 @@ def test_rows_of_rare_classes_are_repeated():
 @pytest.mark.parametrize(
     ("section", "field"),
     [
-        ({"table": {"kind": "score", "class_weights": "balanced"}}, "class_weights is 'balanced'"),
-        ({"table": {"kind": "score", "oversampling": 0.5}}, "task.table.kind 'score'"),
+        ({"problem_type": "score", "class_weights": "balanced"}, "class_weights is 'balanced'"),
+        ({"problem_type": "score", "oversampling": 0.5}, "task.problem_type 'score'"),
         (
-            {"kind": "glue", "glue": {"name": "stsb", "focal_gamma": 2.0}},
-            "glue.focal_gamma is 2.0",
+            {"kind": "glue", "name": "stsb", "focal_gamma": 2.0},
+            "task.focal_gamma is 2.0",
         ),
         (
-            {"table": {"label_smoothing": 1.0}},
+            {"label_smoothing": 1.0},
             r"label_smoothing is 1.0; .* \[0, 1\)",
         ),
-        ({"table": {"focal_gamma": -1.0}}, "focal_gamma is -1.0"),
-        ({"table": {"oversampling": 1.5}}, "oversampling is 1.5"),
+        ({"focal_gamma": -1.0}, "focal_gamma is -1.0"),
+        ({"oversampling": 1.5}, "oversampling is 1.5"),
         (
-            {"tagging": {"focal_gamma": 2, "label_smoothing": 0.1}},
+            {"kind": "tagging", "focal_gamma": 2, "label_smoothing": 0.1},
             "set one of them",
         ),
     ],

@@ -9,7 +9,7 @@ from bert_jax.config.command_line import fields_help, load_config
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import GlueConfig, TableConfig, TaggingConfig, TaskConfig
-from bert_jax.tasks.sections.squad import SquadConfig
+from bert_jax.tasks.kinds.squad import SquadConfig
 from bert_jax.training.finetune.config import FinetuneConfig
 
 RECIPES = Path(__file__).parents[2] / "configs" / "finetune"
@@ -50,50 +50,61 @@ def test_rows_can_be_shortened(recipe):
     assert shortened.length == half
 
 
-def test_fields_are_explained():
-    lines = fields_help(TaskConfig, "--config.task").splitlines()
+@pytest.mark.parametrize("kind", TaskConfig.VARIANTS)
+def test_fields_are_explained(kind):
+    """Those of the kind, and no others."""
+    config = TaskConfig.VARIANTS[kind]()
+    lines = fields_help(config, "--config.task").splitlines()
     fields = [number for number, line in enumerate(lines) if line.startswith("--config")]
-    config = TaskConfig()
-    sections = [getattr(config, name) for name in (config.kind, *config.unread)]
-    plain = len(dataclasses.fields(TaskConfig)) - len(sections)
-    assert len(fields) == plain + sum(len(dataclasses.fields(each)) for each in sections)
+    assert len(fields) == len(dataclasses.fields(config))
     for number in fields:
         assert lines[number + 1].startswith("      "), lines[number]
+    assert f"--config.task.kind={kind}" in lines
+    assert any("--fields --config.task.kind=NAME lists them" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
-            lambda: TaskConfig(glue=GlueConfig("cola")).check_sections(),
-            "task.glue.name is set, but task.kind is 'table'; set task.kind to 'glue'",
+            lambda: build(TaskConfig, {"name": "cola"}),
+            "unknown field name; kind=glue has it; set that first",
         ),
-        (lambda: TaskConfig("glue", glue=GlueConfig("ax")), "no training data; fine-tune mnli"),
-        (lambda: TaskConfig("glue", glue=GlueConfig("sst")), "'sst' is no task of GLUE"),
-        (lambda: TaskConfig(max_length=7), "max_length is 7; it must be at least 8"),
-        (lambda: TaskConfig("squad", max_length=96), "task.squad: max_length 96 leaves 28"),
+        (lambda: GlueConfig(name="ax"), "no training data; fine-tune mnli"),
+        (lambda: GlueConfig(name="sst"), "'sst' is no task of GLUE"),
+        (lambda: TableConfig(max_length=7), "max_length is 7; it must be at least 8"),
+        (lambda: SquadConfig(max_length=96), "task: max_length 96 leaves 28"),
         (
-            lambda: TaskConfig("tagging", 32, tagging=TaggingConfig(stride=31)),
-            "task.tagging.stride is 31; it must be from 1 to 30",
+            lambda: TaggingConfig(max_length=32, stride=31),
+            "task.stride is 31; it must be from 1 to 30",
         ),
         (lambda: TableConfig(dev_rate=1.0), r"dev_rate is 1.0; it must be in \(0, 1\)"),
         (
             lambda: TableConfig(metric="pearson"),
-            "metric is 'pearson'; for kind 'class' it is one of accuracy, f1",
+            "metric is 'pearson'; the metrics of this task are accuracy, f1",
         ),
-        (lambda: TableConfig(kind="score", labels=("a", "b")), "kind 'score' has none"),
+        (
+            lambda: TableConfig(problem_type="score", labels=("a", "b")),
+            "labels is .*a score has none",
+        ),
         (lambda: TableConfig(labels=("a",)), "at least 2 are needed"),
         (
-            lambda: TableConfig(kind="classes", labels=("a",), label_columns=("a",)),
+            lambda: TableConfig(problem_type="classes", labels=("a",), label_columns=("a",)),
             "label_columns names the labels",
         ),
-        (lambda: TableConfig(label_columns=("a",)), "label_columns are for several labels"),
-        (lambda: TableConfig(kind="classes", separator=" "), "separator is ' '; a mark is needed"),
+        (
+            lambda: TableConfig(label_columns=("a",)),
+            "label_columns is .*, which is for several labels",
+        ),
+        (
+            lambda: TableConfig(problem_type="classes", separator=" "),
+            "a mark is needed",
+        ),
         (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is about entities"),
-        (lambda: SquadConfig(num_best=0), "task.squad.num_best is 0"),
-        (lambda: TaskConfig().source("train"), "task.table.train is empty; name a file"),
-        (lambda: TaskConfig("glue").source("name"), "task.glue.name is empty; name one of cola"),
-        (lambda: TaskConfig("squad").source("dev"), "task.squad.dev is empty; name a second file"),
+        (lambda: SquadConfig(num_best=0), "task.num_best is 0"),
+        (lambda: TableConfig().source("train"), "task.train is empty; name a file"),
+        (lambda: GlueConfig().source("name"), "task.name is empty; name one of cola"),
+        (lambda: SquadConfig().source("dev"), "task.dev is empty; name a second file"),
     ],
 )
 def test_refused(make, message):

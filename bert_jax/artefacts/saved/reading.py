@@ -183,7 +183,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
             task.objective,
             tuple(task.describe()["learned"]["labels"]),
             task.thresholds(extra["scores"]),
-            task.config.text_options.long_texts,
+            task.config.long_texts,
             _reading_of(task, extra["scores"]),
         )
     task_config = build(TaskConfig, config["task"], f"{where}: task")
@@ -214,7 +214,7 @@ def _reading_of(task: Any, scores: Mapping[str, float]) -> Reading | None:
         return Reading(config.tag_stride)
     if task.objective != "span":
         return None
-    limits = config.squad.max_question, config.squad.max_answer_tokens
+    limits = config.max_question, config.max_answer_tokens
     return Reading(config.windows.stride, *limits, scores.get("null_threshold"))
 
 

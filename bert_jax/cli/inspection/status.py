@@ -212,7 +212,7 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     )
     return FinetuneStatus(
         **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
-        task=f"glue {task.glue.name}" if task.kind == "glue" else task.kind,
+        task=" ".join([task.kind, getattr(task, "name", "")]).rstrip(),
         init=config.init,
         runs=sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
         num_epochs=config.training.num_epochs,

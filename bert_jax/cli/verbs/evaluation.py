@@ -64,7 +64,7 @@ def add(verb: Callable[..., Parser]) -> None:
     )
     sub.option(
         "--columns",
-        "names of columns. Fine-tuning: fields of the task's section for --data, such as "
+        "names of columns. Fine-tuning: fields of the task for --data, such as "
         "text=review,label=stars; a model in Hugging Face's format has the labels and the defaults "
         "of --fields otherwise. Vectors: in place of query, document and score (--sts) or text and "
         "label (--clustering), such as query=sentence1,document=sentence2; also header=False",

@@ -134,9 +134,14 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def print_fields(arguments: argparse.Namespace) -> int:
     """List the fields of a configuration."""
-    from bert_jax.config.command_line import fields_help
+    from bert_jax.config.command_line import fields_help, load_config, overridden
 
-    print(fields_help(_config_class(arguments.verb)))
+    cls = _config_class(arguments.verb)
+    if arguments.config:
+        config = load_config(cls, arguments.config, arguments.fields)
+    else:
+        config = overridden(cls(), arguments.fields)
+    print(fields_help(config))
     return 0
 
 

@@ -79,8 +79,8 @@ def add(verb: Callable[..., Parser]) -> None:
         "find hard negatives for pairs of queries and documents, to train an embedding model on",
         "bert-jax mine work/embedder pairs.jsonl --out mined.jsonl\n"
         "  bert-jax finetune --config=configs/finetune/embed.py --workdir=work/harder \\\n"
-        "      --config.init=work/embedder --config.task.embedding.train=mined.jsonl \\\n"
-        "      --config.task.embedding.negatives=negatives",
+        "      --config.init=work/embedder --config.task.train=mined.jsonl \\\n"
+        "      --config.task.negatives=negatives",
     )  # fmt: skip
     _add_model(sub)
     sub.option("pairs", "a .csv, .tsv, .jsonl or .parquet file of pairs", metavar="PAIRS")
@@ -294,9 +294,9 @@ def mine(arguments: argparse.Namespace) -> int:
         print(f"Warning: {found.warning}", file=sys.stderr)
     print("\n".join(found.lines()))
     if arguments.labelled:
-        fields = "table.text=query --config.task.table.text_pair=document"
+        fields = "text=query --config.task.text_pair=document"
     else:
-        fields = "embedding.negatives=negatives"
+        fields = "negatives=negatives"
     print(f"{arguments.out}: train on it with --config.task.{fields}")
     return 0
 

@@ -3,29 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bert_jax.errors import UserError
+from bert_jax.config.bounds import Bounded, Count, Natural
 
 
 @dataclass(frozen=True)
-class Retention:
+class Retention(Bounded, section="checkpoint"):
     """Rules for keeping checkpoints; one reason to stay is enough."""
 
-    keep: int = 3
+    keep: Count = 3
     """The newest ones, counted among those that were read back."""
-    keep_every_steps: int = 0
+    keep_every_steps: Natural = 0
     """Interval in steps of the checkpoints that stay for ever; 0: none."""
-    keep_best: int = 0
+    keep_best: Natural = 0
     """Number of checkpoints with the best evaluation that stay."""
     best_metric: str = ""
     """Evaluated metric that ranks checkpoints, such as eval/loss: a name that ends in loss is
     best low, any other high. Empty: the first metric of the objective."""
-
-    def __post_init__(self) -> None:
-        """Refuse a policy that keeps nothing."""
-        for name, least in {"keep": 1, "keep_every_steps": 0, "keep_best": 0}.items():
-            value = getattr(self, name)
-            if value < least:
-                raise UserError(f"checkpoint: {name} is {value}; it must be at least {least}")
 
     def superfluous(
         self,

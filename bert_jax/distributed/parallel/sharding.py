@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ import optax
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
 from bert_jax.errors import UserError
 from bert_jax.model.layout import LogicalAxes
 
@@ -38,8 +39,11 @@ _SIZE_FIELDS = {
 }
 
 
+AxisSize = Annotated[int, AtLeast(1), Or(-1, "the devices that the other axes leave")]
+
+
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Bounded, section="mesh"):
     """How devices are arranged; the product of the three is the number of devices.
 
     `(n, 1, 1)` is plain data parallelism, `fsdp` also splits parameters and optimizer state by
@@ -47,27 +51,16 @@ class MeshConfig:
     it takes the devices that the others leave.
     """
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
-    num_slices: int = 0
+    data: AxisSize = -1
+    fsdp: AxisSize = 1
+    tensor: AxisSize = 1
+    num_slices: Natural = 0
     """TPU slices, joined by a slower network; 0: as many as the devices say. A positive number cuts
     the devices, in their order, into so many equal groups: to try multislice without one."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no number of devices satisfies."""
-        for name in AXES:
-            size = getattr(self, name)
-            if size < 1 and size != -1:
-                raise UserError(
-                    f"mesh.{name} is {size}; it must be at least 1, or -1 for the devices that "
-                    "the other axes leave"
-                )
-        if self.num_slices < 0:
-            raise UserError(
-                f"mesh.num_slices is {self.num_slices}; it must be at least 1, or 0 for as many as "
-                "the devices say"
-            )
+        super().__post_init__()
         if sum(getattr(self, name) == -1 for name in AXES) > 1:
             raise UserError(f"{self}: only one of mesh.data, mesh.fsdp, mesh.tensor may be -1")
 

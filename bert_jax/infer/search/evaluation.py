@@ -90,7 +90,7 @@ def evaluate_similarity(
     """
     first, second, score = columns
     table = TableConfig(
-        text=first, text_pair=second, label=score, kind="score", empty="skip", **written
+        text=first, text_pair=second, label=score, problem_type="score", empty="skip", **written
     )
     cuts, widths = Cuts(), _widths(model, dimensions)
     examples = read_texts(source, table).examples

@@ -154,13 +154,13 @@ def mine(
 
 
 def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
-    """Write JSON lines with query, document and negatives, as `task.embedding` reads them.
+    """Write JSON lines with query, document and negatives, as `task.kind=embedding` reads them.
 
     Args:
         path: The file, which appears whole or not at all.
         mined: Pairs and negatives.
         labelled: Whether each pair and each negative has a line, with the label 1 or 0, as
-            `task.table` reads them to train a reranker.
+            `task.kind=table` reads them to train a reranker.
     """
     with staged_file(path) as file:
         for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):

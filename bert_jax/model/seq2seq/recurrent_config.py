@@ -1,12 +1,12 @@
 """Settings of recurrent encoders and decoders, and the dropout of their layers."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, keep_at
@@ -20,7 +20,7 @@ SITE_SOURCE_LAYERS, SITE_TARGET_LAYERS = (1 << 18) + (1 << 8), (1 << 18) + (1 <<
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(Bounded, section="objective"):
     """Shape of a recurrent encoder and decoder, beside the widths and layers of `model`."""
 
     cell: CellName = "gru"
@@ -34,27 +34,19 @@ class RecurrentConfig:
     input of every layer (Cho et al. 2014), or only the first state (Sutskever et al. 2014)."""
     bidirectional: bool = True
     """Whether the encoder's first layer reads both ways, each with half of the width."""
-    num_decoder_layers: int = 0
+    num_decoder_layers: Natural = 0
     """Layers of the decoder; 0: model.num_layers."""
-    residual_from: int = 0
-    """First layer, counted from 1, whose input is added to its output; 0: none, GNMT: 3."""
-    window: int = 0
+    residual_from: Annotated[int, AtLeast(2), Or(0, "none")] = 0
+    """First layer, counted from 1, whose input is added to its output; 0: none, GNMT: 3. The very
+    first layer reads embeddings."""
+    window: Natural = 0
     """Distance from the target's place up to which source places are seen; 0: all are seen."""
     tying: Tying = "all"
     """Users of one table: source, target and output (all), target and output (output), or none."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built."""
-        check_values(
-            "objective",
-            self,
-            num_decoder_layers=(self.num_decoder_layers >= 0, "at least 0"),
-            residual_from=(
-                self.residual_from == 0 or self.residual_from >= 2,
-                "at least 2, since the first layer reads embeddings, or 0 for none",
-            ),
-            window=(self.window >= 0, "at least 0"),
-        )
+        super().__post_init__()
         if self.window and not self.attends:
             raise UserError(
                 f"objective.window is {self.window}, but objective.attention is 'none'; expected "

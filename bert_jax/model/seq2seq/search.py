@@ -7,7 +7,6 @@ length counts as finished. A row is done once its worst finished hypothesis beat
 beam could still become: the same sum of log-probabilities over the greatest length.
 """
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,40 +16,34 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
+from bert_jax.config.bounds import Bounded, Count, Natural, NonNegative
 from bert_jax.errors import UserError
 from bert_jax.model.config import VOCAB_MULTIPLE
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 
 
 @dataclass(frozen=True)
-class SearchConfig:
+class SearchConfig(Bounded):
     """The way to look for translations."""
 
-    num_beams: int = 5
+    num_beams: Count = 5
     """Hypotheses that are kept at each step (K); 1: greedy search."""
-    length_alpha: float = 1.0
+    length_alpha: NonNegative = 1.0
     """Exponent of the length penalty: a score is the sum of log-probabilities over
     ((beta + n) / (beta + 1)) ** alpha, for n tokens with the end token; 0: no penalty."""
-    length_beta: float = 0.0
+    length_beta: NonNegative = 0.0
     """Constant of the length penalty; 5: that of Wu et al. 2016 (GNMT), equation 14."""
-    max_length: int = 0
+    max_length: Natural = 0
     """Largest number of tokens of a translation, end token included; 0: the model's."""
-    max_length_rate: float = 3.0
+    max_length_rate: NonNegative = 3.0
     """Largest number of target tokens for each source token, [CLS] and [SEP] counted; 0: no
     limit but `max_length`."""
-    nbest: int = 1
+    nbest: Count = 1
     """Hypotheses to return for each source, at most `num_beams`."""
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        for name, least in (("num_beams", 1), ("nbest", 1), ("max_length", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("length_alpha", "length_beta", "max_length_rate"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(
-                    f"{name} is {getattr(self, name)}; it must be at least 0, and finite"
-                )
+        super().__post_init__()
         if self.nbest > self.num_beams:
             raise UserError(
                 f"nbest is {self.nbest}; it must be at most num_beams, which is {self.num_beams}"

@@ -5,8 +5,8 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, Origin
+from bert_jax.tasks.kinds.choice import ChoiceConfig
 from bert_jax.tasks.problems import MissingColumn, Problems
-from bert_jax.tasks.sections.choice import ChoiceConfig
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.tables.files import read_rows
 

@@ -17,7 +17,7 @@ from bert_jax.tasks.choice.sources import (
     read_choices,
     read_other_choices,
 )
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import ChoiceConfig
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.problems import counted
@@ -27,26 +27,26 @@ from bert_jax.tasks.text.rows import text_rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 
-class ChoiceTask(Task):
+class ChoiceTask(Task[ChoiceConfig]):
     """A task about choices, of a configuration of kind choice."""
 
     objective: HeadKind = "choice"
     num_outputs = 1
 
-    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: ChoiceConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         super().__init__(config, spec, tokenizer)
         self.metric = config.choose_metric(["accuracy"])
 
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+    def open(cls, config: ChoiceConfig, tokenizer: Tokenizer) -> Task:
         """Read training and dev data."""
-        train, dev = (read_choices(config.source(name), config.choice) for name in ("train", "dev"))
+        train, dev = (read_choices(config.source(name), config) for name in ("train", "dev"))
         task = cls(config, LabelSpec(), tokenizer)
         return task._with_splits(ChoiceSplit(task, "train", train), [ChoiceSplit(task, "dev", dev)])
 
     def open_split(self, source: str, *, labelled: bool = True) -> "ChoiceSplit":
         """Read another file; see `Task.open_split`."""
-        found, notes = read_other_choices(source, self.config.choice, labelled=labelled)
+        found, notes = read_other_choices(source, self.config, labelled=labelled)
         name = source if source.startswith("tfds:") else Path(source).name
         return ChoiceSplit(self, name, found, notes)
 
@@ -65,7 +65,7 @@ class ChoiceSplit(Split):
         self._examples = examples
         labels = [each.label for each in examples]
         self._labels = None if None in labels else np.array(labels, np.int32)
-        group, length = len(task.config.choice.choices), task.config.length
+        group, length = len(task.config.choices), task.config.length
         pairs = [
             TextExample(each.id, each.text, choice, None, each.origin)
             for each in examples
@@ -119,7 +119,7 @@ class ChoiceSplit(Split):
     ) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl: of each example the choice, its text, and all probabilities."""
         del scores
-        names, shares = self._task.config.choice.names, softmax(self._logits(outputs), axis=1)
+        names, shares = self._task.config.names, softmax(self._logits(outputs), axis=1)
         lines = []
         for example, mine in zip(self._examples, shares, strict=True):
             best = int(mine.argmax())

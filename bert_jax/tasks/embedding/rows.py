@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig
 from bert_jax.tasks.embedding.sources import GroupData, TextGroup, numbered, text_key
 from bert_jax.tasks.problems import counted
 from bert_jax.tasks.rows import Rows
@@ -14,7 +14,7 @@ _NO_ROW = np.zeros(0, np.int32)
 
 
 def group_rows(
-    data: GroupData, config: TaskConfig, tokenizer: Tokenizer, *, twice: bool = False
+    data: GroupData, config: EmbeddingTaskConfig, tokenizer: Tokenizer, *, twice: bool = False
 ) -> tuple[Rows, list[str]]:
     """Return the rows of the texts of one file, and warnings of texts that were cut.
 
@@ -27,10 +27,9 @@ def group_rows(
         tokenizer: Tokenizer of the model.
         twice: Whether a text alone (kind texts) is in its group twice.
     """
-    section = config.embedding
     is_pair = len(data.groups[0].texts) > 1
     limits = {"query": config.query_length, "document": config.length}
-    prefixes = {"query": section.query_prefix, "document": section.document_prefix}
+    prefixes = {"query": config.query_prefix, "document": config.document_prefix}
     found: dict[tuple[str, str], np.ndarray] = {}
     cut: set[tuple[str, str]] = set()
     for side in ("query", "document"):

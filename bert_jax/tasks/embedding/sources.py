@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.embedding_config import EmbeddingTaskConfig, PairKind
 from bert_jax.tasks.examples import LabelSet, Origin, TextExample
+from bert_jax.tasks.kinds.embedding import EmbeddingTaskConfig, PairKind
 from bert_jax.tasks.problems import Problems, counted
 from bert_jax.tasks.tables.files import read_rows
 from bert_jax.tasks.text.tables import TextData, read_other_texts, read_texts
@@ -49,7 +49,7 @@ def open_groups(config: EmbeddingTaskConfig, train: str) -> tuple[GroupData, Gro
     Raises:
         UserError: A file cannot be read or has wrong rows, or nothing can be held out.
     """
-    data = read_groups(train, config, config.kind)
+    data = read_groups(train, config, config.rows)
     if config.dev:
         dev = read_groups(config.dev, config, config.kind_of_dev, data.labels)
         if config.kind_of_dev == "texts":
@@ -83,7 +83,7 @@ def read_groups(
         text=config.query if is_pair else config.text,
         text_pair=config.document if is_pair else "",
         label=config.score if kind == "scores" else config.label,
-        kind="class" if kind == "classes" else "score",
+        problem_type="class" if kind == "classes" else "score",
         id=config.id, empty="skip", ragged=config.ragged, format=config.format,
         header=config.header, quoting=config.quoting, delimiter=config.delimiter,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _held_out(source: str, data: GroupData, rate: float) -> tuple[GroupData, Gro
     if len(ranked) < 4:
         raise UserError(
             f"{source} has {len(ranked)} distinct documents; at least 4 are needed to hold some "
-            "out. Name a second file in task.embedding.dev"
+            "out. Name a second file in task.dev"
         )
     chosen = set(ranked[: min(max(2, math.ceil(rate * len(ranked))), len(ranked) - 2)])
     train, dev = (
@@ -192,8 +192,8 @@ def halved(data: GroupData) -> GroupData:
     if len(groups) < 2:
         raise UserError(
             f"{source}: {len(groups)} of {len(data.groups):,} dev texts have two halves, and at "
-            "least 2 are needed; name a file of pairs or scores in task.embedding.dev, with "
-            "task.embedding.dev_kind"
+            "least 2 are needed; name a file of pairs or scores in task.dev, with "
+            "task.dev_rows"
         )
     notes = [counted(source, "texts without two halves, not scored", short)] if short else []
     return replace(data, groups=tuple(groups), warnings=(*data.warnings, *notes))

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig
 from bert_jax.tasks.embedding.ranking import chance, search_scores, unit
 from bert_jax.tasks.embedding.rows import group_rows
 from bert_jax.tasks.embedding.sources import GroupData, halved, open_groups, read_groups
-from bert_jax.tasks.embedding_config import EMBEDDING_METRICS
 from bert_jax.tasks.examples import LabelSet
+from bert_jax.tasks.kinds.embedding import EMBEDDING_METRICS
 from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text.metrics import METRICS
@@ -24,20 +24,20 @@ from bert_jax.tasks.text.report import text_grounds
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 
-class EmbeddingTask(Task):
+class EmbeddingTask(Task[EmbeddingTaskConfig]):
     """A task of an embedding model."""
 
     objective: HeadKind = "embedding"
     num_outputs = 0
 
-    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EmbeddingTaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         super().__init__(config, spec, tokenizer)
-        self.metric = config.embedding.metric or config.embedding.metrics[0]
+        self.metric = config.choose_metric(config.metrics)
 
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+    def open(cls, config: EmbeddingTaskConfig, tokenizer: Tokenizer) -> Task:
         """Read training and dev data."""
-        train, dev = open_groups(config.embedding, config.source("train"))
+        train, dev = open_groups(config, config.source("train"))
         spec = LabelSpec(train.labels.names if train.labels is not None else ())
         task = cls(config, spec, tokenizer)
         return task._with_splits(
@@ -46,10 +46,9 @@ class EmbeddingTask(Task):
 
     def open_split(self, source: str, *, labelled: bool = True) -> "EmbeddingSplit":
         """Read another file, of the kind of the dev rows; see `Task.open_split`."""
-        section = self.config.embedding
         labels = LabelSet(self.spec.labels) if self.spec.labels and labelled else None
-        kind = section.kind_of_dev
-        data = read_groups(source, section, kind, labels, labelled=labelled)
+        kind = self.config.kind_of_dev
+        data = read_groups(source, self.config, kind, labels, labelled=labelled)
         return EmbeddingSplit(self, halved(data) if kind == "texts" else data)
 
 

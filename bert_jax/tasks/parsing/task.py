@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import ParsingConfig
 from bert_jax.tasks.examples import LabelSet, listed
 from bert_jax.tasks.parsing.rows import ParsingRows
 from bert_jax.tasks.parsing.sources import Sentence, read_sentences
@@ -24,30 +24,29 @@ _METRICS = ("las", "uas")
 _UNREAD = "dep"  # relation of words that did not fit into a row, where the model knows it
 
 
-class ParsingTask(Task):
+class ParsingTask(Task[ParsingConfig]):
     """A task about the syntax of sentences, of a configuration of kind parsing."""
 
     objective: HeadKind = "arcs"
 
-    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: ParsingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         super().__init__(config, spec, tokenizer)
         self.numbers = {name: number for number, name in enumerate(spec.labels)}
         self.num_outputs = len(spec.labels)
         self.metric = config.choose_metric(_METRICS)
 
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+    def open(cls, config: ParsingConfig, tokenizer: Tokenizer) -> Task:
         """Read training and dev data."""
         train, dev = (read_sentences(config.source(name)) for name in ("train", "dev"))
-        for name, sentences in ((config.parsing.train, train), (config.parsing.dev, dev)):
+        for name, sentences in ((config.train, train), (config.dev, dev)):
             if sentences[0].heads is None:
                 raise UserError(f"{name}: all heads are _; a file with trees is needed")
         met = {relation for each in train for relation in each.relations or ()}
-        labels = LabelSet(config.parsing.labels) if config.parsing.labels else LabelSet.of(met)
+        labels = LabelSet(config.labels) if config.labels else LabelSet.of(met)
         if lacks := sorted(met - set(labels.names)):
             raise UserError(
-                f"task.parsing.labels lacks relations of {config.parsing.train}: {listed(lacks)}; "
-                "add them"
+                f"task.labels lacks relations of {config.train}: {listed(lacks)}; add them"
             )
         task = cls(config, LabelSpec(labels.names), tokenizer)
         return task._with_splits(

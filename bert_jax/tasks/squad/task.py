@@ -4,12 +4,12 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import SquadConfig
 from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
@@ -23,22 +23,21 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 _THRESHOLD = "null_threshold"
 
 
-class SpanTask(Task):
+class SpanTask(Task[SquadConfig]):
     """A task of questions about texts, of a configuration of kind squad."""
 
     objective: HeadKind = "span"
     num_outputs = 2
 
-    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: SquadConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         super().__init__(config, spec, tokenizer)
         self.metric = config.choose_metric(("f1", "exact"))
 
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+    def open(cls, config: SquadConfig, tokenizer: Tokenizer) -> Task:
         """Read training and dev data."""
         train, dev = (
-            read_squad(config.source(name), misplaced=config.squad.misplaced)
-            for name in ("train", "dev")
+            read_squad(config.source(name), misplaced=config.misplaced) for name in ("train", "dev")
         )
         unknown = [question for question in dev.questions if question.answers is None]
         if unknown:
@@ -47,14 +46,10 @@ class SpanTask(Task):
                 "others; checkpoints are chosen by a file with answers"
             )
         empty = [q for file in (train, dev) for q in file.questions if q.answers == ()]
-        rules: Literal["v1.1", "v2.0"]
-        if config.squad.rules == "auto":
-            rules = "v2.0" if empty else "v1.1"
-        else:
-            rules = config.squad.rules
+        rules = config.rules if config.rules != "auto" else "v2.0" if empty else "v1.1"
         if rules == "v1.1" and empty:
             raise UserError(
-                f"task.squad.rules is 'v1.1', but {question_name(empty[0])} has no answer, which "
+                f"task.rules is 'v1.1', but {question_name(empty[0])} has no answer, which "
                 "they do not know; say v2.0"
             )
         task = cls(config, LabelSpec(rules=rules), tokenizer)
@@ -64,7 +59,7 @@ class SpanTask(Task):
 
     def open_split(self, source: str, *, labelled: bool = True) -> "SpanSplit":
         """Read another file; see `Task.open_split`."""
-        misplaced = self.config.squad.misplaced if labelled else "keep"
+        misplaced = self.config.misplaced if labelled else "keep"
         return SpanSplit(self, Path(source).name, read_squad(source, misplaced=misplaced))
 
 
@@ -160,7 +155,7 @@ class SpanSplit(Split):
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return scores by kind of question, and mistakes."""
-        predictions = self._predictions(outputs, self._task.config.squad.num_best)
+        predictions = self._predictions(outputs, self._task.config.num_best)
         rules = self._task.spec.rules
         threshold = scores.get(_THRESHOLD)
         return Examined(*answer_report(self._questions, predictions, threshold, rules, self.units))
@@ -170,7 +165,7 @@ class SpanSplit(Split):
     ) -> Iterator[tuple[str, str]]:
         """Yield predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
         threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
-        predictions = self._predictions(outputs, self._task.config.squad.num_best)
+        predictions = self._predictions(outputs, self._task.config.num_best)
         return answer_files(predictions, threshold)
 
     def _predictions(self, outputs: Outputs, num_best: int) -> list[Prediction]:
@@ -181,7 +176,7 @@ class SpanSplit(Split):
             [logits[:, 0] for logits in outputs],
             [logits[:, 1] for logits in outputs],
             num_best=num_best,
-            max_answer_tokens=min(config.squad.max_answer_tokens, config.length),
+            max_answer_tokens=min(config.max_answer_tokens, config.length),
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import softmax
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TaggingConfig, TaskConfig
+from bert_jax.tasks.config import TaggingConfig
 from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.rows import Rows
@@ -41,7 +41,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
 
-class TaggingTask(Task):
+class TaggingTask(Task[TaggingConfig]):
     """A task about words, of a configuration of kind tagging.
 
     Tags of entities are learned, scored and written as IOB2, in whatever scheme the files are.
@@ -49,7 +49,7 @@ class TaggingTask(Task):
 
     objective: HeadKind = "tags"
 
-    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: TaggingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         super().__init__(config, spec, tokenizer)
         self.labels = LabelSet(spec.labels)
         self.num_outputs = len(self.labels)
@@ -57,27 +57,26 @@ class TaggingTask(Task):
         self.metric = config.choose_metric(self.metrics)
 
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+    def open(cls, config: TaggingConfig, tokenizer: Tokenizer) -> Task:
         """Read training and dev data."""
-        tagging = config.tagging
-        read = [_read(config.source(name), tagging) for name in ("train", "dev")]
-        for name, examples in zip((tagging.train, tagging.dev), read, strict=True):
+        read = [_read(config.source(name), config) for name in ("train", "dev")]
+        for name, examples in zip((config.train, config.dev), read, strict=True):
             if examples[0].tags is None:
                 raise UserError(
-                    f"{name}: the column {tagging.conllu_column} is _ in every line, so there are "
-                    "no tags; set task.tagging.conllu_column to upos, xpos or deprel"
+                    f"{name}: the column {config.conllu_column} is _ in every line, so there are "
+                    "no tags; set task.conllu_column to upos, xpos or deprel"
                 )
         is_plain = (
-            tagging.scheme == "plain"
-            or _format(tagging.train, tagging) == "conllu"
-            or (not tagging.lenient and detect_scheme(read[0]) == "plain")
+            config.scheme == "plain"
+            or _format(config.train, config) == "conllu"
+            or (not config.lenient and detect_scheme(read[0]) == "plain")
         )
         scheme: Literal["iob2", "plain"] = "plain" if is_plain else "iob2"
-        train, dev = (_in_scheme(examples, tagging, scheme) for examples in read)
-        labels = _labels(train, tagging, scheme)
+        train, dev = (_in_scheme(examples, config, scheme) for examples in read)
+        labels = _labels(train, config, scheme)
         if not _tags_of(dev) & set(labels.names):
             raise UserError(
-                f"{tagging.dev}: no tag ({listed(sorted(_tags_of(dev)), 5)}) is among those to "
+                f"{config.dev}: no tag ({listed(sorted(_tags_of(dev)), 5)}) is among those to "
                 f"learn ({listed(labels.names, 5)}); is it the column of the tags?"
             )
         task = cls(config, LabelSpec(labels.names, scheme=scheme), tokenizer)
@@ -87,7 +86,7 @@ class TaggingTask(Task):
 
     def open_split(self, source: str, *, labelled: bool = True) -> "TaggingSplit":
         """Read another file; see `Task.open_split`."""
-        config, why = self.config.tagging, ""
+        config, why = self.config, ""
         examples: Sequence[TaggedExample] = ()
         try:
             examples = _in_scheme(_read(source, config), config, self.spec.scheme)
@@ -292,12 +291,12 @@ def _labels(
             )
         return labels
     labels = LabelSet(config.labels)
-    where = f"task.tagging.labels ({listed(config.labels)})"
+    where = f"task.labels ({listed(config.labels)})"
     odd = [name for name in config.labels if name[:1] not in tuple("OBI") or not split_tag(name)]
     if scheme == "iob2" and (odd or "O" not in config.labels):
         raise UserError(
             f"{where}: {config.train} has entities, which are learned as IOB2: O, and B- and I- "
-            "with each type. Write the tags so, or set task.tagging.scheme=plain"
+            "with each type. Write the tags so, or set task.scheme=plain"
         )
     lacks = sorted(_tags_of(train) - set(config.labels))
     if lacks:

@@ -21,17 +21,19 @@ from bert_jax.tasks.text.tables import TextData, read_other_texts, read_texts
 # Tables
 
 
-def open_table(config: TableConfig, train: str) -> tuple[TextData, TextData]:
-    """Read training and dev data; dev has the labels of `train`, the training file.
+def open_table(config: TableConfig) -> tuple[TextData, list[TextData]]:
+    """Read training and dev data; dev has the labels of the training file.
 
     Raises:
         UserError: a file cannot be read or has no labels; a label that train does not have.
     """
+    train = config.source("train")
     data = _read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
-        return _held_out(train, data, config)
+        data, held_out = _held_out(train, data, config)
+        return data, [held_out]
     dev = _read_labelled(config.dev, config, data.labels, read_other_texts)
-    return replace(data, name="train"), replace(dev, name="dev")
+    return replace(data, name="train"), [replace(dev, name="dev")]
 
 
 def _read_labelled(
@@ -60,7 +62,7 @@ def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData,
         if lacks:
             notes.append(
                 f"{path}: {len(lacks)} labels are among the rows held out alone and are not "
-                f"learned: {', '.join(map(repr, lacks[:5]))}; name a dev file in task.table.dev"
+                f"learned: {', '.join(map(repr, lacks[:5]))}; name a dev file in task.dev"
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
     return TextData("train", train, data.labels, tuple(notes)), TextData("dev", dev, data.labels)
@@ -73,7 +75,7 @@ def _of_texts(path: str, data: TextData, config: TableConfig) -> list[bool]:
     if len(ranked) < 2:
         raise UserError(
             f"{path} has {len(ranked)} distinct text; at least 2 are needed to hold one out. Name "
-            "a second file in task.table.dev"
+            "a second file in task.dev"
         )
     chosen = set(ranked[: min(math.ceil(config.dev_rate * len(ranked)), len(ranked) - 1)])
     return [key in chosen for key in keys]
@@ -88,8 +90,8 @@ def _of_groups(path: str, data: TextData, config: TableConfig) -> list[bool]:
     if all(held) or not any(held):
         raise UserError(
             f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} that stay "
-            f"together cannot be divided by task.table.dev_rate {config.dev_rate:g}; set another "
-            "share, or name a second file in task.table.dev"
+            f"together cannot be divided by task.dev_rate {config.dev_rate:g}; set another "
+            "share, or name a second file in task.dev"
         )
     return held
 
@@ -116,7 +118,8 @@ def _classes_of(examples: Sequence[TextExample]) -> set[Any]:
 
 def open_glue(config: GlueConfig) -> tuple[TextData, list[TextData]]:
     """Read training data and all dev sets, MNLI's matched one first."""
-    devs = [split for split in glue_task(config.name).files if split.startswith("dev")]
+    config.source("data")
+    devs = [split for split in glue_task(config.source("name")).files if split.startswith("dev")]
     return _glue_split(config, "train"), [_glue_split(config, split) for split in devs]
 
 
@@ -136,7 +139,7 @@ def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) 
     task, others = glue_task(config.name), ["ax"] if config.name == "mnli" else []
     if source in [*task.files, *others]:
         if not config.data:
-            raise UserError(f"task.glue.data is empty, so there is no split {source!r}")
+            raise UserError(f"task.data is empty, so there is no split {source!r}")
         return _glue_split(config, source)
     path = Path(source)
     if not path.is_file():
@@ -235,7 +238,7 @@ def _table(task: GlueTask, **fields: Any) -> TableConfig:
     """Return the columns of the official files, but for `fields`."""
     official: dict[str, Any] = {
         "text": task.text, "text_pair": task.text_pair, "label": task.label,
-        "kind": "class" if task.labels else "score",
+        "problem_type": "class" if task.labels else "score",
     }  # fmt: skip
     return TableConfig(**official | fields)
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import METRICS, TaskConfig
+from bert_jax.tasks.config import GlueConfig, TableConfig
 from bert_jax.tasks.examples import LabelSet
 from bert_jax.tasks.folds import strata
-from bert_jax.tasks.glue import glue_task, submission_file
+from bert_jax.tasks.glue import submission_file
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text import metrics
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
@@ -27,38 +27,29 @@ KINDS: Mapping[str, HeadKind] = {
     "class": "single_label", "classes": "multi_label", "score": "regression",
 }  # fmt: skip
 """Kinds of heads by `TableConfig.kind`."""
-_NAME_GROUPS = "name the column that such rows share in task.table.group, or intervals are short"
+_NAME_GROUPS = "name the column that such rows share in task.group, or intervals are short"
 
 
-class TextTask(Task):
+class TextTask(Task[GlueConfig | TableConfig]):
     """A task about texts, of a configuration of kind glue or table."""
 
-    def __init__(self, config: TaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: GlueConfig | TableConfig, spec: LabelSpec, tokenizer: Tokenizer
+    ) -> None:
         super().__init__(config, spec, tokenizer)
-        if config.kind == "glue":
-            glue = glue_task(config.glue.name)
-            self.objective = "single_label" if glue.labels else "regression"
-            self.metrics: Sequence[str] = glue.metrics
-        else:
-            self.objective = KINDS[config.table.kind]
-            self.metrics = METRICS[config.table.kind]
-            if self.objective == "single_label" and len(spec.labels) != 2:
-                self.metrics = [name for name in self.metrics if name != "f1"]
+        self.objective = KINDS[config.problem_type]
+        self.metrics = config.metrics
+        if self.objective == "single_label" and len(spec.labels) != 2:
+            self.metrics = tuple(name for name in self.metrics if name != "f1")
         self.num_outputs = len(spec.labels) or 1
-        options = config.text_options
-        self.long, self.fits = options.long_texts, options.fits
+        self.long = config.long_texts
+        self.fits = {"calibrate": config.calibrate, "tune": config.thresholds == "tuned"}
         self.metric = config.choose_metric(self.metrics)
 
     @classmethod
-    def open(cls, config: TaskConfig, tokenizer: Tokenizer) -> Task:
+    def open(cls, config: GlueConfig | TableConfig, tokenizer: Tokenizer) -> Task:
         """Read training and dev data."""
-        if config.kind == "glue":
-            config.source("name")
-            config.source("data")
-            train, devs = open_glue(config.glue)
-        else:
-            train, dev = open_table(config.table, config.source("train"))
-            devs = [dev]
+        train, devs = open_glue(config) if isinstance(config, GlueConfig) else open_table(config)
         if train.labels is not None:
             spec = LabelSpec(train.labels.names)
         else:
@@ -71,10 +62,10 @@ class TextTask(Task):
 
     def open_split(self, source: str, *, labelled: bool = True) -> "TextSplit":
         """Read another file; see `Task.open_split`."""
-        if self.config.kind == "glue":
-            return TextSplit(self, read_glue_source(self.config.glue, source, labelled=labelled))
+        if isinstance(self.config, GlueConfig):
+            return TextSplit(self, read_glue_source(self.config, source, labelled=labelled))
         labels = LabelSet(self.spec.labels) if self.spec.labels else None
-        found = read_other_texts(source, self.config.table, labels, labelled=labelled)
+        found = read_other_texts(source, self.config, labels, labelled=labelled)
         return TextSplit(self, found)
 
     # The meaning of outputs
@@ -146,8 +137,8 @@ class TextSplit(Split):
         self._rows = text_rows(self._examples, task.tokenizer, length, labels, task.long)
         room = length - num_special(task.tokenizer, self._examples[0].text_pair is not None)
         cut = self._rows.warnings(self._examples, room, task.long)
-        table, count = task.config.table, len({each.text for each in self._examples})
-        grouped = task.config.kind == "glue" or table.group or data.name == "train"
+        count = len({each.text for each in self._examples})
+        grouped = isinstance(task.config, GlueConfig) or task.config.group or data.name == "train"
         if not grouped and 5 * count < 4 * len(self._examples):
             cut += (
                 f"{data.name}: {len(self._examples):,} rows have {count:,} texts; {_NAME_GROUPS}",

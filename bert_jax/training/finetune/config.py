@@ -1,16 +1,26 @@
 """The configuration of a fine-tuning run: one frozen value, built strictly from a nested dict."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import (
+    AtLeast,
+    AtMost,
+    Bounded,
+    Count,
+    Distinct,
+    Natural,
+    NonNegative,
+    Part,
+    Positive,
+    Rate,
+)
 from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.model.lora import LoraConfig
 from bert_jax.objectives.distillation import DistillationConfig
 from bert_jax.objectives.embedding import ContrastConfig
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import TableConfig, TaskConfig
 from bert_jax.training.steps.guard import GuardConfig
 from bert_jax.training.steps.optim import OptimizerConfig
 
@@ -30,29 +40,27 @@ FREE_FIELDS = (
 """Fields that a restart may change; of `init`, `head` and `distil.teacher` the weights that a run
 takes from them are compared instead."""
 
-_MAX_SEEDS = 1000
-
 
 @dataclass(frozen=True)
-class FinetuneTrainingConfig:
+class FinetuneTrainingConfig(Bounded, section="training"):
     """How long, in which shapes, and how often to look."""
 
-    num_epochs: float = 3.0
+    num_epochs: Positive = 3.0
     """Passes over the training examples; may be a part of one."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Rows per step of each run, over all devices and micro-batches."""
-    accumulation: int = 1
+    accumulation: Count = 1
     """Micro-batches per step: memory for time, the result is the same within rounding. Vectors
     (task.kind=embedding) are then made twice, once to be compared with all of the batch."""
-    eval_batch_size: int = 64
+    eval_batch_size: Count = 64
     """Rows per step of an evaluation."""
-    evals_per_epoch: int = 1
+    evals_per_epoch: Count = 1
     """Evaluations per pass; the best of them, by the task's metric, is the run's result."""
-    log_every_steps: int = 100
+    log_every_steps: Count = 100
     """Steps between two rows of metrics; each evaluation writes a row, too."""
-    max_buckets: int = 4
+    max_buckets: Count = 4
     """Lengths to which rows are padded; each is compiled once. 1: all to the longest."""
-    dropout_rate: float | None = 0.1
+    dropout_rate: Rate | None = 0.1
     """Rate in the encoder, its attention and before the head, but for squad's, which has none;
     None: the encoder as it was pretrained, 0.1 before the head. Attention of a model with rotations
     that was pretrained without dropout stays without."""
@@ -60,38 +68,24 @@ class FinetuneTrainingConfig:
     """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     """Attention kernel."""
-    patience: int = 0
+    patience: Natural = 0
     """Evaluations in a row without a better score, after which a run stops; the learning rate falls
     as if it went on. Of several runs at once each stops by itself. 0: all passes are made."""
     freeze: str = ""
     """Parts that keep their values: embeddings; a number, for embeddings and so many lower layers;
     encoder, for all but the pooler and the head. Empty: none."""
-    stall_seconds: float = 1800.0
+    stall_seconds: NonNegative = 1800.0
     """Nothing completed for so long: the process writes the stacks of its threads and ends with
     exit code 6. 0: never."""
 
     def __post_init__(self) -> None:
         """Refuse a run that trains nothing."""
-        positive = (
-            "batch_size", "accumulation", "eval_batch_size", "evals_per_epoch", "log_every_steps",
-            "max_buckets",
-        )  # fmt: skip
-        check_values(
-            "training",
-            self,
-            num_epochs=(math.isfinite(self.num_epochs) and self.num_epochs > 0, "above 0"),
-            **{name: (getattr(self, name) >= 1, "at least 1") for name in positive},
-            dropout_rate=(
-                self.dropout_rate is None or 0 <= self.dropout_rate < 1,
-                "in [0, 1), or None",
-            ),
-            stall_seconds=(self.stall_seconds >= 0, "at least 0"),
-            patience=(self.patience >= 0, "at least 0"),
-            freeze=(
-                self.freeze in ("", "embeddings", "encoder") or self.freeze.isdecimal(),
-                "'embeddings', a number of lower layers, 'encoder', or '' for none",
-            ),
-        )
+        super().__post_init__()
+        if self.freeze not in ("", "embeddings", "encoder") and not self.freeze.isdecimal():
+            raise UserError(
+                f"training.freeze is {self.freeze!r}; it must be 'embeddings', a number of lower "
+                "layers, 'encoder', or '' for none"
+            )
         if self.batch_size % self.accumulation:
             raise UserError(
                 f"training.batch_size {self.batch_size} is not divisible by "
@@ -103,25 +97,13 @@ class FinetuneTrainingConfig:
 class FinetuneOptimizerConfig(OptimizerConfig):
     """AdamW with bias correction, without which small data fails (Mosbach et al. 2021)."""
 
-    learning_rate: float = 3e-5
-    warmup_rate: float = 0.1
-    layer_decay: float = 1.0
+    learning_rate: Positive = 3e-5
+    warmup_rate: Rate = 0.1
+    layer_decay: Part = 1.0
     """Factor of the learning rate from each layer to the layer below: the head has the whole rate,
     the top layer this share of it, the embeddings the lowest. 1: all have the same."""
-    head_learning_rate: float | None = None
-    """Peak of the pooler, the map before the head and the head; None: the
-    encoder's."""
-
-    def __post_init__(self) -> None:
-        """Refuse rates that cannot train."""
-        super().__post_init__()
-        rate = self.head_learning_rate
-        check_values(
-            "optimizer",
-            self,
-            layer_decay=(0 < self.layer_decay <= 1, "above 0 and at most 1"),
-            head_learning_rate=(rate is None or rate > 0, "positive, or None"),
-        )
+    head_learning_rate: Positive | None = None
+    """Peak of the pooler, the map before the head and the head; None: the encoder's."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +113,7 @@ class FinetuneGuardConfig(GuardConfig):
     A sweep of one run ends with exit code 4.
     """
 
-    spike_sigmas: float = 0.0
+    spike_sigmas: NonNegative = 0.0
     """Least height of a spike above the mean of the recent losses, in standard deviations. 0: only
     non-finite values are bad, because small batches of hard examples are no faults."""
 
@@ -146,41 +128,25 @@ class FinetuneGuardConfig(GuardConfig):
 
 
 @dataclass(frozen=True)
-class SweepConfig:
+class SweepConfig(Bounded, section="sweep"):
     """Several runs at once: every learning rate with every seed, of every initialisation."""
 
-    seeds: int = 1
+    seeds: Annotated[int, AtLeast(1), AtMost(1000)] = 1
     """Runs for each learning rate; their seeds are `seed`, `seed` + 1, ..."""
-    learning_rates: tuple[float, ...] = ()
+    learning_rates: Annotated[tuple[Positive, ...], Distinct()] = ()
     """Empty: `optimizer.learning_rate`."""
     baseline: str = ""
     """A second initialisation to compare with, over the same seeds: `random`, or a directory like
     `init`, of the same architecture and vocabulary."""
-    at_once: int = 0
+    at_once: Natural = 0
     """Runs in one program; 0: all. Others wait their turn; nothing is compiled again for them."""
-
-    def __post_init__(self) -> None:
-        """Refuse an empty sweep."""
-        check_values(
-            "sweep",
-            self,
-            seeds=(1 <= self.seeds <= _MAX_SEEDS, f"from 1 to {_MAX_SEEDS:,}"),
-            at_once=(self.at_once >= 0, "at least 0"),
-        )
-        for rate in self.learning_rates:
-            if not rate > 0:
-                raise UserError(f"sweep.learning_rates has {rate:g}; rates must be above 0")
-        if len(set(self.learning_rates)) < len(self.learning_rates):
-            raise UserError(
-                f"sweep.learning_rates is {self.learning_rates}; each may be there once"
-            )
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
     """Everything that determines a fine-tuning run."""
 
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: TaskConfig = field(default_factory=TableConfig)
     init: str = ""
     """Model to start from: the work directory of a pretraining or fine-tuning run, or a directory
     in Hugging Face's format (BERT, safetensors)."""

@@ -29,7 +29,7 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format whose
             model has a head of a task: its labels and positions make the task.
-        columns: Fields of the task's section to change, such as text and label of a table.
+        columns: Fields of the task to change, such as text and label of a table.
 
     Raises:
         UserError: No such model, or there are no such fields.
@@ -41,9 +41,7 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
         model = read_model(path)
         task = _implied_task(model)
     if columns:
-        section = getattr(task.config, task.config.kind)
-        section = build(type(section), {**to_dict(section), **columns}, "--columns")
-        config = dataclasses.replace(task.config, **{task.config.kind: section})
+        config = build(TaskConfig, {**to_dict(task.config), **columns}, "--columns")
         task = TASKS[config.kind](config, task.spec, task.tokenizer)
     return dataclasses.replace(model, origin=dataclasses.replace(model.origin, task=task))
 
@@ -58,12 +56,12 @@ def _implied_task(model: SavedModel) -> Task:
     kind, labels = model.outputs.objective, model.outputs.labels
     parts = [split_tag(label) for label in labels]
     entities = "O" in labels and all(part is not None and part[0] in "OBI" for part in parts)
-    sections: dict[str, dict[str, Any]] = {
-        "tags": {"kind": "tagging", "tagging": {"labels": labels}},
+    fields: dict[str, dict[str, Any]] = {
+        "tags": {"kind": "tagging", "labels": labels},
         "span": {"kind": "squad"},
-        **{head: {"kind": "table", "table": {"kind": name}} for name, head in KINDS.items()},
+        **{head: {"kind": "table", "problem_type": name} for name, head in KINDS.items()},
     }
-    config = build(TaskConfig, {"max_length": model.max_length, **sections[kind]}, model.name)
+    config = build(TaskConfig, {"max_length": model.max_length, **fields[kind]}, model.name)
     spec = LabelSpec(labels, scheme="iob2" if entities else "plain")
     return TASKS[config.kind](config, spec, model.tokenizer)
 

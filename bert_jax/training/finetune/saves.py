@@ -61,9 +61,8 @@ def check_finetune_workdir(
     if record is None:
         return
     known = record.get("fingerprints", {})
-    free = (*FREE_FIELDS, *(f"task.{name}" for name in config.task.unread))
     found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
-    refuse_other_run(work, record, config, free, found)
+    refuse_other_run(work, record, config, FREE_FIELDS, found)
 
 
 def prepare_finetune_workdir(

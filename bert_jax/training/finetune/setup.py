@@ -112,7 +112,6 @@ def set_up(config: FinetuneConfig) -> Setup:
             "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
             "directory in Hugging Face's format"
         )
-    config.task.check_sections()
     initial = read_start(config.init)
     given: list[SavedModel | None] = [None if config.reinitialise else initial]
     inits = [RANDOM if config.reinitialise else config.init]
@@ -183,7 +182,7 @@ def set_up(config: FinetuneConfig) -> Setup:
         fingerprints={
             **fingerprints,
             "task": rows_fingerprint((train, *dev)),
-            **{f"task.{config.task.kind}.test": split.fingerprint for split in test},
+            **{f"task.{split.name}": split.fingerprint for split in test},
         },
         members=members,
         train=train,

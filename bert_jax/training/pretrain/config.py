@@ -1,12 +1,11 @@
 """The configuration of a pretraining run: one frozen value, built strictly from a nested dict."""
 
 import bisect
-import dataclasses
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import AtLeast, AtMost, Below, Bounded, Count, Natural, NonNegative
 from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import THETAS, MixtureConfig, Phase, PhaseConfig, scaled
 from bert_jax.distributed.checkpoint import Retention
@@ -52,28 +51,20 @@ written, or how the same step is computed, not which examples train which functi
 class PretrainModelConfig(ModelConfig):
     """An encoder whose vocabulary size may be left to the corpus."""
 
-    vocab_size: int = 0
+    vocab_size: Natural = 0
     """0: as many as the corpus's tokenizer has. Any other number must equal it."""
-
-    def __post_init__(self) -> None:
-        """Check everything that is known."""
-        if self.vocab_size:
-            super().__post_init__()
-        else:
-            known = {f.name: getattr(self, f.name) for f in dataclasses.fields(ModelConfig)}
-            ModelConfig(**{**known, "vocab_size": 1})
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Bounded, section="training"):
     """How long, in which shapes, and how often to look."""
 
-    num_steps: int = 100_000
+    num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000
     """Optimizer steps of the whole run."""
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
-    accumulation: int = 1
+    accumulation: Count = 1
     """Micro-batches per step: memory for time, the result is the same within rounding."""
-    batch_unit: int = 1
+    batch_unit: Count = 1
     """Divisor of the rows of each step in a batch warm-up. Where these rows do not divide over the
     mesh, the first start raises the divisor, and the run keeps it."""
     gather: Literal["layer", "step"] = "layer"
@@ -83,29 +74,19 @@ class TrainingConfig:
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the gradients that are summed over devices at the end of a step. `bfloat16` sends
     half the bytes; the sums then have 8 bits."""
-    log_every_steps: int = 100
+    log_every_steps: Count = 100
     """Metrics are means over this many steps."""
-    eval_every_steps: int = 1000
+    eval_every_steps: Natural = 1000
     """0: evaluate at the end only."""
-    eval_rows: int | None = 4096
+    eval_rows: Count | None = 4096
     """Held-out rows per evaluation, the same ones each time; None: all."""
-    stall_seconds: float = 1800.0
+    stall_seconds: NonNegative = 1800.0
     """Nothing completed for so long (step, evaluation batch, restore or save): the process writes
     the stacks of its threads and ends with exit code 6. The first step compiles, too. 0: never."""
 
     def __post_init__(self) -> None:
         """Refuse phases that do not cover the run."""
-        check_values(
-            "training",
-            self,
-            num_steps=(1 <= self.num_steps <= MAX_STEPS, f"at least 1 and at most {MAX_STEPS}"),
-            accumulation=(self.accumulation >= 1, "at least 1"),
-            batch_unit=(self.batch_unit >= 1, "at least 1"),
-            log_every_steps=(self.log_every_steps >= 1, "at least 1"),
-            eval_every_steps=(self.eval_every_steps >= 0, "at least 0"),
-            stall_seconds=(self.stall_seconds >= 0, "at least 0"),
-            eval_rows=(self.eval_rows is None or self.eval_rows >= 1, "at least 1, or None"),
-        )
+        super().__post_init__()
         if not self.phases:
             raise UserError("training.phases is empty; name at least one phase")
         for number, phase in enumerate(self.phases):
@@ -161,24 +142,14 @@ class TrainingConfig:
 class CheckpointConfig(Retention):
     """When checkpoints are written, and which are kept."""
 
-    save_every_steps: int = 1000
+    save_every_steps: Count = 1000
     """The last step of the run, or the one at which a signal stops it, is always saved."""
-    max_failed_saves: int = 3
+    max_failed_saves: Count = 3
     """In a row; then the run stops with exit code 3. Until then training goes on."""
-
-    def __post_init__(self) -> None:
-        """Refuse a run that could not be resumed."""
-        super().__post_init__()
-        check_values(
-            "checkpoint",
-            self,
-            save_every_steps=(self.save_every_steps >= 1, "at least 1"),
-            max_failed_saves=(self.max_failed_saves >= 1, "at least 1"),
-        )
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
+class PretrainConfig(Bounded):
     """Everything that determines a pretraining run."""
 
     objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
@@ -193,11 +164,12 @@ class PretrainConfig:
     init: str = ""
     """Directory of a model to train on, as of `bert-jax import` or another run; its architecture
     then takes the place of what `model` says. Empty: random parameters."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0), Below(2**32)] = 0
     """Seed of the initial parameters, the order and pairing of examples, masks and dropout."""
 
     def __post_init__(self) -> None:
         """Refuse sections that contradict each other."""
+        super().__post_init__()
         if self.data.target_length > self.model.num_positions:
             raise UserError(
                 f"data.target_length {self.data.target_length} is beyond model.num_positions "
@@ -231,8 +203,6 @@ class PretrainConfig:
         self._check_rates()
         if not self.init:  # else the model's architecture is not known yet
             self.check_thetas()
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed is {self.seed}; it must be in [0, 2**32)")
 
     def _check_rates(self) -> None:
         for number, phase in enumerate(self.training.phases):

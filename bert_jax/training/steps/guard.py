@@ -4,16 +4,15 @@ The step itself decides, on the device, from nothing but its state and its batch
 the same on every device and after every restart, and needs no transfer to the host.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import AtLeast, Bounded, Count, NonNegative
 
 MIN_EXCESS = 1.0
 """Least height of a spike above the mean, in nats, however steady the loss is."""
@@ -25,7 +24,7 @@ GUARD_METRICS = ("bad", "halted", "guard_skipped", "guard_mean", "guard_std", "g
 
 
 @dataclass(frozen=True)
-class GuardConfig:
+class GuardConfig(Bounded, section="guard"):
     """Treatment of steps with a non-finite loss or gradient, or a loss spike."""
 
     on_bad_step: Literal["stop", "skip"] = "stop"
@@ -34,27 +33,14 @@ class GuardConfig:
     on_divergence: Literal["report", "stop"] = "report"
     """Reaction to a loss that rises by degrees and stays up, where no single step is bad (see
     `loss_monitor.LossMonitor`). report: the run says so and goes on. stop: the run also ends."""
-    max_skips: int = 10
+    max_skips: Count = 10
     """Largest number of batches skipped in a row; one more stops the run."""
-    spike_sigmas: float = 10.0
+    spike_sigmas: NonNegative = 10.0
     """Least height of a spike above the mean of the recent losses, in standard deviations; a spike
     is also at least 1 nat high. 0: only non-finite values are bad."""
-    window: int = 128
+    window: Annotated[int, AtLeast(2)] = 128
     """Number of recent steps in mean and deviation. Both start anew with each phase, and the guard
     looks for spikes once half a window of good steps is in them."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_values(
-            "guard",
-            self,
-            max_skips=(self.max_skips >= 1, "at least 1"),
-            spike_sigmas=(
-                self.spike_sigmas >= 0 and math.isfinite(self.spike_sigmas),
-                "at least 0, where 0 means that only non-finite values are bad",
-            ),
-            window=(self.window >= 2, "at least 2"),
-        )
 
     @property
     def allowed_skips(self) -> int:

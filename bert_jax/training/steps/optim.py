@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import Bounded, Natural, NonNegative, Part, Positive, Rate
 from bert_jax.data.phases import scaled
 from bert_jax.training.steps import optim_parts as parts
 
@@ -83,54 +83,34 @@ else:  # with the choices, for the command line's messages and help
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Bounded, section="optimizer"):
     """Optimizer, learning-rate schedule and clipping; one instance per training run."""
 
     name: OptimizerName = "adamw"
-    learning_rate: float = 1e-4
+    learning_rate: Positive = 1e-4
     """Peak, reached at the end of the warm-up."""
     schedule: ScheduleName = "linear"
     """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late,
     `inverse_sqrt` falls with the root of the update's number, whatever the length of the run."""
-    decay_share: float = 0.2
+    decay_share: Part = 0.2
     """Last share of the steps after the warm-up, in which `wsd` and `one_minus_sqrt` decay."""
-    end_share: float = 0.0
+    end_share: Rate = 0.0
     """Share of the peak that is left at the end of the decay."""
-    warmup_steps: int | None = None
+    warmup_steps: Natural | None = None
     """Steps of linear rise to the peak, scaled to a shorter run; None: `warmup_rate` of all."""
-    warmup_rate: float = 0.01
-    weight_decay: float = 0.01
+    warmup_rate: Rate = 0.01
+    weight_decay: NonNegative = 0.01
     """Decoupled decay, times the learning rate; not applied to biases and norms."""
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-6
-    momentum: float = 0.95
+    b1: Rate = 0.9
+    b2: Rate = 0.999
+    eps: Positive = 1e-6
+    momentum: Rate = 0.95
     """Decay rate of Muon's average of gradients; `b1` and `b2` belong to what Muon leaves to
     AdamW."""
-    clip_norm: float | None = 1.0
+    clip_norm: Positive | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None: no clipping."""
     bias_correction: bool = True
     """Division of the moments by 1 - b**t, which the original BERT (and LAMB) code lacks."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot train."""
-        check_values(
-            "optimizer",
-            self,
-            name=(self.name in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
-            schedule=(self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-            learning_rate=(self.learning_rate > 0, "positive"),
-            decay_share=(0 < self.decay_share <= 1, "above 0 and at most 1"),
-            end_share=(0 <= self.end_share < 1, "in [0, 1)"),
-            warmup_steps=(self.warmup_steps is None or self.warmup_steps >= 0, "at least 0"),
-            warmup_rate=(0 <= self.warmup_rate < 1, "in [0, 1)"),
-            weight_decay=(self.weight_decay >= 0, "at least 0"),
-            b1=(0 <= self.b1 < 1, "in [0, 1)"),
-            b2=(0 <= self.b2 < 1, "in [0, 1)"),
-            momentum=(0 <= self.momentum < 1, "in [0, 1)"),
-            eps=(self.eps > 0, "positive"),
-            clip_norm=(self.clip_norm is None or self.clip_norm > 0, "positive, or None"),
-        )
 
     def num_warmup_steps(self, num_steps: int) -> int:
         """Count the steps of the rise in a training of `num_steps`."""

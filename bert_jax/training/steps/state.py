@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from bert_jax.config.mapping import check_values
+from bert_jax.config.bounds import Bounded, Count
 from bert_jax.distributed.parallel.sharding import (
     TRIAL,
     opt_state_shardings,
@@ -41,7 +41,7 @@ class TrainState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepConfig:
+class StepConfig(Bounded, section="training"):
     """Settings from which a step is compiled; shapes come from the batch."""
 
     objective: Objective
@@ -50,7 +50,7 @@ class StepConfig:
     """Length of the run: the learning rate depends on it."""
     layer_decay: float = 1.0
     """Factor of the learning rate from each layer to the layer below (see `layer_rates`)."""
-    accumulation: int = 1
+    accumulation: Count = 1
     """Micro-batches per step."""
     gather: Literal["layer", "step"] = "layer"
     """Time at which parameters that `fsdp` splits are gathered (`TrainingConfig.gather`)."""
@@ -63,10 +63,6 @@ class StepConfig:
     """Numbers of the first batches of the phases after the first."""
     rate: PhaseRate | None = None
     """Learning rate of the phase, if not the run's."""
-
-    def __post_init__(self) -> None:
-        """Refuse a step of no micro-batches."""
-        check_values("training", self, accumulation=(self.accumulation >= 1, "at least 1"))
 
 
 def made_once(

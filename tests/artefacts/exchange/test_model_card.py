@@ -21,7 +21,7 @@ PARITY = {
 RUN = Origin(
     "finetune", 460,
     {
-        "task": {"kind": "table", "table": {"train": "/home/ada/secret/reviews.csv", "dev": ""}},
+        "task": {"kind": "table", "train": "/home/ada/secret/reviews.csv", "dev": ""},
         "init": "/home/ada/base", "training": {"num_epochs": 5.0, "batch_size": 32},
         "optimizer": {"name": "adamw", "learning_rate": 2e-5, "schedule": "linear"},
         "sweep": {"learning_rates": [0.001, 0.002]},

@@ -29,7 +29,7 @@ from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.config import TableConfig, TaskConfig
+from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.long_texts import LongTexts
 from bert_jax.tasks.opening import restore_task
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -104,7 +104,7 @@ def test_a_task_that_reads_the_pooler_says_that_there_is_none(directory, weights
     for name in ("train", "dev"):
         tables[name] = str(directory / f"{name}.csv")
         Path(tables[name]).write_text(f"text,label\na,{label}\nb,1.5\nc,2\n")
-    task = TaskConfig(kind="table", max_length=16, table=TableConfig(**tables))
+    task = TableConfig(max_length=16, **tables)
     with caplog.at_level(logging.WARNING):
         set_up(FinetuneConfig(init=str(directory), task=task))
     (record,) = caplog.records
@@ -271,7 +271,7 @@ def test_a_run_that_has_saved_nothing(tmp_path):
 
 def test_a_finetuning_run(tmp_path):
     workdir, head = tmp_path / "run", TaskHeadConfig("classification", 2)
-    description = {"task": to_dict(TaskConfig()), "learned": {"labels": ["no", "yes"]}}
+    description = {"task": to_dict(TableConfig()), "learned": {"labels": ["no", "yes"]}}
     task = restore_task(description, TOKENIZER)
     config = FinetuneConfig(init="elsewhere")
     write_huggingface(tmp_path / "bert")
@@ -305,7 +305,7 @@ def test_a_finetuning_run(tmp_path):
     # A temperature is in the head; `bert-jax evaluate` divides by it itself.
     task = restore_task(
         {
-            "task": to_dict(TaskConfig(table=TableConfig(kind="classes", long="head_tail"))),
+            "task": to_dict(TableConfig(problem_type="classes", long="head_tail")),
             "learned": {"labels": ["no", "yes"]},
         },
         TOKENIZER,

@@ -75,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pretrained(root / "run", config, open_corpus(str(root / "corpus")), 7)
 
     (root / "labels.csv").write_text("text,label\n5 6,a\n7 8,b\n")
-    task = {"kind": "table", "table": {"train": str(root / "labels.csv")}}
+    task = {"kind": "table", "train": str(root / "labels.csv")}
     tuned = build(FinetuneConfig, {"init": str(root / "run"), "task": task})
     initial = read_model(root / "run", encoder_only=True)
     prepare_finetune_workdir(root / "tuned", tuned, {}, initial.tokenizer_files, 7)
@@ -154,7 +154,7 @@ def test_an_export_alone_names_the_chain_without_places(made: Path, tmp_path: Pa
     found = check_lineage(str(tmp_path / "alone"))
     assert states(found) == {
         "export": "verified", "source": "missing", "init": "missing", "data.corpus": "missing",
-        "task.table.train": "missing",
+        "task.train": "missing",
     }  # fmt: skip
     names = [each.ancestor.name for each in found.walk()]
     assert names == ["alone", "tuned", "run", "corpus", "text.txt", "labels.csv"]
@@ -166,7 +166,7 @@ def test_an_export_alone_names_the_chain_without_places(made: Path, tmp_path: Pa
     ("file", "role"),
     [
         ("out/tuned/model.safetensors", "export"),
-        ("labels.csv", "task.table.train"),
+        ("labels.csv", "task.train"),
         ("text.txt", "source"),
         ("corpus/train/tokens.bin", "data.corpus"),
     ],

@@ -78,5 +78,5 @@ def test_nothing_goes_without_newer_ones_that_were_read_back(saved, verified, ke
 
 @pytest.mark.parametrize("field", ["keep", "keep_every_steps", "keep_best"])
 def test_refused(field):
-    with pytest.raises(UserError, match=f"checkpoint: {field} is -1; it must be at least"):
+    with pytest.raises(UserError, match=f"checkpoint.{field} is -1; it must be at least"):
         Retention(**{field: -1})

@@ -21,7 +21,7 @@ ROWS = (
 
 def config(train: str, dev: str = "", **fields) -> TaskConfig:
     section = {"train": train, "dev": dev or train, **fields}
-    return build(TaskConfig, {"kind": "choice", "max_length": 20, "choice": section})
+    return build(TaskConfig, {"kind": "choice", "max_length": 20, **section})
 
 
 def test_rows_are_the_text_with_each_choice(tmp_path):
@@ -103,7 +103,7 @@ def test_what_is_refused(tmp_path):
     path = put(tmp_path / "swag.csv", HEAD, *ROWS)
     with pytest.raises(UserError, match="no column 'ending4'"):
         opened(config(path, choices=["ending0", "ending4"]))
-    with pytest.raises(UserError, match="at least 2 columns are needed, each once"):
+    with pytest.raises(UserError, match="at least 2 values, each once"):
         config(path, choices=["ending0"])
     with pytest.raises(UserError, match="4 names are needed, one for each"):
         config(path, labels=["A", "B"])

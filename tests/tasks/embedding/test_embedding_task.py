@@ -9,10 +9,9 @@ import pytest
 from task_examples import TOKENIZER, opened, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.embedding import ranking
 from bert_jax.tasks.embedding.ranking import chance, search_scores
-from bert_jax.tasks.embedding_config import RANKING_METRICS, EmbeddingTaskConfig
+from bert_jax.tasks.kinds.embedding import RANKING_METRICS, EmbeddingTaskConfig
 from bert_jax.tasks.opening import restore_task
 from bert_jax.tasks.retrieval.metrics import ranking_scores
 
@@ -21,7 +20,7 @@ CLS, SEP = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
 
 def config(**fields):
     length = fields.pop("max_length", 0)
-    return TaskConfig("embedding", length, embedding=EmbeddingTaskConfig(**fields))
+    return EmbeddingTaskConfig(max_length=length, **fields)
 
 
 def row(text):
@@ -156,7 +155,7 @@ def test_chance_is_the_mean_of_all_orders(metric, monkeypatch):
 
 def test_scored_pairs(tmp_path):
     path = put(tmp_path / "a.csv", "query,document,score", "a,b,1.5", "c,d,0", "e,f,5", "g,h,2")
-    task = opened(config(train=path, dev=path, kind="scores"))
+    task = opened(config(train=path, dev=path, rows="scores"))
     [dev] = task.dev_splits()
     assert dev.rows.labels.tolist() == [1.5, 0.0, 5.0, 2.0]
     assert (task.metric, dev.constant_score) == ("spearman", 0.0)
@@ -178,7 +177,7 @@ def test_scored_pairs(tmp_path):
 def test_classes(tmp_path):
     lines = ["a,x", "b,x", "c,y", "d,y", "e,y", "f,z"]
     path = put(tmp_path / "a.csv", "text,label", *lines)
-    task = opened(config(train=path, dev=path, kind="classes"))
+    task = opened(config(train=path, dev=path, rows="classes"))
     [dev] = task.dev_splits()
     assert task.spec.labels == ("x", "y", "z")
     assert (dev.rows.group, dev.rows.labels.tolist()) == (1, [0, 0, 1, 1, 1, 2])
@@ -197,14 +196,14 @@ def test_classes(tmp_path):
 def test_texts_alone(tmp_path):
     """A text is trained with itself; its second half is found by its first."""
     path = put(tmp_path / "a.csv", "text", "one two three four", "five six seven eight", "nine")
-    task = opened(config(train=path, dev=path, kind="texts"))
+    task = opened(config(train=path, dev=path, rows="texts"))
     train, [dev] = task.train_split(), task.dev_splits()
     assert rows_of(train)[2] == rows_of(train.select([2])[0])[0] == [row("nine")] * 2
     assert dev.texts() == [("one two", "three four"), ("five six", "seven eight")]
     assert "1 texts without two halves" in dev.warnings[0]
     assert dev.score(pointing(dev))["ndcg@10"] == 1.0
     pairs = put(tmp_path / "b.csv", "query,document,score", "a,b,1", "c,d,2")
-    scored = opened(config(train=path, dev=pairs, kind="texts", dev_kind="scores"))
+    scored = opened(config(train=path, dev=pairs, rows="texts", dev_rows="scores"))
     assert scored.metric == "spearman"
     assert len(scored.open_split(pairs).rows) == 2
 
@@ -212,10 +211,10 @@ def test_texts_alone(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "classes", "negatives": ("no",)}, "only pairs have hard negatives"),
-        ({"metric": "accuracy"}, "it is one of ndcg@10, mrr@10"),
-        ({"kind": "scores", "metric": "map"}, "it is one of spearman, pearson"),
-        ({"dev_kind": "scores"}, "dev names no file"),
+        ({"rows": "classes", "negatives": ("no",)}, "only pairs have hard negatives"),
+        ({"metric": "accuracy"}, "of this task are ndcg@10, mrr@10"),
+        ({"rows": "scores", "metric": "map"}, "the metrics of this task are spearman, pearson"),
+        ({"dev_rows": "scores"}, "dev names no file"),
         ({"max_query": 4}, "at least 8, or 0"),
         ({"max_negatives": 0}, "at least 1"),
         ({"dev_rate": 1.0}, r"in \(0, 1\)"),
@@ -239,4 +238,4 @@ def test_files_that_are_refused(tmp_path):
     )
     scores = put(tmp_path / "c.csv", "query,document,score", "a,b,much")
     with pytest.raises(UserError, match="column 'score' holds 'much', not a number"):
-        opened(config(train=scores, dev=scores, kind="scores"))
+        opened(config(train=scores, dev=scores, rows="scores"))

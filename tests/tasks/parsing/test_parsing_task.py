@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "parsing"
 
 def config(dev: Path | str = GOLDEN / "dev.conllu", **fields) -> TaskConfig:
     section = {"train": f"{GOLDEN / 'train.conllu'}", "dev": f"{dev}", **fields}
-    return build(TaskConfig, {"kind": "parsing", "max_length": 96, "parsing": section})
+    return build(TaskConfig, {"kind": "parsing", "max_length": 96, **section})
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +198,7 @@ def test_a_sentence_longer_than_a_row_is_cut(tmp_path):
     rows = [f"{n}\t{word}" + "\t_" * 4 + f"\t{n - 1}\tdep\t_\t_" for n, word in enumerate(words, 1)]
     path = put(tmp_path / "long.conllu", *rows, "")
     found = opened(
-        build(TaskConfig, {"kind": "parsing", "max_length": 16,
-                           "parsing": {"train": path, "dev": path}})
+        build(TaskConfig, {"kind": "parsing", "max_length": 16, "train": path, "dev": path})
     )  # fmt: skip
     split = found.dev_splits()[0]
     assert split.rows.lengths.tolist() == [16]
@@ -221,7 +220,7 @@ def test_a_word_whose_head_is_cut_off_has_no_label(tmp_path):
     path = put(tmp_path / "long.conllu", *rows, "")
     section = {"train": path, "dev": path, "labels": ("dep",)}
     found = opened(
-        build(TaskConfig, {"kind": "parsing", "max_length": 8, "parsing": section})
+        build(TaskConfig, {"kind": "parsing", "max_length": 8, **section})
     )  # fmt: skip
     (labels,) = found.dev_splits()[0].rows.labels
     assert np.flatnonzero(labels != NO_LABEL).tolist() == [1, 5]
@@ -232,7 +231,7 @@ def test_a_word_without_a_token_has_the_unknown_one(tmp_path):
     rows = [f"{n}\t{word}" + "\t_" * 4 + f"\t{n - 1}\tdep\t_\t_"
             for n, word in enumerate(["ab", "\u200b", "c"], 1)]  # fmt: skip
     path = put(tmp_path / "a.conllu", *rows, "")
-    found = opened(build(TaskConfig, {"kind": "parsing", "parsing": {"train": path, "dev": path}}))
+    found = opened(build(TaskConfig, {"kind": "parsing", "train": path, "dev": path}))
     (tokens,) = found.dev_splits()[0].rows.tokens
     assert tokens[3] == TOKENIZER.special_ids.unk
     assert len(tokens) == 6
@@ -285,11 +284,11 @@ def test_what_is_refused(tmp_path):
     bare = put(tmp_path / "bare.conllu", "1\ta" + "\t_" * 8, "")
     with pytest.raises(UserError, match=r"bare.conllu: all heads are _; a file with trees"):
         opened(config(bare))
-    with pytest.raises(UserError, match=r"task.parsing.labels lacks relations of .*: 'acl:relcl'"):
+    with pytest.raises(UserError, match=r"task.labels lacks relations of .*: 'acl:relcl'"):
         opened(config(labels=["root", "dep"]))
     base = config()
     assert opened(dataclasses.replace(base, metric="uas")).metric == "uas"
     with pytest.raises(UserError, match=r"task.metric is 'f1'; the metrics of this task are las"):
         opened(dataclasses.replace(base, metric="f1"))
-    with pytest.raises(UserError, match=r"task.parsing.dev is empty; name a second file"):
+    with pytest.raises(UserError, match=r"task.dev is empty; name a second file"):
         opened(config(""))

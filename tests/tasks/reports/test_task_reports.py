@@ -13,7 +13,6 @@ from bert_jax.tasks.config import (
     SquadConfig,
     TableConfig,
     TaggingConfig,
-    TaskConfig,
 )
 from bert_jax.tasks.overlap import example_key, example_keys, overlap_warning
 from bert_jax.tasks.reports.lines import report_lines
@@ -21,7 +20,7 @@ from bert_jax.tasks.reports.pictures import report_figure
 
 
 def table(**fields):
-    return opened(TaskConfig(table=TableConfig(**fields)))
+    return opened(TableConfig(**fields))
 
 
 def test_of_one_class(tmp_path):
@@ -62,7 +61,7 @@ def test_of_one_class(tmp_path):
 
 def test_of_several_classes(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", '1,"x,y"', "2,x", "3,y", "4,")
-    [dev] = table(train=path, dev=path, kind="classes").dev_splits()
+    [dev] = table(train=path, dev=path, problem_type="classes").dev_splits()
     logits = np.array([[3, -1], [3, 2], [-1, 3], [-3, -3]], np.float32)
     report = dev.report(logits)
     assert report["scores"] == dev.score(logits)
@@ -76,7 +75,7 @@ def test_of_several_classes(tmp_path):
 def test_of_scores(tmp_path):
     values = np.linspace(0, 5, 30)
     path = put(tmp_path / "a.csv", "text,label", *(f"t {n},{v}" for n, v in enumerate(values)))
-    task = table(train=path, dev=path, kind="score")
+    task = table(train=path, dev=path, problem_type="score")
     [dev] = task.dev_splits()
     errors = np.where(np.arange(30) == 7, 3.0, 0.5 * (-1) ** np.arange(30))
     logits = ((values + errors - task.spec.mean) / task.spec.deviation)[:, None]
@@ -108,7 +107,7 @@ def tagging(tmp_path, **fields):
     lines = [f"{w} {t}" for words, tags in zip(WORDS, GOLD, strict=True)
              for w, t in [*zip(words, tags, strict=True), ("", "")]]  # fmt: skip
     path = put(tmp_path / "a.txt", *(line.strip() for line in lines))
-    return opened(TaskConfig(kind="tagging", tagging=TaggingConfig(path, path, **fields)))
+    return opened(TaggingConfig(train=path, dev=path, **fields))
 
 
 def tag_logits(task, split, tags):
@@ -190,7 +189,7 @@ def test_of_answers(tmp_path):
     ]  # fmt: skip
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
-    task = opened(TaskConfig(kind="squad", squad=SquadConfig(f"{path}", f"{path}")), 384)
+    task = opened(SquadConfig(train=f"{path}", dev=f"{path}"), 384)
     [dev] = task.dev_splits()
     outputs = []
     for window in dev._windows:
@@ -249,7 +248,7 @@ def test_units_are_groups_and_documents(tmp_path):
 def test_documents_of_a_tag_file(tmp_path):
     lines = ["-DOCSTART- O", "", "Ann B-PER", "", "ran O", "", "-DOCSTART- O", "", "Rome B-LOC", ""]
     path = put(tmp_path / "a.conll", *lines)
-    dev = opened(TaskConfig(kind="tagging", tagging=TaggingConfig(path, path))).dev_splits()[0]
+    dev = opened(TaggingConfig(train=path, dev=path)).dev_splits()[0]
     assert dev.unit_names == ("documents", [1, 1, 2])
 
 
@@ -282,25 +281,25 @@ def test_test_data(tmp_path, monkeypatch):
     [split] = table(train=train, test=test).test_splits()
     assert (split.name, len(split.rows)) == ("test", 2)
     bare = put(tmp_path / "c.csv", "text", "new", "newer")
-    with pytest.raises(UserError, match=r"task.table.test is .*c.csv', which has no labels"):
+    with pytest.raises(UserError, match=r"task.test is .*c.csv', which has no labels"):
         table(train=train, test=bare).test_splits()
-    config = TaskConfig(table=TableConfig(train="a.csv", test="tfds:x:y"))
+    config = TableConfig(train="a.csv", test="tfds:x:y")
     monkeypatch.chdir(tmp_path)
     located = config.located()
-    assert located.table.train == train
-    assert located.table.test == "tfds:x:y"
+    assert located.train == train
+    assert located.test == "tfds:x:y"
     assert located.located() == located
     assert located.dev_sources == {}
-    assert located.sources == {"task.table.train": train, "task.table.test": "tfds:x:y"}
-    glue = TaskConfig(kind="glue", glue=GlueConfig("mnli", "x", "dev_mismatched")).located()
-    assert glue.glue == GlueConfig("mnli", f"{tmp_path / 'x'}", "dev_mismatched")
+    assert located.sources == {"task.train": train, "task.test": "tfds:x:y"}
+    glue = GlueConfig(name="mnli", data="x", test="dev_mismatched").located()
+    assert glue == GlueConfig(name="mnli", data=f"{tmp_path / 'x'}", test="dev_mismatched")
     assert [*glue.dev_sources] == ["dev_matched", "dev_mismatched"]
 
 
 @pytest.mark.parametrize("kind", ["class", "classes"])
 def test_calibration_of_a_file_by_the_temperature_of_another(tmp_path, kind):
     path = put(tmp_path / "a.csv", "text,label", *(f"text {n},{'abc'[n % 3]}" for n in range(30)))
-    [dev] = table(train=path, dev=path, kind=kind, calibrate=True).dev_splits()
+    [dev] = table(train=path, dev=path, problem_type=kind, calibrate=True).dev_splits()
     guess = np.where(np.arange(30) % 5, np.arange(30) % 3, 0)  # too sure
     logits = 3 * pointing_at(guess, 3) - 5 * (kind == "classes")
     report = dev.report(logits)

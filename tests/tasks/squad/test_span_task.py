@@ -11,9 +11,8 @@ from task_examples import TOKENIZER, opened
 
 from bert_jax.errors import UserError
 from bert_jax.files import staging
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.kinds.squad import SquadConfig
 from bert_jax.tasks.opening import open_task, restore_task
-from bert_jax.tasks.sections.squad import SquadConfig
 from bert_jax.tasks.squad.metrics import score
 from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tasks.task import Split
@@ -21,7 +20,7 @@ from bert_jax.tokenization.load import load_tokenizer
 
 
 def squad(max_length=0, **fields):
-    return TaskConfig("squad", max_length, squad=SquadConfig(**fields))
+    return SquadConfig(max_length=max_length, **fields)
 
 
 def empty(id):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from squad_examples import UNCASED, question, real_file
 
-from bert_jax.tasks.sections.squad import WindowOptions
+from bert_jax.tasks.kinds.squad import WindowOptions
 from bert_jax.tasks.squad.answers import (
     Candidate,
     Prediction,

@@ -9,7 +9,7 @@ from squad_examples import UNCASED, question, real_file
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Answer
-from bert_jax.tasks.sections.squad import WindowOptions
+from bert_jax.tasks.kinds.squad import WindowOptions
 from bert_jax.tasks.squad.windows import (
     build_windows,
     encode_context,

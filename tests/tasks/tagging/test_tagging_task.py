@@ -9,7 +9,7 @@ import pytest
 from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TaggingConfig, TaskConfig
+from bert_jax.tasks.config import TaggingConfig
 from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.tagging.metrics import entity_scores
 from bert_jax.tasks.tagging.sources import read_columns
@@ -22,7 +22,7 @@ LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 
 
 def tagging(max_length=0, **fields):
-    return TaskConfig("tagging", max_length, tagging=TaggingConfig(**fields))
+    return TaggingConfig(max_length=max_length, **fields)
 
 
 def outputs(split, classes, rows=None):
@@ -237,9 +237,9 @@ def test_labels_that_are_given(tmp_path):
     row = [-1, 5, -1, -1, 5, -1, -1, 2, -1, 3, -1, -1, -1, -1]
     assert task.train_split().rows.labels[0].tolist() == row
     for wrong, message in [
-        (names[:5], r"task\.tagging\.labels \('B-ORG', .* lacks tags of .*train: 'B-PER'; add"),
-        (names[:2], r"task\.tagging\.labels .*train has entities, .* as IOB2"),
-        (("O", "LOC", "PER"), r"as IOB2: O, and B- and I- .* task\.tagging\.scheme=plain"),
+        (names[:5], r"task\.labels \('B-ORG', .* lacks tags of .*train: 'B-PER'; add"),
+        (names[:2], r"task\.labels .*train has entities, .* as IOB2"),
+        (("O", "LOC", "PER"), r"as IOB2: O, and B- and I- .* task\.scheme=plain"),
         (("O", "O"), "occurs twice"),
     ]:
         with pytest.raises(UserError, match=message):

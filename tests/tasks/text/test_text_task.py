@@ -9,8 +9,9 @@ import pytest
 from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import METRICS, GlueConfig, TableConfig, TaskConfig
+from bert_jax.tasks.config import GlueConfig, TableConfig
 from bert_jax.tasks.glue import TASKS
+from bert_jax.tasks.kinds.table import METRICS
 from bert_jax.tasks.long_texts import pair_lengths
 from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.task import LabelSpec, Split
@@ -22,7 +23,7 @@ from bert_jax.tokenization.load import load_tokenizer
 
 def table(**fields):
     length = fields.pop("max_length", 0)
-    return TaskConfig(max_length=length, table=TableConfig(**fields))
+    return TableConfig(max_length=length, **fields)
 
 
 def ids(text):
@@ -187,7 +188,7 @@ def test_several_labels_a_row(tmp_path):
     held = ["a", "a,b", "", "a,c", "b"]
     rows = [{"text": f"{n}", "label": each} for n, each in enumerate(held)]
     path = put_json(tmp_path / "a.jsonl", *rows)
-    task = opened(table(train=path, dev=path, kind="classes"))
+    task = opened(table(train=path, dev=path, problem_type="classes"))
     assert (task.objective, task.num_outputs, task.metric) == ("multi_label", 3, "f1")
     [dev] = task.dev_splits()
     truth = [[1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 0, 1], [0, 1, 0]]
@@ -207,7 +208,7 @@ def test_several_labels_a_row(tmp_path):
     assert written[3]["labels"] == ["a", "c"]
     assert written[3]["probabilities"]["b"] == pytest.approx(1 / (1 + math.exp(0.1)), abs=1e-6)
     flags = put(tmp_path / "b.csv", "text,a,b", "x,1,0", "y,0,0", "z,1,1")
-    task = opened(table(train=flags, dev=flags, kind="classes", label_columns=("a", "b")))
+    task = opened(table(train=flags, dev=flags, problem_type="classes", label_columns=("a", "b")))
     assert task.train_split().rows.labels.tolist() == [[1, 0], [0, 0], [1, 1]]
 
 
@@ -215,7 +216,7 @@ def test_several_labels_a_row(tmp_path):
 def test_the_best_constant_of_several_labels(metric):
     """Against all constants; the labels of a row hang together, so prefixes are not enough."""
     random = np.random.default_rng(0)
-    config = table(kind="classes", metric=metric)
+    config = table(problem_type="classes", metric=metric)
     task = TextTask(config, LabelSpec(("a", "b", "c", "d")), TOKENIZER)
     for number in range(40):
         kinds = random.random((3, 4)) < random.random()
@@ -246,7 +247,7 @@ def test_predicting_needs_no_labels(tmp_path):
     head, label = "text,label", {"class": ("x", "y"), "classes": ("x", "y"), "score": ("1", "2")}
     for kind, (one, two) in label.items():
         train = put(tmp_path / "train.csv", head, f"a,{one}", f"b,{two}")
-        task = opened(table(train=train, dev=train, kind=kind))
+        task = opened(table(train=train, dev=train, problem_type=kind))
         for lines in (["a,?", "b,?"], ["a,", "b,"], ["a,-1", f"b,{one}"], ["a,nan", "b,"]):
             split = task.open_split(put(tmp_path / "test.csv", head, *lines), labelled=False)
             assert split.rows.labels is None
@@ -258,7 +259,7 @@ def test_predicting_needs_no_labels(tmp_path):
         with pytest.raises(UserError, match="line 2: "):  # scores are of known labels
             task.open_split(put(tmp_path / "test.csv", head, "a,?x", "b,?"))
     train = put(tmp_path / "train.csv", "text,x,y", "a,0,1", "b,1,0")
-    task = opened(table(train=train, dev=train, kind="classes", label_columns=("x", "y")))
+    task = opened(table(train=train, dev=train, problem_type="classes", label_columns=("x", "y")))
     for lines in (["text,x,y", "a,?,?"], ["text,x,y", "a,,"], ["text,x", "a,-1"], ["text", "a"]):
         path = put(tmp_path / "test.csv", *lines)
         assert task.open_split(path, labelled=False).rows.labels is None
@@ -267,7 +268,7 @@ def test_predicting_needs_no_labels(tmp_path):
 def test_numbers_are_standardised(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "a,1", "b,2", "c,6")
     dev_path = put(tmp_path / "dev.csv", "text,label", "a,-4", "b,9", "c,10")
-    task = opened(table(train=path, dev=dev_path, kind="score"))
+    task = opened(table(train=path, dev=dev_path, problem_type="score"))
     assert (task.objective, task.num_outputs, task.metric) == ("regression", 1, "pearson")
     labels = task.train_split().rows.labels
     assert labels.dtype == np.float32
@@ -290,7 +291,7 @@ def test_scores_that_are_all_the_same(tmp_path, constant):
     same = put(tmp_path / "same.csv", "text,label", "a,0.1", "b,0.1", "c,0.1")
     files = {"train": good, "dev": good, constant: same}
     with pytest.raises(UserError, match=rf"same.csv \({constant}\): all 3 scores are 0.1"):
-        opened(table(**files, kind="score"))
+        opened(table(**files, problem_type="score"))
 
 
 def test_predictions_of_classes(tmp_path):
@@ -374,7 +375,7 @@ def small_glue(home):
 def test_mnli(tmp_path, own):
     small_glue(tmp_path)
     home = tmp_path / "MNLI" if own else tmp_path
-    task = opened(TaskConfig("glue", glue=GlueConfig("mnli", f"{home}")))
+    task = opened(GlueConfig(name="mnli", data=f"{home}"))
     assert task.spec.labels == ("entailment", "neutral", "contradiction")
     assert [dev.name for dev in task.dev_splits()] == ["dev_matched", "dev_mismatched"]
     assert all(dev.rows.labels.tolist() == [0, 1, 2] for dev in task.dev_splits())
@@ -402,7 +403,7 @@ def test_glue_from_tfds(tmp_path, monkeypatch):
         return read_glue(tmp_path, name, split)
 
     monkeypatch.setattr(text_sources, "read_glue_tfds", read_tfds)
-    task = opened(TaskConfig("glue", glue=GlueConfig("mnli", "tfds")))
+    task = opened(GlueConfig(name="mnli", data="tfds"))
     assert len(task.open_split("ax").rows) == 1104
     splits = ("train", "dev_matched", "dev_mismatched")
     assert read == [*(("mnli", split) for split in splits), ("ax", "test")]
@@ -410,7 +411,7 @@ def test_glue_from_tfds(tmp_path, monkeypatch):
 
 def test_other_files_for_a_task_of_glue(tmp_path):
     small_glue(tmp_path)
-    task = opened(TaskConfig("glue", glue=GlueConfig("mnli", f"{tmp_path}")))
+    task = opened(GlueConfig(name="mnli", data=f"{tmp_path}"))
     official = put_json(
         tmp_path / "a.jsonl", {"sentence1": "a", "sentence2": "b", "gold_label": "neutral"}
     )
@@ -428,8 +429,8 @@ def test_other_files_for_a_task_of_glue(tmp_path):
         UserError, match=r"there is no file tset; give a file, or a split: train, .* ax"
     ):
         task.open_split("tset")
-    with pytest.raises(UserError, match=r"task\.glue\.data is empty"):
-        opened(TaskConfig("glue", glue=GlueConfig("mnli")))
+    with pytest.raises(UserError, match=r"task\.data is empty"):
+        opened(GlueConfig(name="mnli"))
 
 
 @pytest.mark.parametrize(
@@ -444,7 +445,7 @@ def test_other_files_for_a_task_of_glue(tmp_path):
 )
 def test_real_glue(real_data, tmp_path, name, labels, constant):
     tokenizer = load_tokenizer(real_data / "vocab" / "bert-base-uncased")
-    config = TaskConfig("glue", glue=GlueConfig(name, f"{real_data / 'glue'}"))
+    config = GlueConfig(name=name, data=f"{real_data / 'glue'}")
     task = open_task(config, tokenizer, 512)
     assert task.spec.labels == labels
     [dev] = task.dev_splits()
@@ -462,7 +463,7 @@ def test_real_glue(real_data, tmp_path, name, labels, constant):
 def test_what_was_fitted_on_dev_data_is_saved_with_the_scores(tmp_path):
     rows = ["text,label", "ab,x", "cd,y", "ef,x", "gh,x", "ij,y"]
     path = put(tmp_path / "a.csv", *rows)
-    fields = {"train": path, "dev": path, "kind": "classes"}
+    fields = {"train": path, "dev": path, "problem_type": "classes"}
     task = opened(table(**fields, calibrate=True, thresholds="tuned"))
     (dev,) = task.dev_splits()
     # Above -1 and above 3 are the labels that hold, where one half would be above 0.

@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dev": write_choices(home / "dev.csv", 20, 1),
     }  # fmt: skip
     config = small_config(
-        files, task={"kind": "choice", "max_length": 16, "choice": section},
+        files, task={"kind": "choice", "max_length": 16, **section},
         training__num_epochs=8.0, training__accumulation=2,
     )  # fmt: skip
     written = write_config(home / "config.py", config)

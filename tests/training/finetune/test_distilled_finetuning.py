@@ -101,4 +101,4 @@ def test_teachers_that_do_not_fit(files, teacher, tmp_path):
     table = {"train": str(other), "dev": str(other)}
     config = config_of(files, teacher)
     with pytest.raises(UserError, match=r"distil.teacher: the labels of .* lack bird; fish"):
-        set_up(small_config(files, task__table=table, distil={"teacher": config.distil.teacher}))
+        set_up(small_config(files, table=table, distil={"teacher": config.distil.teacher}))

@@ -60,7 +60,7 @@ def files(tmp_path_factory):
 
 def pairs_config(files, **changes):
     section = {"train": files["pairs"], "dev": files["pairs"], "negatives": ["negatives"]}
-    task = {"kind": "embedding", "max_length": 16, "embedding": section}
+    task = {"kind": "embedding", "max_length": 16, **section}
     return small_config(files, **({"task": task, "training__batch_size": 8} | changes))
 
 
@@ -127,15 +127,15 @@ def test_low_rank_updates_of_vectors(tmp_path, files, capsys):
 def test_what_does_not_fit(files, changes, message):
     if "task" in changes:
         table = {"train": files["train"], "dev": files["dev"]}
-        changes = {**changes, "task": {"kind": "table", "max_length": 16, "table": table}}
+        changes = {**changes, "task": {"kind": "table", "max_length": 16, **table}}
     with pytest.raises(UserError, match=message):
         set_up(pairs_config(files, **changes))
 
 
 def test_texts_alone_need_dropout(files, tmp_path):
     path = put(tmp_path / "a.csv", "text", *[f"the cat sat on a mat {'.' * n}" for n in range(6)])
-    section = {"kind": "texts", "train": path, "dev": path}
-    task = {"kind": "embedding", "max_length": 16, "embedding": section}
+    section = {"rows": "texts", "train": path, "dev": path}
+    task = {"kind": "embedding", "max_length": 16, **section}
     assert set_up(small_config(files, task=task)).objective.comparison == "ranking"
     with pytest.raises(UserError, match=r"set training\.dropout_rate above 0"):
         set_up(small_config(files, task=task, training__dropout_rate=0.0))

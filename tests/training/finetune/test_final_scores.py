@@ -47,7 +47,7 @@ def files(tmp_path_factory) -> dict[str, str]:
 
 def with_test(files: dict[str, str], **changes: Any) -> FinetuneConfig:
     named = {name: files[name] for name in ("train", "dev", "test")}
-    return small_config(files, task__table=named, **changes)
+    return small_config(files, table=named, **changes)
 
 
 def quiet(_: str) -> None:
@@ -226,7 +226,7 @@ def test_a_table_that_has_grown_is_refused(files, tmp_path):
     lines = [f"number {n} {'cat' * (n % 3)},{'ab'[n % 2]}" for n in range(60)]
     table.write_text("\n".join(["text,label", *lines[:40]]) + "\n")
     config = small_config(
-        files, task__table={"train": str(table), "dev_rate": 0.4}, training__num_epochs=1.0
+        files, table={"train": str(table), "dev_rate": 0.4}, training__num_epochs=1.0
     )
     assert finetune(config, work, echo=quiet).finished
     assert evaluate_finetuned(work).scores.keys() == {"accuracy", "f1", "macro_f1", "matthews"}
@@ -241,7 +241,7 @@ def test_relative_paths_are_found_from_elsewhere(files, tmp_path, monkeypatch):
     config, work = small_config({**files, **names}, training__num_epochs=1.0), tmp_path / "work"
     assert finetune(config, work, echo=quiet).finished
     record = json.loads((work / "config.json").read_text())
-    assert record["config"]["task"]["table"]["train"] == files["train"]
+    assert record["config"]["task"]["train"] == files["train"]
     monkeypatch.chdir(tmp_path)
     (work / "report.json").unlink()
     assert evaluate_finetuned(work).scores

@@ -135,7 +135,7 @@ def test_a_table_to_a_classifier(files, tmp_path, capsys):
     """Only the work directory is needed afterwards."""
     table = write_table(tmp_path / "mine.csv", 64, 3)
     config = small_config(
-        {**files, "train": table, "dev": ""}, task__table={"train": table, "dev_rate": 0.3}
+        {**files, "train": table, "dev": ""}, table={"train": table, "dev_rate": 0.3}
     )
     file, work = write_config(tmp_path / "recipe.py", config), tmp_path / "work"
     assert main(["finetune", f"--config={file}", f"--workdir={work}"]) == 0
@@ -362,15 +362,6 @@ def test_a_finished_run_says_so_again(files, one_run, tmp_path, capsys):
     assert snapshot(one_run) == before
 
 
-def test_a_default_that_is_not_read_may_change(files, one_run, tmp_path):
-    """A run of texts was saved by a version with another default for tags."""
-    old = shutil.copytree(one_run, tmp_path / "old")
-    record = json.loads((old / "config.json").read_text())
-    record["config"]["task"]["tagging"]["tokens"] = "words"
-    (old / "config.json").write_text(json.dumps(record))
-    assert finetune(small_config(files), old, echo=quiet).finished
-
-
 @long
 def test_continued_on_other_devices(files, one_run, tmp_path, monkeypatch):
     """From a fine-tuned model, whose parameters are read onto one device."""
@@ -395,8 +386,8 @@ def test_other_work_directories_are_refused(files, one_run, tmp_path):
     changes = {
         r"seed: 6 there, 7 given": small_config(files, seed=7),
         r"what init names: fingerprint": small_config(files, reinitialise=True),
-        r"task.table.train: .*bert_jax.csv": small_config(
-            files, task__table={"train": str(tmp_path / "bert_jax.csv"), "dev": files["dev"]}
+        r"task.train: .*bert_jax.csv": small_config(
+            files, table={"train": str(tmp_path / "bert_jax.csv"), "dev": files["dev"]}
         ),
     }
     del other
@@ -427,7 +418,7 @@ def test_what_a_run_came_from_is_verified(files, one_run, capsys):
     assert main(["lineage", str(one_run)]) == 0
     said = capsys.readouterr().out
     for role, kind in (
-        ("init", "model"), ("task.table.train", "file"), ("task.table.dev", "file")
+        ("init", "model"), ("task.train", "file"), ("task.dev", "file")
     ):  # fmt: skip
         assert f"{role}: " in said
         assert f"({kind}) - verified" in said

@@ -29,7 +29,7 @@ def tagging(home: Path) -> dict[str, Any]:
         lines += ["a B-LOC", "hill I-LOC"] if number % 3 else ["mat O"]
         lines += [". O", ""]
     path = put(home / "words.txt", *lines)
-    return {"kind": "tagging", "max_length": 16, "tagging": {"train": path, "dev": path}}
+    return {"kind": "tagging", "max_length": 16, "train": path, "dev": path}
 
 
 def span(home: Path) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def span(home: Path) -> dict[str, Any]:
     path = home / "questions.json"
     path.write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
     section = {"train": str(path), "dev": str(path), "max_question": 8, "stride": 4}
-    return {"kind": "squad", "max_length": 24, "squad": section}
+    return {"kind": "squad", "max_length": 24, **section}
 
 
 def mnli(home: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def mnli(home: Path) -> dict[str, Any]:
             for n in range(rows)
         ]
         put(home / "MNLI" / f"{split}.tsv", "sentence1\tsentence2\tgold_label", *lines)
-    return {"kind": "glue", "max_length": 16, "glue": {"name": "mnli", "data": str(home)}}
+    return {"kind": "glue", "max_length": 16, "name": "mnli", "data": str(home)}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     files = write_files(home)
     section = {"train": files["train"], "id": ""}
     config = small_config(
-        files, task={"kind": "table", "max_length": 16, "folds": 2, "table": section},
+        files, task={"kind": "table", "max_length": 16, "folds": 2, **section},
         training__evals_per_epoch=2,
     )  # fmt: skip
     workdir = home / "run"
@@ -37,7 +37,7 @@ def test_one_score_of_all_examples(runs):
     result = json.loads((workdir / "folds.json").read_text())
     counts = [fold["examples"] for fold in result["folds"]]
     assert sum(counts) == 44
-    rows = (Path(config.task.table.train)).read_text().splitlines()[1:]
+    rows = (Path(config.task.train)).read_text().splitlines()[1:]
     predicted = read_json_lines(workdir / "predictions.jsonl")
     assert [entry["id"] for entry in predicted] == [f"{n}" for n in range(44)]
     hits = [row.split(",")[1] == entry["label"] for row, entry in zip(rows, predicted, strict=True)]

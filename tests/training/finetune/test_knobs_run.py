@@ -20,7 +20,7 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.distributed.checkpoint import load_newest
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TableConfig, TaskConfig
+from bert_jax.tasks.config import TableConfig
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, resolve
 from bert_jax.training.finetune.evaluate import evaluate_finetuned
@@ -199,7 +199,7 @@ def test_a_head_with_the_same_labels_goes_on(sweep, files, tmp_path):
     (tmp_path / "export").mkdir()
     write_huggingface(saved, tmp_path / "export")
     tables = {"train": files["train"], "dev": files["dev"], "labels": ("dog", "cat")}
-    turned = started({**files, "init": str(tmp_path / "export")}, head="keep", task__table=tables)
+    turned = started({**files, "init": str(tmp_path / "export")}, head="keep", table=tables)
     np.testing.assert_allclose(turned["head"]["kernel"], kept["kernel"][:, ::-1], atol=1e-6)
     np.testing.assert_allclose(turned["head"]["bias"], kept["bias"][::-1], atol=1e-6)
 
@@ -208,7 +208,7 @@ def test_a_kept_head_has_its_columns_where_the_labels_are_now(tmp_path):
     """Three labels: of two, an order and its inverse are the same."""
     saved = small_saved("classification")  # of a, b and c
     path = put(tmp_path / "a.csv", "text,label", *(f"text,{label}" for label in "abc"))
-    task = opened(TaskConfig(table=TableConfig(train=path, dev=path, labels=("b", "c", "a"))))
+    task = opened(TableConfig(train=path, dev=path, labels=("b", "c", "a")))
     kept = kept_head(saved, saved.outputs.head, task)
     for name, array in saved.params["head"].items():
         columns = dict(zip("abc", np.moveaxis(array, -1, 0), strict=True))
@@ -220,13 +220,13 @@ def test_a_head_with_other_labels_does_not(sweep, files, tmp_path):
     (tmp_path / "other.csv").write_text(other)
     tables = {"train": str(tmp_path / "other.csv"), "dev": str(tmp_path / "other.csv")}
     init = {**files, "init": str(sweep[0])}
-    assert "head" not in started(init, task__table=tables)
+    assert "head" not in started(init, table=tables)
     for given, why in (
         (init, "the labels of .* lack hound and have dog; set head to 'fresh' or 'auto'"),
         (files, "head is 'keep', but .* has no head of a task"),
     ):
         with pytest.raises(UserError, match=why):
-            started(given, head="keep", task__table=tables)
+            started(given, head="keep", table=tables)
     with pytest.raises(UserError, match="head is 'keep', but reinitialise"):
         small_config(files, head="keep", reinitialise=True)
 
@@ -239,15 +239,15 @@ def test_a_head_of_scores_goes_on_in_their_units(files, tmp_path):
         tables.append(tmp_path / f"{name}.csv")
         tables[-1].write_text("\n".join(lines))
     config = [
-        small_config(files, task__table={"train": str(path), "dev": str(path), "kind": "score"},
+        small_config(files, table={"train": str(path), "dev": str(path), "problem_type": "score"},
                      training__num_epochs=1.0)
         for path in tables
     ]  # fmt: skip
     done(config[0], tmp_path / "work")
     saved = read_model(tmp_path / "work").params["head"]
     given = json.loads(json.dumps(files)) | {"init": str(tmp_path / "work")}
-    table = {"train": str(tables[1]), "dev": str(tables[1]), "kind": "score"}
-    setup = set_up(small_config(given, task__table=table))
+    table = {"train": str(tables[1]), "dev": str(tables[1]), "problem_type": "score"}
+    setup = set_up(small_config(given, table=table))
     spec, head = setup.task.spec, setup.starts[0]["head"]
     np.testing.assert_allclose(head["kernel"] * spec.deviation, saved["kernel"], rtol=1e-5)
     np.testing.assert_allclose(
@@ -290,18 +290,14 @@ def test_what_a_configuration_freezes(files, freeze, entries, layers):
     assert (objective.frozen, objective.frozen_layers) == (entries, layers)
 
 
-def test_the_metric_that_chooses(files, caplog):
+def test_the_metric_that_chooses(files):
     def metric(**changes):
         return set_up(small_config(files, **changes)).task.metric
 
     table = {"train": files["train"], "dev": files["dev"]}
-    of_task = {"kind": "table", "max_length": 16, "table": table}
+    of_task = {"kind": "table", "max_length": 16, **table}
     assert metric() == "accuracy"
     assert metric(task={**of_task, "metric": "matthews"}) == "matthews"
-    assert not caplog.messages
-    assert metric(task__table={**table, "metric": "f1"}) == "f1"
-    assert "task.table.metric is now task.metric" in caplog.text
+    assert metric(table={**table, "metric": "f1"}) == "f1"
     with pytest.raises(UserError, match=r"task.metric is 'pearson'; the metrics of this task are"):
         metric(task={**of_task, "metric": "pearson"})
-    with pytest.raises(UserError, match=r"task.metric is 'f1' and task.table.metric 'matthews'"):
-        metric(task={**of_task, "metric": "f1", "table": {**table, "metric": "matthews"}})

@@ -26,7 +26,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.batches import TrainBatches
-from bert_jax.tasks.config import TableConfig, TaggingConfig, TaskConfig
+from bert_jax.tasks.config import TableConfig, TaggingConfig
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig, FinetuneTrainingConfig
@@ -56,12 +56,12 @@ def config_for(init, directory, kind="table", **fields):
     """A table of cats and dogs, or sentences with tags."""
     if kind == "table":
         train, dev = (write_table(directory / f"{n}.csv", 8, 0) for n in ("train", "dev"))
-        section = {"table": TableConfig(train=train, dev=dev)}
+        cls = TableConfig
     else:
         path = directory / "words.txt"
         path.write_text("The O\nOdyssey B-X\n  ferry's O\n\nKöln B-X\n42 O\n\n")
-        section = {"tagging": TaggingConfig(train=f"{path}", dev=f"{path}")}
-    task = TaskConfig(kind=kind, max_length=fields.pop("max_length", 16), **section)
+        cls, train, dev = TaggingConfig, f"{path}", f"{path}"
+    task = cls(max_length=fields.pop("max_length", 16), train=train, dev=dev)
     return FinetuneConfig(init=f"{init}", task=task, **fields)
 
 

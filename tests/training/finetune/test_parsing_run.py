@@ -38,8 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         Path(files[name]).write_text("".join(map(sentence, numbers)))
     config = small_config(
         files,
-        task={"kind": "parsing", "max_length": 16,
-              "parsing": {"train": files["train"], "dev": files["dev"]}},
+        task={"kind": "parsing", "max_length": 16, "train": files["train"], "dev": files["dev"]},
         training__num_epochs=6.0,
     )  # fmt: skip
     workdir = home / "run"

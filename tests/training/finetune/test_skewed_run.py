@@ -18,7 +18,7 @@ from bert_jax.training.finetune.train import finetune
 pytestmark = pytest.mark.slow
 
 OPTIONS = {
-    "kind": "classes", "class_weights": "balanced", "focal_gamma": 1.0, "oversampling": 0.5,
+    "problem_type": "classes", "class_weights": "balanced", "focal_gamma": 1.0, "oversampling": 0.5,
     "long": "windows", "window_pooling": "max", "calibrate": True, "thresholds": "tuned",
 }  # fmt: skip
 
@@ -51,7 +51,7 @@ def test_from_a_table_to_answers(tmp_path, monkeypatch):
         "separator": "|",
         **OPTIONS,
     }
-    config = small_config(files, task={"kind": "table", "max_length": 16, "table": table})
+    config = small_config(files, task={"kind": "table", "max_length": 16, **table})
     work = tmp_path / "work"
     (outcome,) = finetune(config, work, echo=lambda line: None).outcomes
     best = next(each for each in outcome.scores if each["step"] == outcome.best_step)

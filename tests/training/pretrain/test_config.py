@@ -112,10 +112,10 @@ def test_phases_cover_the_run():
         ({"training": {"phases": [{"length": 513}]}}, r"phases\[0\]\.length 513 is beyond model"),
         ({"training": {"phases": [{"share": 0.5}]}}, r"shares sum to 0.5; they must sum to 1"),
         ({"training": {"phases": []}}, r"phases is empty"),
-        ({"training": {"num_steps": 0}}, r"num_steps is 0; it must be at least 1"),
+        ({"training": {"num_steps": 0}}, r"num_steps is 0; it must be in \[1, 2147483647\]"),
         (
             {"training": {"num_steps": 10**13}},
-            r"is 10000000000000; it must be .* at most 2147483647",
+            r"is 10000000000000; it must be in \[1, 2147483647\]",
         ),
         (
             {"training": {"num_steps": 3, "phases": [{"share": 0.9}, {"share": 0.1}]}},
@@ -129,7 +129,7 @@ def test_phases_cover_the_run():
         ),
         ({"model": {"num_types": 1}}, r"num_types is 1, but data.pairing 'nsp'"),
         ({"model": {"pooler": False}}, r"model.pooler is false, but data.pairing 'nsp' learns"),
-        ({"checkpoint": {"keep": 0}}, r"checkpoint: keep is 0; it must be at least 1"),
+        ({"checkpoint": {"keep": 0}}, r"checkpoint\.keep is 0; it must be at least 1"),
         ({"seed": -1}, r"seed is -1"),
         ({"objective": {"name": []}}, r"objective\.name is \[\]; it must be one of masked_lm"),
     ],

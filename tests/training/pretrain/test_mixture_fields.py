@@ -81,7 +81,7 @@ def test_a_run_keeps_its_mixture_wherever_the_corpora_lie(corpora, tmp_path):
 @pytest.mark.parametrize(
     ("parts", "options", "message"),
     [
-        ([("a", 1), ("b", 0)], {}, r"data\.mixture\[1\]\.weight is 0; expected a positive"),
+        ([("a", 1), ("b", 0)], {}, r"data\.mixture\[1\]\.weight is 0\.0; it must be above 0"),
         ([("a", -1)], {}, r"data\.mixture\[0\]\.weight is -1"),
         ([("a", 1)], {"mixture_temperature": 2}, r"data\.mixture_temperature is 2"),
         ([], {"phase": {"mixture": [("a", 0)]}}, r"training\.phases\[1\]\.mixture\[0\]\.weight"),

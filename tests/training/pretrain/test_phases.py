@@ -64,10 +64,10 @@ def corpus(tmp_path_factory) -> Corpus:
     ("second", "message"),
     [
         ({"length": 4}, r"training\.phases\[1\]\.length is 4; it must be at least 8"),
-        ({"masking_rate": 0.0}, r"phases\[1\]\.masking_rate is 0.0; it must be above 0 and at mo"),
+        ({"masking_rate": 0.0}, r"phases\[1\]\.masking_rate is 0.0; it must be in \(0, 1\], or N"),
         (
             {"learning_rate": 0.0},
-            r"phases\[1\]\.learning_rate is 0.0; it must be positive, or None",
+            r"phases\[1\]\.learning_rate is 0.0; it must be above 0, or None",
         ),
         ({"decay": "wsd"}, r"training\.phases\[1\]\.decay is 'wsd' \(str\); it must be one of"),
         ({"end_rate": 1e-4}, r"phases\[1\]\.end_rate is 0.0001, but the phase's decay is '', wh"),
@@ -85,7 +85,7 @@ def corpus(tmp_path_factory) -> Corpus:
             r"phases\[1\]\.end_rate is 0.1; it must be at most the peak of the phase, 0.001",
         ),
         ({"accumulation": 0}, r"phases\[1\]\.accumulation is 0; it must be at least 1, or None"),
-        ({"steps": 4}, r"phases\[1\]\.share is 0.5; it must be in \(0, 1\], and 1 where the phase"),
+        ({"steps": 4}, r"phases\[1\] has 4 steps and a share, 0.5; give one"),
         (
             {"steps": 4, "share": 1.0},
             r"phases\[0\]\.steps is not set, and other phases have steps; give steps in all",
@@ -276,7 +276,7 @@ def test_a_record_has_the_thetas_of_its_phase_and_the_same_phases():
 
 
 def test_evaluations_mask_their_own_share():
-    with pytest.raises(UserError, match=r"masking\.eval_rate is 1.5; it must be above 0"):
+    with pytest.raises(UserError, match=r"masking\.eval_rate is 1.5; it must be in \(0, 1\]"):
         build(PretrainConfig, {"masking": {"eval_rate": 1.5}})
     config = config_of({"masking_rate": 0.5}, {}, masking={"rate": 0.3, "eval_rate": 0.2})
     assert [config.of_phase(number).masking.rate for number in (0, 1)] == [0.5, 0.3]

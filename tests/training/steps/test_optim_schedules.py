@@ -117,8 +117,8 @@ def test_a_schedule_is_what_its_entry_says(monkeypatch):
     [
         ("name", "sgd", "one of adamw, lamb, muon, stable_adamw"),
         ("schedule", "step", "one of linear, cosine, constant, wsd, one_minus_sqrt, inverse_sqrt"),
-        ("learning_rate", 0.0, "positive"),
-        ("decay_share", 0.0, "above 0 and at most 1"),
+        ("learning_rate", 0.0, "above 0"),
+        ("decay_share", 0.0, r"in \(0, 1\]"),
         ("end_share", 1.0, r"in \[0, 1\)"),
         ("warmup_steps", -1, "at least 0"),
         ("warmup_rate", 1.0, r"in \[0, 1\)"),
@@ -126,8 +126,8 @@ def test_a_schedule_is_what_its_entry_says(monkeypatch):
         ("b1", 1.0, r"in \[0, 1\)"),
         ("b2", -0.5, r"in \[0, 1\)"),
         ("momentum", 1.0, r"in \[0, 1\)"),
-        ("eps", 0.0, "positive"),
-        ("clip_norm", 0.0, "positive, or None"),
+        ("eps", 0.0, "above 0"),
+        ("clip_norm", 0.0, "above 0, or None"),
     ],
 )
 def test_bad_values_name_their_field_and_what_is_right(field, value, wanted):

@@ -10,7 +10,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.objectives.embedding import Comparison, EmbeddingObjective
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.embedding_config import PairKind
+from bert_jax.tasks.kinds.embedding import EmbeddingTaskConfig, PairKind
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -36,8 +36,9 @@ def with_vectors(
     Raises:
         UserError: A setting does not fit the kind of the rows, or the width of the model.
     """
-    contrast, section = config.embedding, config.task.embedding
-    comparison = _COMPARISONS[section.kind]
+    contrast, section = config.embedding, config.task
+    assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
+    comparison = _COMPARISONS[section.rows]
     if config.pooling != "auto":
         raise UserError(
             f"pooling is {config.pooling!r}, which is for classes; say embedding.pooling (mean, "
@@ -49,7 +50,7 @@ def with_vectors(
         )
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
-            f"embedding.symmetric is set, and task.embedding.kind is {section.kind!r}; only pairs "
+            f"embedding.symmetric is set, and task.rows is {section.rows!r}; only pairs "
             "and texts have two sides"
         )
     kept = contrast.of_model(section.query_prefix, section.document_prefix)
@@ -59,9 +60,9 @@ def with_vectors(
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora
     )
-    if section.kind == "texts" and not objective.has_dropout():
+    if section.rows == "texts" and not objective.has_dropout():
         raise UserError(
-            "task.embedding.kind is 'texts', which compares a text with itself under other "
+            "task.rows is 'texts', which compares a text with itself under other "
             "dropout, and the model has none; set training.dropout_rate above 0"
         )
     frozen = frozen_by(config, model)
@@ -74,7 +75,8 @@ def saved_objective(
     config: EmbeddingConfig, model: ModelConfig, task: TaskConfig, rows: Rows
 ) -> EmbeddingObjective:
     """Make the objective with which a saved model computes the vectors of rows."""
-    comparison = _COMPARISONS[task.embedding.kind]
+    assert isinstance(task, EmbeddingTaskConfig)
+    comparison = _COMPARISONS[task.rows]
     length = query_length([rows])
     return EmbeddingObjective(model, config, comparison, rows.group, query_length=length)
 

@@ -1,21 +1,21 @@
-"""Configuration of dependency parsing."""
+"""Dependency trees."""
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from bert_jax.tasks.kinds.fields import FileTaskConfig
 
 
-@dataclass(frozen=True)
-class ParsingConfig:
+@dataclass(frozen=True, kw_only=True)
+class ParsingConfig(FileTaskConfig):
     """Words with heads and relations, in CoNLL-U.
 
     Subtypes of relations (nsubj:pass) are learned and written, and do not count in scores.
     """
 
-    train: str = ""
-    """The file to train on."""
-    dev: str = ""
-    """The file to choose the best checkpoint by."""
-    test: str = ""
-    """A file that all runs are scored on once, after training; empty: there is none."""
+    FILES: ClassVar = "a file of trees in CoNLL-U"
+
+    kind: str = "parsing"
     labels: tuple[str, ...] = ()
     """Relations in the order of the model's outputs; empty: those of the training file. A relation
     of another file that is not among them counts as a miss."""

@@ -1,26 +1,28 @@
-"""Configuration of multiple choice."""
+"""Multiple choice."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+from bert_jax.config.bounds import Distinct
 from bert_jax.errors import UserError
+from bert_jax.tasks.kinds.fields import FileTaskConfig
 
 
-@dataclass(frozen=True)
-class ChoiceConfig:
-    """Texts with several continuations of which one is right: SWAG's columns by default."""
+@dataclass(frozen=True, kw_only=True)
+class ChoiceConfig(FileTaskConfig):
+    """Texts with several continuations of which one is right: SWAG's columns by default.
 
-    train: str = ""
-    """The file to train on: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT."""
-    dev: str = ""
-    """The file to choose the best checkpoint by."""
-    test: str = ""
-    """A file that all runs are scored on once, after training; empty: there is none."""
+    Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
+    """
+
+    FILES: ClassVar = "a file of texts with choices (.csv, .tsv, .jsonl, .parquet)"
+
+    kind: str = "choice"
     text: str = "sent1"
     """Column of the text, a context or a question."""
     beginning: str = "sent2"
     """Column of a text that all choices begin with; empty: there is none."""
-    choices: tuple[str, ...] = ("ending0", "ending1", "ending2", "ending3")
+    choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
     """Column of the right choice: its number from 0, or a name of `labels`."""
@@ -32,15 +34,12 @@ class ChoiceConfig:
     """auto goes by the suffix of the file."""
 
     def __post_init__(self) -> None:
-        """Refuse a choice of one, and names that are not one for each choice."""
-        if len(set(self.choices)) < max(2, len(self.choices)):
-            raise UserError(
-                f"task.choice.choices is {self.choices}; at least 2 columns are needed, each once"
-            )
+        """Refuse names that are not one for each choice."""
+        super().__post_init__()
         if self.labels and len(set(self.labels)) != len(self.choices):
             raise UserError(
-                f"task.choice.labels is {self.labels}; {len(self.choices)} names are needed, one "
-                "for each of task.choice.choices"
+                f"task.labels is {self.labels}; {len(self.choices)} names are needed, one for each "
+                "of task.choices"
             )
 
     @property

@@ -1,0 +1,1 @@
+"""Kinds of tasks: the fields of the section `task` that each kind has."""

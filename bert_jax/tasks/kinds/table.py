@@ -1,0 +1,134 @@
+"""Tables of texts with labels."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from bert_jax.config.bounds import Above, Below, Natural
+from bert_jax.errors import UserError
+from bert_jax.tasks.kinds.fields import FileTaskConfig
+from bert_jax.tasks.long_texts import LongTexts, Pooling
+from bert_jax.tasks.skew import SkewConfig
+from bert_jax.tasks.tables.delimited import TableFormat
+
+ProblemType = Literal["class", "classes", "score"]
+METRICS: dict[ProblemType, tuple[str, ...]] = {
+    "class": ("accuracy", "f1", "macro_f1", "matthews"),
+    "classes": ("f1", "macro_f1", "accuracy"),
+    "score": ("pearson", "spearman"),
+}
+"""Metrics that can choose a checkpoint, the default first."""
+_SEVERAL = "which is for several labels a row (task.problem_type='classes')"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenConfig(FileTaskConfig):
+    """The way a table is written: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT."""
+
+    id: str = ""
+    """Column that names the rows; empty numbers them from 0."""
+    dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
+    """Share of the distinct texts (of pairs, of the documents) that is held out where dev is empty;
+    rows with the same text go together."""
+    format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
+    """Format of the files; auto goes by the suffix."""
+    header: bool | None = None
+    """Whether line 1 of a CSV or TSV file has the names of the columns; None: it has where columns
+    are named, and it must be said where they are numbered."""
+    quoting: bool | None = None
+    """Whether a field may stand in double quotes; None: in CSV yes, in TSV no."""
+    delimiter: str = ""
+    """Character between the fields; empty: a comma in CSV, a tab in TSV."""
+    ragged: Literal["fail", "skip"] = "fail"
+    """Treatment of rows with more or fewer fields than the first."""
+
+    @property
+    def file_format(self) -> TableFormat:
+        """The way the files are written."""
+        return TableFormat(self.format, self.header, self.quoting, self.delimiter, self.ragged)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig(SkewConfig, WrittenConfig):
+    """A table of texts with labels.
+
+    A column is a name; without a header, its number from 1.
+    """
+
+    FILES: ClassVar = "a file with texts and labels (.csv, .tsv, .jsonl, .parquet)"
+
+    problem_type: ProblemType = "class"
+    """Prediction for a row: one label, any number of labels, or a number."""
+    text: str = "text"
+    """Column of the text."""
+    text_pair: str = ""
+    """Column of the second text of a pair; empty: there is none."""
+    label: str = "label"
+    """Column of the label."""
+    label_columns: tuple[str, ...] = ()
+    """Instead of label: columns of 0 and 1, one for each of several labels (classes)."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels in the order of the model's outputs; empty: those of the training file,
+    sorted."""
+    separator: str = ","
+    """Mark between the labels of a row (classes)."""
+    group: str = ""
+    """Column of a group, such as an author or a document: rows of one group are held out together,
+    with the same mixture of labels in both parts. Empty: rows with the same text alone."""
+    empty: Literal["fail", "skip", "keep"] = "keep"
+    """Rows with an empty text; those skipped or kept are counted in a warning."""
+    long: Literal["cut", "head_tail", "windows"] = "cut"
+    """Texts of more than task.max_length tokens. cut: their beginning is read. head_tail: their
+    beginning, a quarter of the row, and their end (Sun et al. 2019). windows: all of them, in rows
+    that overlap; of a pair, rows have a part of the longer text and all of the other, up to half a
+    row. Each window learns the label of its text, and those of a text weigh as much as one row."""
+    window_pooling: Pooling = "mean"
+    """Logits of a text in windows: the mean, the highest of each class, or the mean of the first
+    and the last window's (long=windows)."""
+    window_stride: Natural = 0
+    """Tokens from one window to the next, a window at most; 0: half a window (long=windows)."""
+    calibrate: bool = False
+    """Whether logits are divided by the temperature with the least log loss on the dev data, so
+    that probabilities are shares of right answers (Guo et al. 2017). Classes stay as they are."""
+    thresholds: Literal["half", "tuned"] = "half"
+    """Least probability of a label (classes). tuned: each label's is that of its highest F1 on
+    the dev data."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that the kind of prediction does not have."""
+        super().__post_init__()
+        kind, several = self.problem_type, self.problem_type == "classes"
+        if is_score := kind == "score":
+            self.check_has_classes("task.problem_type 'score'")
+        windowed = self.window_stride or self.window_pooling != "mean"
+        for is_wrong, message in (
+            (is_score and self.calibrate, "calibrate is set, but a score has no probabilities"),
+            (is_score and self.window_pooling == "max",
+             "window_pooling is 'max', the highest logit of each class, but a score has none; "
+             "choose mean or first_last"),
+            (is_score and self.labels, f"labels is {self.labels}, but a score has none"),
+            (kind == "class" and len(self.labels) == 1,
+             f"labels is {self.labels}; at least 2 are needed to choose"),
+            (self.label_columns and self.labels,
+             "labels is set, but task.label_columns names the labels"),
+            (self.label_columns and not several,
+             f"label_columns is {self.label_columns}, {_SEVERAL}, not {kind!r}"),
+            (several and not self.separator.strip(),
+             f"separator is {self.separator!r}; a mark is needed"),
+            (self.thresholds != "half" and not several,
+             f"thresholds is {self.thresholds!r}, {_SEVERAL}, not {kind!r}"),
+            (self.long != "windows" and windowed,
+             f"window_pooling or task.window_stride is set, but task.long is {self.long!r}; set "
+             "task.long to 'windows', or leave them out"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise UserError(f"task.{message}" + ("" if ";" in message else "; leave it out"))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics of the kind of prediction; f1 is for two labels."""
+        return METRICS[self.problem_type]
+
+    @property
+    def long_texts(self) -> LongTexts:
+        """Treatment of texts with more tokens than a row."""
+        return LongTexts(self.long, self.window_pooling, self.window_stride)

@@ -1,1 +1,0 @@
-"""Sections of the configuration of a task, for the kinds that have a file of their own."""
