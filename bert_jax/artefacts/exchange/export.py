@@ -29,8 +29,7 @@ from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_diff
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.source import prove_reading
 from bert_jax.artefacts.exchange.translation import files as translator_files
-from bert_jax.artefacts.formats.huggingface_config import NoClassError
-from bert_jax.artefacts.formats.huggingface_names import POOLED_HEADS
+from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, NoClassError
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.contamination import reports_on_ancestors
 from bert_jax.artefacts.saved.lineage import ancestor_entry

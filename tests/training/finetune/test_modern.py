@@ -14,8 +14,12 @@ from small_finetuning import write_table
 from small_saved import FAMILIES, OUTPUTS, small_saved
 
 from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface
-from bert_jax.artefacts.formats.modern import unlike_head
-from bert_jax.artefacts.formats.modern_config import is_bert, modern_kind, with_own_pooler
+from bert_jax.artefacts.formats.model_config import (
+    is_bert,
+    modern_kind,
+    unlike_head,
+    with_own_pooler,
+)
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.command_line import load_config
