@@ -54,7 +54,7 @@ class Origin:
     def pairing(self) -> str | None:
         """Pairing of sentences in a pretraining run; None of any other model."""
         data = self.config.get("data", {}) if self.kind == "pretrain" else {}
-        return data.get("pairing", data.get("objective"))  # the name until 0.1.0
+        return data.get("pairing")
 
     @property
     def objective(self) -> str | None:

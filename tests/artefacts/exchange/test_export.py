@@ -258,9 +258,8 @@ def test_the_tolerance_is_a_limit_and_nan_is_above_it():
         assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize("field", ["pairing", "objective"])  # the second: until version 0.1.0
-def test_parts_that_were_never_trained_are_left_out(field):
-    run = Origin("pretrain", config={"data": {field: "none"}})
+def test_parts_that_were_never_trained_are_left_out():
+    run = Origin("pretrain", config={"data": {"pairing": "none"}})
     saved = as_trained(dataclasses.replace(model_of("pretraining"), origin=run))
     assert huggingface_files.class_of(saved) == "BertForMaskedLM"
     assert not saved.has_pooler
