@@ -43,7 +43,7 @@ from bert_jax.artefacts.formats.sentence_transformers import can_be_written
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
@@ -130,8 +130,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     left_out = () if saved.has_pooler and has_place_for_pooler(saved) else ("pooler",)
     meant, found = (each.without(left_out) for each in (without_types(saved), back))
     if wrong := unequal(meant.params, found.params, vocab_size=saved.config.vocab_size):
-        names = ", ".join(wrong[:8]) + (", ..." if len(wrong) > 8 else "")
-        raise ProofFailedError(f"read back, this is not what was written: {names}")
+        raise ProofFailedError(f"read back, this is not what was written: {first_few(wrong, 8)}")
     if (before := _meaning(saved)) != (after := _meaning(back)):
         raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
     if back.max_length != saved.max_length:

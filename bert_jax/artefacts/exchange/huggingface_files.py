@@ -15,6 +15,7 @@ from bert_jax.artefacts.formats.huggingface_config import (
     MULTIPLE_CHOICE,
     POOLED_HEADS,
     PRETRAINING_TASKS,
+    UNTRAINED,
     NoClassError,
     head_class,
     head_to_huggingface,
@@ -36,9 +37,6 @@ from bert_jax.model.heads import Params
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
-
-UNTRAINED = "untrained_parts"
-"""Field of `config.json`: parts with initial values, there because their class must have them."""
 
 MODEL = "model.json"
 """File that describes a model, in our words, that no class of Transformers computes."""
@@ -105,13 +103,17 @@ def class_of(saved: SavedModel) -> str:
     return name
 
 
+def class_name(saved: SavedModel) -> str:
+    """Return the class of Transformers that computes a model, or "none"."""
+    try:
+        return class_of(saved)
+    except NoClassError:
+        return "none"
+
+
 def has_class(saved: SavedModel) -> bool:
     """Whether a class of Transformers computes a model."""
-    try:
-        class_of(saved)
-    except NoClassError:
-        return False
-    return True
+    return class_name(saved) != "none"
 
 
 def task_of(saved: SavedModel) -> str:
@@ -172,11 +174,9 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 def untrained_parts(saved: SavedModel) -> list[str]:
     """Name the parts that are written with initial values because the class must have them."""
-    if not (has_class(saved) and has_place_for_pooler(saved)):
+    if saved.has_pooler or not has_class(saved):
         return []
-    said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
-    marked = isinstance(said, list) and "pooler" in said
-    return ["pooler"] if marked or not saved.has_pooler else []
+    return ["pooler"] if has_place_for_pooler(saved) else []
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:

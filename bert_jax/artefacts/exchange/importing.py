@@ -21,7 +21,6 @@ from bert_jax.artefacts.exchange import vocabulary
 from bert_jax.artefacts.exchange.export import staged
 from bert_jax.artefacts.exchange.huggingface import read_back
 from bert_jax.artefacts.exchange.huggingface_files import (
-    UNTRAINED,
     class_of,
     has_place_for_pooler,
     untrained_parts,
@@ -206,9 +205,6 @@ def _from_directory(source: Path) -> Source:
         directory,
         name=f"{directory}, {made_by}",
     )
-    untrained = config.get(UNTRAINED)  # of an export from here
-    if isinstance(untrained, list) and "pooler" in untrained:
-        saved = saved.without({"pooler"})
     if sentence is not None:
         saved = with_vectors(saved, sentence)
         form = replace(form, notes=(*form.notes, *sentence.notes))

@@ -40,6 +40,8 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
+UNTRAINED = "untrained_parts"
+"""Field of `config.json`: parts with initial values, there because their class must have them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 """Fields of our own in a `config.json`, which Transformers keeps and does not read."""
 _MAX_LABEL_CHARS = 200

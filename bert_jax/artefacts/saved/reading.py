@@ -9,7 +9,12 @@ import numpy as np
 
 from bert_jax.artefacts.formats.families import is_read, unread
 from bert_jax.artefacts.formats.form import Form, form_of
-from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS, Reading, TaskOutputs
+from bert_jax.artefacts.formats.huggingface_config import (
+    PRETRAINING_HEADS,
+    UNTRAINED,
+    Reading,
+    TaskOutputs,
+)
 from bert_jax.artefacts.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
     WEIGHTS,
@@ -254,11 +259,7 @@ def _from_huggingface(
     arrays = arrays if adapter is None else adapter.applied(arrays)
     form = form_of(found, arrays, where=where)
     name = f"{directory if adapter is None else adapter.directory}, {made_by}"
-    saved = saved_from(form, tokenizer, directory, name=name, encoder_only=encoder_only)
-    untrained = found.get("untrained_parts")  # see `exchange.huggingface_files`
-    if isinstance(untrained, list) and "pooler" in untrained:
-        saved = saved.without({"pooler"})
-    return dataclasses.replace(saved, origin=Origin("huggingface", config=found))
+    return saved_from(form, tokenizer, directory, name=name, encoder_only=encoder_only)
 
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
@@ -315,7 +316,7 @@ def saved_from(
         params = form.params(head, pretraining=not encoder_only)
     except UserError as error:
         raise UserError(f"{files}{form.remark}: {error}") from error
-    return SavedModel(
+    saved = SavedModel(
         config=config,
         params=params,
         outputs=outputs,
@@ -325,6 +326,9 @@ def saved_from(
         name=name,
         origin=Origin("huggingface", config=form.config),
     )
+    untrained = form.config.get(UNTRAINED)
+    marked = isinstance(untrained, list) and "pooler" in untrained
+    return saved.without({"pooler"}) if marked else saved
 
 
 def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:
