@@ -24,8 +24,7 @@ from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.formats.model_config import (
     config_to_huggingface,
     exported,
-    is_bert,
-    modern_kind,
+    kind_of,
     refusal,
     unlike_head,
 )
@@ -49,10 +48,10 @@ def family_of(saved: SavedModel) -> str:
     Raises:
         NoClassError: No family computes what the model does; says what is unlike the nearest one.
     """
-    if not is_bert(saved.config):
-        if (modern := modern_kind(saved.config)) is not None:
-            return modern
+    if (kind := kind_of(saved.config)) is None:
         raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
+    if kind != "bert":
+        return kind
     if saved.config.projects_embeddings or "rtd" in saved.params:
         return "electra"
     if saved.outputs is None or saved.outputs.head.kind != "classification":
@@ -82,8 +81,8 @@ def class_of(saved: SavedModel) -> str:
     """
     kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
     task, head = task_of(saved), None if saved.outputs is None else saved.outputs.head
-    wanted = {"bert": "tanh", "electra": "gelu"}.get(kind, activation)
     family = FAMILIES[kind]
+    wanted = family.classifies.get("pooler_activation", "tanh")
     name = family.class_of(task)
     if task == MULTIPLE_CHOICE and not family.compares:
         wrong = f"BERT and ModernBERT alone have a class for multiple choice, and this is a {kind}"

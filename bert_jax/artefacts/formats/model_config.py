@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.config_fields import (
     MAX_SIZE,
     check_only,
@@ -123,9 +122,12 @@ def _check_heads(
         )
 
 
-def modern_kind(config: ModelConfig) -> str | None:
-    """Return the `model_type` of the family that computes what a configuration says, if any."""
-    return next((kind for kind in MODERN if not unlike(kind, config)), None)
+def kind_of(config: ModelConfig) -> str | None:
+    """Return the `model_type` of the family that computes what a configuration says, if any.
+
+    For an ELECTRA and a DistilBERT it is bert: their heads, and the width of the tables, differ.
+    """
+    return next((kind for kind in ("bert", *MODERN) if not unlike(kind, config)), None)
 
 
 def with_own_pooler(config: ModelConfig) -> ModelConfig:
@@ -134,16 +136,14 @@ def with_own_pooler(config: ModelConfig) -> ModelConfig:
     These are those of its family; an architecture of no family is returned as it is.
     """
     for own in (replace(config, pooler=True), replace(config, pooler=False)):
-        if is_bert(own):
-            return own
-        if (kind := modern_kind(own)) is not None:
-            return replace(own, **MODERN[kind].classifies)
+        if (kind := kind_of(own)) is not None:
+            return replace(own, **FAMILIES[kind].classifies)
     return config
 
 
 def unlike(kind: str, config: ModelConfig) -> list[str]:
     """Say in which fields a configuration is not of a family."""
-    family, config = MODERN[kind], plain(config)
+    family, config = FAMILIES[kind], plain(config)
     found = other_values(config, family.computes)
     found += [
         f"model.{name} is {getattr(config, name)!r}, unlike model.{other}"
@@ -158,8 +158,8 @@ def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, 
 
     No class of a modern family has a head for pairs (`nsp`), or a pooler for that head.
     """
-    fitting = [each for each in (config, replace(config, pooler=False)) if modern_kind(each)]
-    if is_bert(config) or not fitting:
+    fitting = [each for each in (config, replace(config, pooler=False)) if kind_of(each)]
+    if not fitting or kind_of(config) == "bert":
         return config, set(heads)
     return fitting[0], set(heads) - {"nsp"}
 
@@ -176,14 +176,14 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
 
     Of `heads`, `mlm`, `nsp` and `rtd` count.
     """
-    heads = {"mlm", "nsp", "rtd"} & set(heads)
-    if not is_bert(config):
-        if (kind := modern_kind(config)) is None:
-            nearest = min(MODERN, key=lambda kind: len(unlike(kind, config)))
-            return (
-                "no class of Transformers computes this model. The nearest is "
-                f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, config))}"
-            )
+    heads, kind = {"mlm", "nsp", "rtd"} & set(heads), kind_of(config)
+    if kind is None:
+        nearest = min(MODERN, key=lambda kind: len(unlike(kind, config)))
+        return (
+            "no class of Transformers computes this model. The nearest is "
+            f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, config))}"
+        )
+    if kind != "bert":
         if there := " or ".join(sorted(heads - {"mlm"})):
             return (
                 f"no class of Transformers' {MODERN[kind].name} has the head {there}; pretrain "
@@ -338,11 +338,6 @@ def plain(config: ModelConfig) -> ModelConfig:
         embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
         attention_pattern=_period(letters),  # of all layers: the last cycle may be cut short
     )
-
-
-def is_bert(config: ModelConfig) -> bool:
-    """Whether an architecture has nothing that a BERT or an ELECTRA has not."""
-    return not other_values(config, BERT.computes)
 
 
 def unlike_head(kind: str, config: ModelConfig, head: TaskHeadConfig) -> str:

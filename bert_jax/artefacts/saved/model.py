@@ -10,7 +10,7 @@ import jax
 
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
-from bert_jax.artefacts.formats.model_config import is_bert
+from bert_jax.artefacts.formats.model_config import kind_of
 from bert_jax.artefacts.saved.adapter import Adapter
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
@@ -139,8 +139,8 @@ class SavedModel:
         if verb in self.verbs:
             return
         hint = ""
-        detects = self.origin.objective == "replaced_tokens" and is_bert(self.config)
-        if verb == "fill-mask" and detects:
+        detects = self.origin.objective == "replaced_tokens"
+        if verb == "fill-mask" and detects and kind_of(self.config) == "bert":
             hint = (
                 ". The generator of the run fills masks: bert-jax export RUN --to huggingface "
                 "--part generator"
