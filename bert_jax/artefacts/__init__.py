@@ -1,6 +1,6 @@
 """Models in directories: reading any (`saved/`), foreign formats (`formats/`), proven exports.
 
 `exchange/` writes a model in another format and proves that the copy computes the same.
-May import distributed, model and data. Read first: saved/model.py, formats/modern.py,
+May import distributed, model and data. Read first: saved/model.py, formats/family.py,
 exchange/export.py.
 """

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bert_names import from_huggingface, to_huggingface
 from pretraining import apply_pretraining
 
-from bert_jax.artefacts.formats.huggingface_names import from_huggingface, to_huggingface
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bert_names import from_huggingface, table_of, to_huggingface
 
-from bert_jax.artefacts.formats.huggingface_names import from_huggingface, table_of, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream

@@ -12,8 +12,7 @@ pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from bert_jax.artefacts.formats.families import to_bert  # noqa: E402
-from bert_jax.artefacts.formats.huggingface_names import from_huggingface  # noqa: E402
+from bert_jax.artefacts.formats.form import form_of  # noqa: E402
 from bert_jax.objectives.masking import MaskingConfig  # noqa: E402
 from bert_jax.objectives.replaced_tokens import (  # noqa: E402
     SHARED,
@@ -29,10 +28,10 @@ HEAD = {"dense": "dense", "score": "dense_prediction"}
 
 def as_ours(model, arrays):
     """Their arrays (or gradients) as our tree, and the architecture."""
-    form = to_bert({**model.config.to_dict(), "architectures": [type(model).__name__]}, arrays,
+    form = form_of({**model.config.to_dict(), "architectures": [type(model).__name__]}, arrays,
                    where="config.json")  # fmt: skip
-    config = replace(form.model_config(where="config.json"), dtype="float32")
-    tree = from_huggingface(form.arrays, config)
+    config = replace(form.model, dtype="float32")
+    tree = form.params(None)
     head = "discriminator_predictions"
     if any(name.startswith(head) for name in arrays):
         tree["rtd"] = {

@@ -146,10 +146,10 @@ def use_squad(path: Path) -> None:
 
 def huggingface_configs(_: Path) -> list[bytes]:
     """As Transformers writes it."""
-    from bert_jax.artefacts.formats.huggingface_config import model_config_to_huggingface
+    from bert_jax.artefacts.formats.model_config import config_to_huggingface
     from bert_jax.model.config import SIZES
 
-    bert = model_config_to_huggingface(SIZES["tiny"]) | {"architectures": ["BertModel"]}
+    bert = config_to_huggingface("bert", SIZES["tiny"]) | {"architectures": ["BertModel"]}
     others = [
         {"model_type": "roberta", "pad_token_id": 1, "architectures": ["RobertaForMaskedLM"]},
         {"model_type": "electra", "embedding_size": 128},
@@ -160,12 +160,12 @@ def huggingface_configs(_: Path) -> list[bytes]:
 
 def use_huggingface_config(path: Path) -> None:
     """To our configuration, of whatever family."""
-    from bert_jax.artefacts.formats.families import to_bert
-    from bert_jax.artefacts.formats.huggingface_config import model_config_from_huggingface
+    from bert_jax.artefacts.formats.families import family_to_import
+    from bert_jax.artefacts.formats.form import form_of
     from bert_jax.files.untrusted.json_file import read_json_object
 
     found = read_json_object(path, max_bytes=1 << 20)
     arrays = {f"embeddings.{name}_embeddings.weight": np.zeros((1, 8), np.float32)
               for name in ("word", "position", "token_type")}  # fmt: skip
-    form = to_bert(found, arrays, where=str(path))
-    model_config_from_huggingface(form.config, where=str(path))
+    family_to_import(found, where=str(path))
+    form_of(found, arrays, where=str(path))

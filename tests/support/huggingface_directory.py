@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from bert_names import to_huggingface
 
-from bert_jax.artefacts.formats.huggingface_config import model_config_to_huggingface
-from bert_jax.artefacts.formats.huggingface_names import to_huggingface
+from bert_jax.artefacts.formats.model_config import config_to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -59,7 +59,7 @@ def write_huggingface(directory: Path, **changes: Any) -> dict[str, np.ndarray]:
         **changes: Fields of config.json.
     """
     TOKENIZER.save(directory)
-    config = model_config_to_huggingface(MODEL) | {"architectures": ["BertForPreTraining"]}
+    config = config_to_huggingface("bert", MODEL) | {"architectures": ["BertForPreTraining"]}
     (directory / "config.json").write_text(json.dumps(config | changes))
     weights = to_huggingface(pretraining_params(), MODEL)
     write_safetensors(directory / "model.safetensors", weights)

@@ -1,10 +1,10 @@
 """Arrays of a small BERT under the names of Hugging Face, and the same as a RoBERTa."""
 
 import numpy as np
+from bert_names import to_huggingface
 from huggingface_directory import MODEL, pretraining_params
 
-from bert_jax.artefacts.formats.huggingface_config import model_config_to_huggingface
-from bert_jax.artefacts.formats.huggingface_names import to_huggingface
+from bert_jax.artefacts.formats.model_config import config_to_huggingface
 
 WORDS = "embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
@@ -18,7 +18,7 @@ def bert_arrays():
 
 
 def bert_config(**changes):
-    return model_config_to_huggingface(MODEL) | changes
+    return config_to_huggingface("bert", MODEL) | changes
 
 
 def roberta(kind="roberta", made_by="RobertaForMaskedLM"):

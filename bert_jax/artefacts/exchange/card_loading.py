@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_jax.artefacts.exchange.huggingface import auto_class
 from bert_jax.artefacts.exchange.huggingface_files import family_of, task_of
-from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.saved.model import SavedModel
 
 PIPELINES = {
@@ -119,8 +119,8 @@ def loading_text(saved: SavedModel, parity: Mapping[str, Any]) -> str:
         )
     if saved.network is not None:
         return _TRANSLATING.format(name=parity["class"])
-    family = MODERN.get(family_of(saved))
-    if family is not None and not family.native:
+    family = FAMILIES[family_of(saved)]
+    if not family.native:
         return _LOADING.format(theirs=_NO_CLASS.format(family.name))
     kind, said = PIPELINES.get(task_of(saved)), _THEIRS.format(auto=auto_class(parity["class"]))
     if kind and kind not in ("question-answering", "multiple-choice"):  # there is no such pipeline

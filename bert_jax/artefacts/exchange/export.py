@@ -16,21 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import bert_jax
-from bert_jax.artefacts.exchange.huggingface_files import (
-    class_of,
-    has_class,
-    untrained_parts,
-    without_pairs,
-    write_json,
-)
+from bert_jax.artefacts.exchange import huggingface_files
+from bert_jax.artefacts.exchange.huggingface_files import without_pairs, write_json
 from bert_jax.artefacts.exchange.model_card import model_card
 from bert_jax.artefacts.exchange.onnx import int8
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.source import prove_reading
 from bert_jax.artefacts.exchange.translation import files as translator_files
-from bert_jax.artefacts.formats.huggingface_config import NoClassError
-from bert_jax.artefacts.formats.huggingface_names import POOLED_HEADS
+from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, NoClassError
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.contamination import reports_on_ancestors
 from bert_jax.artefacts.saved.lineage import ancestor_entry
@@ -42,25 +36,20 @@ from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.files.urls import scheme
 
 FORMATS = {
-    "huggingface": "bert_jax.artefacts.exchange.huggingface",
-    "sentence-transformers": "bert_jax.artefacts.exchange.sentence_transformers",
-    "stablehlo": "bert_jax.artefacts.exchange.stablehlo",
-    "orbax": "bert_jax.artefacts.exchange.orbax_export",
-    "onnx": "bert_jax.artefacts.exchange.onnx.runtime",
-    "peft": "bert_jax.artefacts.exchange.adapter.peft",
+    "huggingface": ("huggingface", "translation.huggingface"),
+    "sentence-transformers": ("sentence_transformers", ""),
+    "stablehlo": ("stablehlo", "translation.stablehlo"),
+    "orbax": ("orbax_export", "orbax_export"),
+    "onnx": ("onnx.runtime", ""),
+    "peft": ("adapter.peft", ""),
 }
-"""Modules with `write(saved, out)` and `prove(saved, out, rows)`.
+"""Modules of `exchange` for encoders and for models that translate; "": none.
 
-`write` fills a directory; a UserError says what the format cannot hold. `prove` compares the
-directory with its source on rows of token ids, and returns `differences` by output and `versions`.
-`loading(saved)`, where a module has it, tells in the model card how the directory is loaded.
+`write(saved, out)` of a module fills a directory; a UserError says what the format cannot hold.
+`prove(saved, out, rows)` compares the directory with its source on rows of token ids, and returns
+`differences` by output and `versions`. `loading(saved)`, where a module has it, tells in the model
+card how the directory is loaded.
 """
-TRANSLATOR_FORMATS = {
-    "huggingface": "bert_jax.artefacts.exchange.translation.huggingface",
-    "stablehlo": "bert_jax.artefacts.exchange.translation.stablehlo",
-    "orbax": "bert_jax.artefacts.exchange.orbax_export",
-}
-"""The same for models that translate."""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
 
@@ -125,13 +114,15 @@ def export(
         saved = encoder_with_vectors(saved)
     left_out = sorted(trained.params.keys() - saved.params.keys())
     translates = saved.network is not None
-    modules = TRANSLATOR_FORMATS if translates else FORMATS
-    if format not in modules:
+    files: Any = translator_files if translates else huggingface_files
+    if not (name_of_module := FORMATS[format][translates]):
+        fitting = ", ".join(each for each, modules in FORMATS.items() if modules[translates])
         raise UserError(
             f"{saved.name}: {format} has no search; a model that translates is exported --to "
-            f"{', '.join(modules)}"
+            f"{fitting}"
         )
-    module = import_module(modules[format])
+    has_parts = not translates or format == "huggingface"  # else the network as it is
+    module = import_module(f"bert_jax.artefacts.exchange.{name_of_module}")
     with staged(out) as directory:
         say(f"writing {format}")
         try:
@@ -149,13 +140,7 @@ def export(
             proven["quantized"] = int8.quantize(saved, directory, rows)
         parity = {
             "format": format,
-            "class": (
-                translator_files.class_of(saved)
-                if translates
-                else class_of(saved)
-                if has_class(saved)
-                else "none"
-            ),
+            "class": files.class_name(saved),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             RECORD: [ancestor_entry("source", source, saved.origin.step)],
             "contamination": [each.summary() for each in reports_on_ancestors(source)],
@@ -164,11 +149,7 @@ def export(
             "rows": len(rows),
             "tokens": sum(map(len, rows)),
             **proven,
-            "untrained_parts": (
-                translator_files.untrained_parts(saved, format)
-                if translates
-                else untrained_parts(saved)
-            ),
+            "untrained_parts": files.untrained_parts(saved) if has_parts else [],
             "left_out": left_out,
             "sha256": digests_of(directory, "sha256"),
             DIGESTS: digests_of(directory),

@@ -38,12 +38,12 @@ from bert_jax.artefacts.exchange.proof import (
     unequal,
 )
 from bert_jax.artefacts.exchange.theirs import TheirModel, quiet
-from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
@@ -76,8 +76,8 @@ def refuse_learned_pooling(saved: SavedModel) -> None:
 
 def auto_class(name: str) -> str:
     """Return the auto class of Transformers that loads a directory of the class `name`."""
-    families = "|".join(modern.classes for modern in MODERN.values())
-    task = re.sub(f"^(Bert|Electra|DistilBert|{families})(?=For|Model)", "", name)
+    families = "|".join(family.classes for family in FAMILIES.values())
+    task = re.sub(f"^({families})(?=For|Model)", "", name)
     return f"AutoModel{task.removeprefix('Model')}"
 
 
@@ -95,9 +95,9 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     programs = [partial(logits_of, read_back(saved, out))]
     theirs: dict[str, Any] = {"ran": False, "why": NOT_INSTALLED}
     packages = ["safetensors", "tokenizers"]
-    kind = family_of(saved)
-    if kind in MODERN and not MODERN[kind].native:
-        why = f"transformers has no class of {MODERN[kind].name}, and code of a model is never run"
+    family = FAMILIES[family_of(saved)]
+    if not family.native:
+        why = f"transformers has no class of {family.name}, and code of a model is never run"
         theirs["why"] = f"{why}; {ONLY_OURS}"
     elif all(find_spec(name) for name in ("transformers", "torch")):
         model = load_theirs(saved, out)
@@ -130,8 +130,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     left_out = () if saved.has_pooler and has_place_for_pooler(saved) else ("pooler",)
     meant, found = (each.without(left_out) for each in (without_types(saved), back))
     if wrong := unequal(meant.params, found.params, vocab_size=saved.config.vocab_size):
-        names = ", ".join(wrong[:8]) + (", ..." if len(wrong) > 8 else "")
-        raise ProofFailedError(f"read back, this is not what was written: {names}")
+        raise ProofFailedError(f"read back, this is not what was written: {first_few(wrong, 8)}")
     if (before := _meaning(saved)) != (after := _meaning(back)):
         raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
     if back.max_length != saved.max_length:

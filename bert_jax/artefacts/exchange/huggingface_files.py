@@ -8,30 +8,26 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.artefacts.formats.entries import Entry, in_model, named
-from bert_jax.artefacts.formats.families import class_written, from_bert
-from bert_jax.artefacts.formats.family_tables import WRITTEN
+from bert_jax.artefacts.formats.entries import Entry, in_model, named, to_tensors
+from bert_jax.artefacts.formats.families import FAMILIES
+from bert_jax.artefacts.formats.family import EMBEDDINGS
 from bert_jax.artefacts.formats.huggingface_config import (
-    NoClassError,
-    head_to_huggingface,
-    model_config_to_huggingface,
-)
-from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
-from bert_jax.artefacts.formats.huggingface_names import (
+    MULTIPLE_CHOICE,
     POOLED_HEADS,
     PRETRAINING_TASKS,
-    table_of,
-    to_huggingface,
+    UNTRAINED,
+    NoClassError,
+    head_class,
+    head_to_huggingface,
 )
-from bert_jax.artefacts.formats.modern import modern_table, pooling_to_huggingface, unlike_head
-from bert_jax.artefacts.formats.modern_config import (
+from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
+from bert_jax.artefacts.formats.model_config import (
+    config_to_huggingface,
     exported,
-    is_bert,
-    modern_config_to_huggingface,
-    modern_kind,
+    kind_of,
     refusal,
+    unlike_head,
 )
-from bert_jax.artefacts.formats.modern_tables import MODERN
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
@@ -41,12 +37,8 @@ from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
-UNTRAINED = "untrained_parts"
-"""Field of `config.json`: parts with initial values, there because their class must have them."""
-
 MODEL = "model.json"
 """File that describes a model, in our words, that no class of Transformers computes."""
-_WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -56,18 +48,17 @@ def family_of(saved: SavedModel) -> str:
     Raises:
         NoClassError: No family computes what the model does; says what is unlike the nearest one.
     """
-    if not is_bert(saved.config):
-        if (modern := modern_kind(saved.config)) is not None:
-            return modern
+    if (kind := kind_of(saved.config)) is None:
         raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
+    if kind != "bert":
+        return kind
     if saved.config.projects_embeddings or "rtd" in saved.params:
         return "electra"
-    kind = WRITTEN.get(saved.config.pooler_activation, "bert")
     if saved.outputs is None or saved.outputs.head.kind != "classification":
         return "bert"
-    if kind == "distilbert" and (saved.config.num_types, saved.config.norm_eps) != (1, 1e-12):
-        return "bert"
-    return kind
+    distilled = (saved.config.num_types, saved.config.norm_eps) == (1, 1e-12)
+    kinds = {"gelu": "electra", "relu": "distilbert" if distilled else "bert"}
+    return kinds.get(saved.config.pooler_activation, "bert")
 
 
 def without_pairs(saved: SavedModel) -> SavedModel:
@@ -90,13 +81,14 @@ def class_of(saved: SavedModel) -> str:
     """
     kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
     task, head = task_of(saved), None if saved.outputs is None else saved.outputs.head
-    wanted = {"bert": "tanh", "electra": "gelu"}.get(kind, activation)
-    name = MODERN[kind].class_of(task) if kind in MODERN else class_written(kind, task)
-    if kind not in ("bert", "modernbert") and task == "ForMultipleChoice":
+    family = FAMILIES[kind]
+    wanted = family.classifies.get("pooler_activation", "tanh")
+    name = family.class_of(task)
+    if task == MULTIPLE_CHOICE and not family.compares:
         wrong = f"BERT and ModernBERT alone have a class for multiple choice, and this is a {kind}"
-    elif kind in MODERN:
+    elif not family.like_bert:
         why = "" if head is None else unlike_head(kind, saved.config, head)
-        wrong = why and f"no class of Transformers' {MODERN[kind].name} computes this head: {why}"
+        wrong = why and f"no class of Transformers' {family.name} computes this head: {why}"
     elif head is not None and "transform" in saved.params:
         wrong = "its head has a map of its own before the classifier, and no class of BERT has one"
     elif activation != wanted and has_place_for_pooler(saved):
@@ -110,20 +102,23 @@ def class_of(saved: SavedModel) -> str:
     return name
 
 
+def class_name(saved: SavedModel) -> str:
+    """Return the class of Transformers that computes a model, or "none"."""
+    try:
+        return class_of(saved)
+    except NoClassError:
+        return "none"
+
+
 def has_class(saved: SavedModel) -> bool:
     """Whether a class of Transformers computes a model."""
-    try:
-        class_of(saved)
-    except NoClassError:
-        return False
-    return True
+    return class_name(saved) != "none"
 
 
 def task_of(saved: SavedModel) -> str:
     """Return the class of a model without its family: `ForMaskedLM`."""
     if saved.outputs is not None:
-        name: str = head_to_huggingface(saved.outputs)["architectures"][0]
-        return name.removeprefix("Bert")
+        return head_class(saved.outputs)
     if why := refusal(saved.config, saved.params.keys()):
         raise NoClassError(f"{saved.name}: {why}")
     return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
@@ -132,12 +127,11 @@ def task_of(saved: SavedModel) -> str:
 def entries_of(saved: SavedModel) -> list[Entry]:
     """Return the parameters that the class of a model has."""
     head = None if saved.outputs is None else saved.outputs.head
-    kind, parts = family_of(saved), saved.params if head is None else ()
-    if kind in MODERN:
-        head_kind = None if head is None else head.kind
-        table = modern_table(kind, head_kind, masked_lm="mlm" in parts)
+    family = FAMILIES[family_of(saved)]
+    if head is None:
+        table = family.table(saved.params, pooler=has_place_for_pooler(saved))
     else:
-        table = table_of(parts, head, pooler=has_place_for_pooler(saved))
+        table = family.table(head=head.kind)
     return in_model(table, _complete(saved))
 
 
@@ -149,21 +143,17 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     """
     if not has_class(saved):
         return named(saved.params)
-    task, kind = task_of(saved), family_of(saved)
-    saved = without_types(saved)
-    found = to_huggingface(_complete(saved), saved.config, entries_of(saved))
-    if kind != "bert" and kind not in MODERN:
-        found = from_bert(kind, task, model_config_to_huggingface(saved.config), found)[1]
+    family, saved = FAMILIES[family_of(saved)], without_types(saved)
+    found = to_tensors(_complete(saved), saved.config, entries_of(saved))
+    if not family.has_types:
+        del found[family.name_of(*EMBEDDINGS, "type")]
     prefix = prefix_left_out(saved)
     return {key.removeprefix(prefix): array for key, array in found.items()}
 
 
 def prefix_left_out(saved: SavedModel) -> str:
     """Return the beginning of the encoder's names that the class of a bare encoder leaves out."""
-    if task_of(saved) != "Model":
-        return ""
-    kind = family_of(saved)
-    return MODERN[kind].prefix if kind in MODERN else f"{kind}."
+    return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
 
 def _complete(saved: SavedModel) -> Params:
@@ -173,7 +163,7 @@ def _complete(saved: SavedModel) -> Params:
 def without_types(saved: SavedModel) -> SavedModel:
     """Return the model with its one type added to its positions, where its class has no types."""
     table = saved.params["encoder"]["embeddings"]
-    if family_of(saved) != "distilbert" or not np.any(table["type"]):
+    if FAMILIES[family_of(saved)].has_types or not np.any(table["type"]):
         return saved
     types = np.asarray(table["type"])
     moved = {"position": np.asarray(table["position"]) + types, "type": np.zeros_like(types)}
@@ -183,49 +173,41 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 def untrained_parts(saved: SavedModel) -> list[str]:
     """Name the parts that are written with initial values because the class must have them."""
-    if not (has_class(saved) and has_place_for_pooler(saved)):
+    if saved.has_pooler or not has_class(saved):
         return []
-    said = saved.origin.config.get(UNTRAINED) if saved.origin.kind == "huggingface" else None
-    marked = isinstance(said, list) and "pooler" in said
-    return ["pooler"] if marked or not saved.has_pooler else []
+    return ["pooler"] if has_place_for_pooler(saved) else []
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
     """Whether the class of a model has a pooler, or the map of a classification in its place."""
-    kind = family_of(saved)
-    if kind == "electra":
-        return task_of(saved) == "ForSequenceClassification"
-    if kind in MODERN:
-        head = None if saved.outputs is None else saved.outputs.head.kind
-        return any("pooler" in entry.path for entry in MODERN[kind].heads.get(f"{head}", ()))
-    return task_of(saved) not in _WITHOUT_POOLER
+    family, task = FAMILIES[family_of(saved)], task_of(saved)
+    if saved.outputs is None:
+        return bool(family.pooler) and task != "ForMaskedLM"
+    return any("pooler" in entry.path for entry in family.heads.get(saved.outputs.head.kind, ()))
 
 
 def config_of(saved: SavedModel) -> dict[str, Any]:
     """Return the content of `config.json`."""
     kind, special = family_of(saved), saved.tokenizer.special_ids
+    family = FAMILIES[kind]
     fields: dict[str, Any] = {
         "dtype": "float32", "pad_token_id": special.pad, "tie_word_embeddings": saved.config.tied,
+        **config_to_huggingface(kind, saved.config),
     }  # fmt: skip
-    if kind in MODERN:
-        fields |= modern_config_to_huggingface(kind, saved.config)
+    if not family.like_bert:
         fields |= {"cls_token_id": special.cls, "sep_token_id": special.sep}
         fields |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
         fields |= {"mask_token_id": special.mask}
-    else:
-        fields |= model_config_to_huggingface(saved.config)
     if saved.outputs is not None:
+        head = saved.outputs.head
+        fields[family.dropouts[head.kind]] = head.dropout_rate
         fields |= head_to_huggingface(saved.outputs)
-    if kind in MODERN:
-        fields |= pooling_to_huggingface(kind, saved.pooling)
+    fields |= family.pooling_fields(saved.pooling)
     if untrained := untrained_parts(saved):
         fields[UNTRAINED] = untrained
     if saved.outputs is not None and saved.origin.unlearned:
         fields[CONSTANT] = list(saved.origin.unlearned)
-    fields["architectures"] = [class_of(saved)]
-    if kind == "bert" or kind in MODERN:
-        return fields
-    return from_bert(kind, task_of(saved), fields, {})[0]
+    return {**fields, "architectures": [class_of(saved)]}
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:

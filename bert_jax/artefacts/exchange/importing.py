@@ -2,13 +2,12 @@
 
 report = import_model("roberta-base", Path("work/roberta"))
 
-The source is a directory in Hugging Face's format of any family in `formats.families` or
-`formats.modern_tables`, alone or as the encoder of a directory in the layout of
-sentence-transformers, a TensorFlow checkpoint of the original code, or a name on the Hugging Face
-Hub. What is written is a BERT, or a model of the same modern family, in Hugging Face's format, and
-`import.json`. The model is proven before it appears: read back, bit for bit what was meant; and
-where Transformers is installed, states, logits and token ids are compared with those of the source
-in its own class.
+The source is a directory in Hugging Face's format of any family in `formats.families`, alone or as
+the encoder of a directory in the layout of sentence-transformers, a TensorFlow checkpoint of the
+original code, or a name on the Hugging Face Hub. What is written is a BERT, or a model of the same
+modern family, in Hugging Face's format, and `import.json`. The model is proven before it appears:
+read back, bit for bit what was meant; and where Transformers is installed, states, logits and token
+ids are compared with those of the source in its own class.
 """
 
 import glob
@@ -22,7 +21,6 @@ from bert_jax.artefacts.exchange import vocabulary
 from bert_jax.artefacts.exchange.export import staged
 from bert_jax.artefacts.exchange.huggingface import read_back
 from bert_jax.artefacts.exchange.huggingface_files import (
-    UNTRAINED,
     class_of,
     has_place_for_pooler,
     untrained_parts,
@@ -32,15 +30,15 @@ from bert_jax.artefacts.exchange.huggingface_files import (
 from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_spans
 from bert_jax.artefacts.exchange.source import compare_with_source, plain_texts
 from bert_jax.artefacts.exchange.theirs import source_tokenizer
-from bert_jax.artefacts.formats.families import BertForm, form_of, to_bert
+from bert_jax.artefacts.formats.families import family_to_import
+from bert_jax.artefacts.formats.form import Form, form_of
+from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
     WEIGHTS,
     model_class,
     read_weights,
 )
-from bert_jax.artefacts.formats.huggingface_names import PRETRAINING_HEADS
-from bert_jax.artefacts.formats.modern import ModernForm
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
@@ -62,7 +60,7 @@ class Source:
     """A model as it was found."""
 
     saved: SavedModel
-    form: BertForm | ModernForm
+    form: Form
     made_by: str
     """Its class, or "TensorFlow 1"."""
     directory: Path | None
@@ -112,7 +110,7 @@ def import_model(
         report = {
             "source": f"{source}",
             RECORD: [_ancestor(f"{source}", found)],
-            "family": found.form.family,
+            "family": found.form.family.name,
             "source_class": found.made_by,
             "class": class_of(saved),
             "dropped": [*found.form.dropped, *lost],
@@ -199,19 +197,14 @@ def _from_directory(source: Path) -> Source:
     if "bert_jax" in config:
         raise UserError(f"{directory} is a work directory of this program; it needs no import")
     made_by = model_class(config)
-    if config.get("model_type") == "albert":
-        to_bert(config, {}, where=f"{path}")  # says why, before the weights are missed
+    family_to_import(config, where=f"{path}")  # before the weights are missed
     form = form_of(config, read_weights(directory, made_by), where=f"{path}")
     saved = saved_from(
         form,
         load_tokenizer(directory),
         directory,
         name=f"{directory}, {made_by}",
-        where=f"{path}",
     )
-    untrained = config.get(UNTRAINED)  # of an export from here
-    if isinstance(untrained, list) and "pooler" in untrained:
-        saved = saved.without({"pooler"})
     if sentence is not None:
         saved = with_vectors(saved, sentence)
         form = replace(form, notes=(*form.notes, *sentence.notes))
@@ -233,7 +226,6 @@ def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
         load_tokenizer(form.files),
         directory,
         name=f"{path}, TensorFlow 1",
-        where=f"{directory}",
     )
     note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
     return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)

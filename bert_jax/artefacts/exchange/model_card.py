@@ -12,7 +12,7 @@ from bert_jax.artefacts.exchange.huggingface_files import family_of, state_dict_
 from bert_jax.artefacts.exchange.onnx.int8 import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
-from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
 from bert_jax.model.seq2seq.network import Network

@@ -21,7 +21,7 @@ from bert_jax.artefacts.exchange.proof import ProofFailedError, unequal
 from bert_jax.artefacts.exchange.translation import files as translator_files
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.distributed.checkpoint.storage import read_tree, save_fault, write_tree
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 
 PARAMS = "params"
 
@@ -50,7 +50,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):
-        names = ", ".join(wrong[:8]) + (", ..." if len(wrong) > 8 else "")
-        raise ProofFailedError(f"{len(wrong)} of {number} arrays did not come back: {names}")
+        lost = f"{len(wrong)} of {number} arrays did not come back"
+        raise ProofFailedError(f"{lost}: {first_few(wrong, 8)}")
     versions = {"orbax-checkpoint": version("orbax-checkpoint"), "jax": jax.__version__}
     return {"differences": {}, "arrays": number, "versions": versions}

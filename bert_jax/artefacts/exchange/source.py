@@ -24,9 +24,9 @@ from bert_jax.artefacts.exchange.proof import (
 from bert_jax.artefacts.exchange.theirs import source_outputs, source_tokenizer
 from bert_jax.artefacts.exchange.translation.huggingface import TheirTranslator
 from bert_jax.artefacts.exchange.translation.proof import largest_gap
+from bert_jax.artefacts.formats.families import known_family
+from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.huggingface_files import model_class
-from bert_jax.artefacts.formats.huggingface_names import PRETRAINING_HEADS
-from bert_jax.artefacts.formats.modern_tables import MODERN
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
@@ -59,7 +59,7 @@ def compare_with_source(
         ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than the
             model as it was read, or the tokenizer there other ids.
     """
-    family = MODERN.get(saved.origin.config.get("model_type", ""))
+    family = known_family(saved.origin.config)
     if family is not None and not family.native:
         return f"not compared: Transformers has no class of {family.name}; code is not run"
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:

@@ -27,18 +27,13 @@ from jax import export
 from bert_jax.artefacts.exchange.huggingface_files import (
     card_fields,
     entries_of,
-    family_of,
     has_class,
     prefix_left_out,
-    task_of,
     write_weights,
 )
 from bert_jax.artefacts.exchange.proof import Batch, compare_shapes, outputs_of
 from bert_jax.artefacts.formats.entries import Entry, insert, lookup, taken_apart, tensors, unnamed
-from bert_jax.artefacts.formats.families import bert_names
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
-from bert_jax.artefacts.formats.huggingface_names import canonical_names
-from bert_jax.artefacts.formats.modern_tables import MODERN
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params
@@ -71,14 +66,10 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     )
     head = None if saved.outputs is None else saved.outputs.head
     classed = has_class(saved)
-    kind, entries = (family_of(saved), entries_of(saved)) if classed else ("", [])
+    entries = entries_of(saved) if classed else []
     entries = [e for e in entries if saved.has_pooler or "pooler" not in e.path]
-    if kind in MODERN:
-        names = {f"{prefix_left_out(saved)}{name}": name for name in weights}
-    elif kind in ("bert", ""):
-        names = canonical_names({name: name for name in weights})
-    else:
-        names = bert_names(kind, task_of(saved), weights)
+    prefix = prefix_left_out(saved) if classed else ""
+    names = {f"{prefix}{name}": name for name in weights}
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}

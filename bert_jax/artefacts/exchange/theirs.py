@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange.proof import Batch
-from bert_jax.artefacts.formats.huggingface_config import CLASSES, MULTIPLE_CHOICE
-from bert_jax.artefacts.formats.huggingface_names import LOGITS, PRETRAINING_TASKS
+from bert_jax.artefacts.formats.huggingface_config import (
+    LOGITS,
+    MULTIPLE_CHOICE,
+    PRETRAINING_TASKS,
+    TASKS,
+)
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.heads import has_vocabulary_head
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.tokenization.wordpiece_files import says_casing
 
-_CHOICE = MULTIPLE_CHOICE.removeprefix("Bert")
-_READ = (*{task for _, task in PRETRAINING_TASKS}, *(name[4:] for name in CLASSES), _CHOICE)
+_READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
 """Ends of the names of classes whose outputs are looked at; of others the encoder alone is."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
 """Heads of the classes that have one, by the ends of their names."""
@@ -73,7 +76,7 @@ class TheirModel:
         encoder = self._model.base_model
         with quiet(), torch.no_grad():
             base = encoder(**inputs)
-            if self.name.endswith(_CHOICE):  # each row is the only choice of an example
+            if self.name.endswith(MULTIPLE_CHOICE):  # each row is the only choice of an example
                 inputs = {name: ids[:, None] for name, ids in inputs.items()}
             whole = base if encoder is self._model else self._model(**inputs)
         found = {"hidden": base.last_hidden_state}

@@ -1,25 +1,299 @@
-"""A model as its files have it, before it becomes one of ours."""
+"""A model as its files have it, before it becomes one of ours, and back.
 
-from dataclasses import dataclass
+form = form_of(found, arrays, where="config.json")
+outputs = form.outputs()
+params = form.params(None if outputs is None else outputs.head)
+
+Nothing is computed but what makes a family's tables ours: rows are dropped, zeros added, a row
+repeated. What does not fit is a `UserError` where it is the encoder, and is dropped with a note
+where it is a head.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.formats.bert_families import BERT
+from bert_jax.artefacts.formats.entries import Entry, in_model, read_tensors
+from bert_jax.artefacts.formats.families import FAMILIES
+from bert_jax.artefacts.formats.family import EMBEDDINGS, Family
+from bert_jax.artefacts.formats.huggingface_config import (
+    MULTIPLE_CHOICE,
+    TASKS,
+    TaskOutputs,
+    head_from_huggingface,
+)
+from bert_jax.artefacts.formats.huggingface_files import model_class
+from bert_jax.artefacts.formats.model_config import config_from_huggingface, first_position
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import Params, ReplacedHead, param_shapes
+from bert_jax.model.task_heads import TaskHeadConfig, TaskModel
+
+_BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids|token_type_ids)")
+"""Names that hold nothing that was learned."""
+_HEADS = ("cls.", "classifier.", "qa_outputs.", "discriminator_predictions.")
+"""Beginnings of the names of BERT's heads, of which unknown ones are passed over."""
+
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Configuration and tensors of a model, under the names of one table of parameters."""
+    """Configuration and tensors of a model, under the names of its family's tables."""
 
-    family: str
-    """Name of the family, for people."""
+    family: Family
     config: dict[str, Any]
     """Content of `config.json`."""
+    model: ModelConfig
+    """Architecture."""
     arrays: dict[str, np.ndarray]
-    """Arrays under the names of the table."""
     dropped: tuple[str, ...] = ()
     """Names of the arrays that have no place."""
     notes: tuple[str, ...] = ()
     """Remarks for people, a sentence each."""
     files: Path | None = None
     """File or directory of the tokenizer, where the reader knows it."""
+
+    def outputs(self) -> TaskOutputs | None:
+        """Return the fine-tuning head and what its logits mean, if there is one.
+
+        Raises:
+            UserError: The labels, the problem or the pooling do not fit.
+        """
+        family, found = self.family, {**self.family.defaults, **self.config}
+        if (kind := family.head_of(found)) is None:
+            return None
+        fields = {ours: name for name, ours in family.fields.items()}
+        layers = fields.get("hidden_dropout_rate", "hidden_dropout_prob")
+        rates = (found.get(name) for name in (family.dropouts.get(kind, layers), layers))
+        outputs = head_from_huggingface(
+            family.task_of(found),
+            found,
+            self.arrays,
+            bias=next(e.name for e in family.heads[kind] if e.path == ("head", "bias")),
+            rate=next((rate for rate in rates if rate is not None), 0.0),
+        )
+        poolings = family.poolings
+        if kind != "classification" or not poolings:
+            return outputs
+        pooling = found.get("classifier_pooling")
+        pooling = next(iter(poolings)) if pooling is None else pooling
+        if not isinstance(pooling, str) or pooling not in poolings:
+            raise UserError(
+                f"config.json: classifier_pooling is {pooling!r:.80}; it must be one of "
+                f"{', '.join(poolings)}"
+            )
+        return replace(outputs, head=replace(outputs.head, pooling=poolings[pooling]))
+
+    @property
+    def remark(self) -> str:
+        """Words for messages about names of tensors."""
+        return "" if self.family is BERT else f" ({self.family.name})"
+
+    def params(self, head: TaskHeadConfig | None, *, pretraining: bool = True) -> Params:
+        """Read the parameters, float32: `encoder`, and the heads that are there and asked for.
+
+        Args:
+            head: Fine-tuning head; None: passed over.
+            pretraining: Whether pretraining heads are read; else they are passed over too, and of
+                a fine-tuning head only what all heads of the family share is read.
+
+        Raises:
+            UserError: Names missing or unexpected, shapes that do not fit, values that are not
+                finite numbers, a decoder that is not the embedding table: all at once.
+        """
+        family, config, there = self.family, self.model, self.arrays.keys()
+        shapes = param_shapes(config)
+        if "rtd" in family.pretraining:
+            shapes["rtd"] = param_shapes(config, ReplacedHead)
+        parts = self._parts(shapes) if pretraining and self._may_have_parts(head) else []
+        copies = family.copies if "mlm" in parts and config.tied else {}
+        table = family.table(parts, None if head is None else head.kind)
+        if head is not None:
+            task = param_shapes(config, TaskModel, head)
+            shapes |= {part: tree for part, tree in task.items() if part != "encoder"}
+        elif not pretraining:
+            shapes = param_shapes(config, TaskModel, TaskHeadConfig("classification"))
+            table += self._shared(shapes)
+        if family.like_bert:  # a file may have none, or one that its class does not read
+            table += () if any("pooler" in entry.path for entry in table) else family.pooler
+            poolers = [entry for entry in table if "pooler" in entry.path]
+            if there.isdisjoint(entry.name for entry in poolers):
+                table = [entry for entry in table if entry not in poolers]
+        known = {entry.name for entry in table} | copies.keys()
+        heads = family.table(family.pretraining)[len(family.encoder) :]
+        heads += [entry for entries in family.heads.values() for entry in entries]
+        others = {entry.name for entry in heads} | family.copies.keys()
+        others = {n for n in others - known if not n.startswith(family.prefix)}
+        found = {n: array for n, array in self.arrays.items() if n not in others}
+        params = read_tensors(table, shapes, found, config, copies)
+        return {"mlm": {}, **params} if "mlm" in parts else params
+
+    def _may_have_parts(self, head: TaskHeadConfig | None) -> bool:
+        """Whether pretraining heads are told from the fine-tuning head by their names."""
+        fine_tuned = head is not None or self.family.task_of(self.config) in TASKS
+        return self.family.like_bert or not fine_tuned
+
+    def _parts(self, shapes: Params) -> list[str]:
+        """Return the pretraining heads that are there."""
+        family, there = self.family, self.arrays.keys()
+        found = [
+            part
+            for part, entries in family.pretraining.items()
+            if not there.isdisjoint(entry.name for entry in entries)
+            or (part == "mlm" and not there.isdisjoint(family.copies))
+        ]
+        if "mlm" in shapes:
+            return found
+        return ["mlm"] if family.task_of(self.config) == "ForMaskedLM" else []  # it is the table
+
+    def _shared(self, shapes: Params) -> list[Entry]:
+        """Return the entries of what heads of the family share, if they are all there."""
+        entries = {e.name: e for head in self.family.heads.values() for e in head}
+        shared = in_model([e for e in entries.values() if e.path[0] != "head"], shapes)
+        return shared if self.arrays.keys() >= {e.name for e in shared} else []
+
+
+def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> Form:
+    """Return a model of any family, its tensors under the names of the family's tables.
+
+    Args:
+        found: The content of its `config.json`, whose `model_type` is in `FAMILIES`; `where` names
+            the file in messages.
+        arrays: All of its tensors.
+
+    Raises:
+        UserError: A configuration that does not fit, or two tensors of one name.
+    """
+    family = FAMILIES[found["model_type"]]
+    model = config_from_huggingface(found, where=where)
+    task, notes = family.task_of(found), list[str]()
+    if "auto_map" in found and not family.like_bert:
+        notes.append("config.json names code of its own (auto_map), which was not run")
+    if task == MULTIPLE_CHOICE and family.like_bert and not family.compares:
+        notes.append(
+            f"{model_class(found)}: the head is not imported, the encoder is: multiple choice is "
+            "read of a BERT alone"
+        )
+    origins, dropped = _names(family, found, arrays, where)
+    renamed = {name: arrays[theirs] for name, theirs in origins.items()}
+    for copy, original in family.copies.items():  # old files have the second name alone
+        if copy in renamed and original not in renamed and copy.endswith(".bias"):
+            renamed[original] = renamed[copy]
+    notes += _fitted(family, found, model.num_types, renamed)
+    if why := _unlike_masked_lm(family, found, renamed):
+        for entry in family.pretraining["mlm"]:
+            if renamed.pop(entry.name, None) is not None and entry.name in origins:
+                dropped.append(origins[entry.name])
+        notes.append(f"the masked-LM head is not imported: {why}")
+    lost = [name for name in dropped if not _BUFFER.fullmatch(name)]
+    if lost:
+        notes.append(f"not imported: {', '.join(lost[:12])}{', ...' if len(lost) > 12 else ''}")
+    kinds = {f"{array.dtype}" for array in arrays.values() if array.dtype.kind != "i"} - {"float32"}
+    if kinds:
+        notes.append(f"weights of type {', '.join(sorted(kinds))} are written as float32")
+    return Form(family, dict(found), model, renamed, tuple(dropped), tuple(notes))
+
+
+def _names(
+    family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
+) -> tuple[dict[str, str], list[str]]:
+    """Return the names of the tables, to those in the file, and the names without a place.
+
+    What is no head of a BERT is kept, and refused by `Form.params`.
+    """
+    task, kind = family.task_of(found), family.head_of(found)
+    head = () if kind is None else family.heads[kind]
+    known = {entry.name for entries in (*family.pretraining.values(), head) for entry in entries}
+    known |= family.copies.keys()
+    if not (family.like_bert or task in (*TASKS, "Model", "ForMaskedLM", "AutoModel")):
+        known = set()  # a head may be called as another class calls its own
+    poolers = head if any("pooler" in entry.path for entry in head) else family.pooler
+    known |= {entry.name for entry in poolers if "pooler" in entry.path}
+    encoder = (*family.encoder, *family.pooler)
+    roots = {e.name.removeprefix(family.prefix).partition(".")[0] for e in encoder}
+    old = {name: _of_today(family, name) for name in arrays}
+    bare = not any(name.startswith(family.prefix) for name in old.values())
+    origins: dict[str, str] = {}
+    dropped: list[str] = []
+    for name, new in old.items():
+        outside = bare if not family.like_bert else new.partition(".")[0] in roots
+        if outside and new not in known:
+            new = f"{family.prefix}{new}"
+        inside = new.startswith(family.prefix) or (family is BERT and not new.startswith(_HEADS))
+        spare = family.like_bert and new.startswith(f"{family.prefix}pooler.")
+        if _BUFFER.fullmatch(name) or not (new in known or (inside and not spare)):
+            dropped.append(name)
+        elif new in origins:
+            raise UserError(
+                f"{where}: these weights have one parameter twice, as {origins[new]} and {name}"
+            )
+        else:
+            origins[new] = name
+    return origins, dropped
+
+
+def _of_today(family: Family, name: str) -> str:
+    """Return the name of a parameter that an older file calls otherwise."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    for old, new in family.aliases.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _fitted(
+    family: Family, found: Mapping[str, Any], types: int, renamed: dict[str, np.ndarray]
+) -> list[str]:
+    """Make tables of positions and of `types` token types as BERT's, and return notes.
+
+    Rows of two texts then compute what theirs do. A classifier of DistilBERT keeps one type: its
+    class, under which it is written, has no other.
+    """
+    notes = []
+    if family.first_position is not None:
+        first = first_position(family, found)
+        name = family.name_of(*EMBEDDINGS, "position")
+        if name in renamed and renamed[name].ndim == 2:
+            renamed[name] = renamed[name][first:]
+        notes.append(
+            f"positions count from {first} in a {family.name}, after the "
+            "id of padding; the rows of the table before that are never read and are left out"
+        )
+    if family.has_types and not (family.doubles_type and found.get("type_vocab_size") == 1):
+        return notes
+    name = family.name_of(*EMBEDDINGS, "type")
+    words = renamed.get(family.name_of(*EMBEDDINGS, "token"))
+    if family.has_types and name in renamed and renamed[name].shape[:1] == (1,):
+        renamed[name] = np.repeat(renamed[name], 2, axis=0)
+    elif not family.has_types and words is not None and words.ndim == 2:
+        renamed[name] = np.zeros((types, words.shape[1]), np.float32)
+    if types == 1:
+        notes.append(f"{family.name} does not mark the second text of a pair, nor does this model")
+    else:
+        notes.append(
+            f"{family.name} does not mark the second text of a pair: both token types are "
+            f"{'its one type' if family.has_types else 'zeros'}, until training makes them differ"
+        )
+    return notes
+
+
+def _unlike_masked_lm(
+    family: Family, found: Mapping[str, Any], renamed: Mapping[str, np.ndarray]
+) -> str:
+    """Say why a masked-LM head has no place: another activation, or half of a head; or ""."""
+    names = {entry.name for entry in family.pretraining["mlm"]} | family.copies.keys()
+    if not family.like_bert or names.isdisjoint(renamed):
+        return ""
+    if family.exact_gelu_head and found.get("hidden_act", "gelu") != "gelu":
+        return (
+            f"hidden_act is {found['hidden_act']!r:.40}: its masked-LM head has the exact GELU "
+            "whatever the encoder has, BERT's follows"
+        )
+    if family.copies.keys() >= names & renamed.keys():
+        return "only the copy of its table is there"
+    return ""

@@ -1,4 +1,4 @@
-"""Hugging Face's `config.json` of a BERT, and our `ModelConfig` and `TaskOutputs`, both ways."""
+"""Heads and their classes; the fields of a `config.json` about one, and our `TaskOutputs`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,105 +6,45 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.artefacts.formats.config_fields import check_only, read_field, show, their_activation
-from bert_jax.artefacts.formats.huggingface_files import model_class
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
-from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig
 from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.task import HeadKind
 
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "num_positions",
-    "type_vocab_size": "num_types",
-    "hidden_size": "hidden_dim",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "mlp_dim",
-}
-_RATES = {
-    "hidden_dropout_prob": "hidden_dropout_rate",
-    "attention_probs_dropout_prob": "attention_dropout_rate",
-}
-_SCALES = {"layer_norm_eps": "norm_eps", "initializer_range": "init_std"}
-"""Theirs to ours. Where a file lacks a field, `BertConfig` and `ModelConfig` have one default."""
-
-_ONLY: dict[str, tuple[Any, str]] = {
-    "position_embedding_type": ("absolute", "only learned absolute positions are supported"),
-    "is_decoder": (False, "a decoder attends to the past alone; this is an encoder"),
-    "add_cross_attention": (False, "cross-attention is not supported"),
-    "pruned_heads": ({}, "layers with fewer heads than the others are not supported"),
-    "quantization_config": (None, "quantised weights are not read; save them as float32"),
-}
-"""Fields that change what the model computes: the one value that fits, and why."""
-
-CLASSES: Mapping[str, HeadNetwork] = {
-    "BertForSequenceClassification": "classification",
-    "BertForTokenClassification": "tagging",
-    "BertForQuestionAnswering": "span",
-}
-MULTIPLE_CHOICE = "BertForMultipleChoice"
+MULTIPLE_CHOICE = "ForMultipleChoice"
 """Class with the network of a classification, one output, that compares rows."""
+TASKS: Mapping[str, HeadNetwork] = {
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tagging",
+    "ForQuestionAnswering": "span",
+    MULTIPLE_CHOICE: "classification",
+}
+"""Classes with a fine-tuning head, without the name of their family."""
+PRETRAINING_HEADS = ("mlm", "nsp", "rtd")
+"""Pretraining heads by our names of them."""
+POOLED_HEADS = frozenset({"nsp"})
+"""Pretraining heads that read the pooled first token."""
+PRETRAINING_TASKS = (
+    ({"rtd"}, "ForPreTraining"),
+    ({"mlm", "nsp"}, "ForPreTraining"),
+    ({"mlm"}, "ForMaskedLM"),
+    ({"nsp"}, "ForNextSentencePrediction"),
+    (set[str](), "Model"),
+)
+"""Heads and the class, without the name of its family, that has them; the first that fits."""
+LOGITS = {"prediction_logits": "mlm", "seq_relationship_logits": "nsp"}
+"""Outputs of `BertForPreTraining`, to heads; of a class with one head, `logits`."""
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
+UNTRAINED = "untrained_parts"
+"""Field of `config.json`: parts with initial values, there because their class must have them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 """Fields of our own in a `config.json`, which Transformers keeps and does not read."""
 _MAX_LABEL_CHARS = 200
-
-
-def model_config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelConfig:
-    """Return the architecture that a `config.json` describes.
-
-    Fields that do not change what the encoder computes (heads, labels, generation) are passed over.
-    `where` names the file in messages.
-
-    Raises:
-        UserError: Another type of model, or fields that are wrong or not supported: all at once.
-    """
-    kind = found.get("model_type")
-    if kind is None:
-        raise UserError(
-            f"{where} has no field model_type, so that it may be of any kind of model (RoBERTa's "
-            'weights have the names of BERT\'s). If it is a BERT, add "model_type": "bert"'
-        )
-    if kind != "bert":
-        raise UserError(
-            f"{where}: model_type is {show(kind)}; only 'bert' is supported. `bert-jax import` "
-            "makes one of a RoBERTa, ELECTRA or DistilBERT"
-        )
-    fields: dict[str, Any] = {}
-    wrong: list[str] = []
-
-    for name, ours in (_SIZES | _RATES | _SCALES | {"hidden_act": "activation"}).items():
-        if name in found and (value := read_field(name, ours, found[name], wrong)) is not None:
-            fields[ours] = value
-    check_only(found, _ONLY, wrong)
-    defaults = ModelConfig()
-    width = fields.get("hidden_dim", defaults.hidden_dim)
-    heads = fields.get("num_heads", defaults.num_heads)
-    if width % heads:
-        wrong.append(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
-    if wrong:
-        raise UserError(f"{where}: {'; '.join(wrong)}")
-    return ModelConfig(**fields)
-
-
-def model_config_to_huggingface(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of a `config.json` for an architecture, without those of a head.
-
-    What says how a step is computed (dtype, attention_impl, scan_unroll, remat) has no place there.
-    """
-    pairs = _SIZES | _RATES | _SCALES
-    theirs: dict[str, Any] = {name: getattr(config, ours) for name, ours in pairs.items()}
-    if config.projects_embeddings:
-        theirs["embedding_size"] = config.embedding_width
-    theirs["hidden_act"] = their_activation(config.activation)
-    return {"model_type": "bert", **theirs}
 
 
 @dataclass(frozen=True)
@@ -148,40 +88,43 @@ class TaskOutputs:
 
 
 def head_from_huggingface(
-    found: Mapping[str, Any], state_dict: Mapping[str, np.ndarray]
-) -> TaskOutputs | None:
-    """Return the head of one of their classes that are known; None of any other.
+    task: str, found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, bias: str, rate: Any
+) -> TaskOutputs:
+    """Return a fine-tuning head.
+
+    Args:
+        task: Class of the model, a key of `TASKS`.
+        found: The content of `config.json`.
+        arrays: Tensors of the model.
+        bias: Name of the tensor with a number for each output.
+        rate: Dropout before the head.
 
     Raises:
         UserError: The labels or the type of the problem do not fit the weights.
     """
-    made_by = model_class(found)
-    kind = "classification" if made_by == MULTIPLE_CHOICE else CLASSES.get(made_by)
-    if kind is None:
-        return None
-    rate = found.get("classifier_dropout")
-    rate = found.get("hidden_dropout_prob", 0.1) if rate is None else rate
+    kind = TASKS[task]
     if type(rate) not in (int, float) or not 0 <= rate < 1:
         raise UserError(f"config.json: classifier_dropout is {rate!r:.80}; it must be in [0, 1)")
     if kind == "span":
         return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span", reading=_reading(found))
-    bias = state_dict.get("classifier.bias")
-    if bias is None or bias.ndim != 1:
-        raise UserError("classifier.bias is missing, or no vector: the number of labels is unknown")
-    head = TaskHeadConfig(kind, len(bias), float(rate))
-    if made_by == MULTIPLE_CHOICE:
+    outputs = arrays.get(bias)
+    if outputs is None or outputs.ndim != 1:
+        raise UserError(f"{bias} is missing, or no vector: the number of labels is unknown")
+    size = len(outputs)
+    head = TaskHeadConfig(kind, size, float(rate))
+    if task == MULTIPLE_CHOICE:
         return TaskOutputs(head, "choice")
-    labels = _labels(found.get("id2label"), len(bias))
+    labels = _labels(found.get("id2label"), size)
     if kind == "tagging":
         return TaskOutputs(head, "tags", labels, reading=_reading(found))
     problem = found.get("problem_type")
     if problem is None:
-        problem = "regression" if len(bias) == 1 else "single_label_classification"
+        problem = "regression" if size == 1 else "single_label_classification"
     objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
-    fits = {"regression": len(bias) == 1, "single_label": len(bias) > 1, "multi_label": True}
+    fits = {"regression": size == 1, "single_label": size > 1, "multi_label": True}
     if not fits.get(objective):
         raise UserError(
-            f"config.json: problem_type is {problem!r:.80} and the head has {len(bias)} outputs; "
+            f"config.json: problem_type is {problem!r:.80} and the head has {size} outputs; "
             "regression has one, single_label_classification two or more, and "
             "multi_label_classification any number"
         )
@@ -191,22 +134,25 @@ def head_from_huggingface(
     return TaskOutputs(head, objective, labels, thresholds, _long_texts(found))
 
 
-def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
-    """Return the fields of a `config.json`, the class among them.
+def head_class(outputs: TaskOutputs) -> str:
+    """Return the class of a head, without the name of its family.
 
     Raises:
         NoClassError: No class of theirs has the head.
     """
-    head = outputs.head
-    theirs = next((name for name, kind in CLASSES.items() if kind == head.kind), None)
     if outputs.objective == "choice":
-        return {"architectures": [MULTIPLE_CHOICE], "classifier_dropout": head.dropout_rate}
-    if theirs is None:
-        raise NoClassError(f"no class of Transformers has a head for {head.kind}")
-    fields: dict[str, Any] = {
-        "architectures": [theirs],
-        "classifier_dropout": head.dropout_rate,
-    }
+        return MULTIPLE_CHOICE
+    task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)
+    if task is None:
+        raise NoClassError(f"no class of Transformers has a head for {outputs.head.kind}")
+    return task
+
+
+def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
+    """Return the fields of a `config.json` about a head, its class and its dropout aside."""
+    if outputs.objective == "choice":
+        return {}
+    fields: dict[str, Any] = {}
     if outputs.objective in _PROBLEMS:
         fields["problem_type"] = _PROBLEMS[outputs.objective]
     if outputs.thresholds:
@@ -216,8 +162,8 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
     if outputs.long != CUT:
         fields[LONG_TEXTS] = to_dict(outputs.long)
     labels: Sequence[str] = outputs.labels
-    if head.kind != "span":
-        labels = labels or [f"LABEL_{n}" for n in range(head.num_labels)]
+    if outputs.head.kind != "span":
+        labels = labels or [f"LABEL_{n}" for n in range(outputs.head.num_labels)]
         fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
         fields["label2id"] = {label: n for n, label in enumerate(labels)}
     return fields

@@ -1,8 +1,7 @@
 """Google's original BERT checkpoints (google-research/bert, TensorFlow 1) as Hugging Face's BERT.
 
-    found = read_tf_checkpoint("uncased_L-12_H-768_A-12")
-    config = model_config_from_huggingface(found.config, where=...)
-    params = from_huggingface(found.arrays, config)
+    form = read_tf_checkpoint("uncased_L-12_H-768_A-12")
+    params = form.params(None)
 
 A directory holds bert_config.json, vocab.txt, bert_model.ckpt.index and its data files. TensorFlow
 is not needed.
@@ -17,12 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from bert_jax.artefacts.formats.families import BertForm
-from bert_jax.artefacts.formats.huggingface_config import model_config_from_huggingface
-from bert_jax.artefacts.formats.huggingface_names import their_shapes
+from bert_jax.artefacts.formats.bert_families import BERT
+from bert_jax.artefacts.formats.entries import tensor_shapes
+from bert_jax.artefacts.formats.form import Form
+from bert_jax.artefacts.formats.model_config import config_from_huggingface
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.files.untrusted.tensor_bundle import open_tensor_bundle
+from bert_jax.model.heads import param_shapes
 
 CONFIG, VOCABULARY = "bert_config.json", "vocab.txt"
 _MAX_CONFIG_BYTES = 1 << 20
@@ -59,7 +60,7 @@ _OTHERS = (
 )
 
 
-def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> BertForm:
+def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> Form:
     """Read a checkpoint of the original code; slots of its optimizer are passed over.
 
     The arrays are views of the mapped files. Variables of a fine-tuned head are dropped: such a
@@ -83,13 +84,15 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
         if not (directory / name).is_file():
             raise UserError(f"{directory} has no {name}, which belongs beside {index.name}")
     config = _config(directory / CONFIG, gelu)
-    model = model_config_from_huggingface(config, where=f"{directory / CONFIG}")
+    model = config_from_huggingface(config, where=f"{directory / CONFIG}")
     parts = [
         part
         for part, beginning in _PARTS.items()
         if any(name.startswith(beginning) for name in bundle)
     ]
-    wanted = {_variable(name): (name, shape) for name, shape in their_shapes(parts, model).items()}
+    table = BERT.table(parts, pooler="pooler" in parts)
+    shapes = tensor_shapes(table, param_shapes(model), model)
+    wanted = {_variable(name): (name, shape) for name, shape in shapes.items()}
     variables = [name for name in bundle if not _OPTIMIZER.fullmatch(name)]
     passed_over = tuple(name for name in variables if _TASK_HEAD.fullmatch(name))
     wrong = [f"{name} is missing" for name in wanted if name not in bundle]
@@ -115,7 +118,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
     if made_by == "BertModel" and "mlm" in parts:
         made_by = "BertForMaskedLM"
     config["architectures"] = [made_by]
-    return BertForm("BERT", config, arrays, passed_over, (), files=directory / VOCABULARY)
+    return Form(BERT, config, model, arrays, passed_over, files=directory / VOCABULARY)
 
 
 def is_tf_checkpoint(path: str | Path) -> bool:

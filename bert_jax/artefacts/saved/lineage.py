@@ -1,7 +1,7 @@
 """The chain from a directory back to what it came from, as far as records and places lead.
 
 `trace` reads the ancestors that a directory has recorded (`ancestors`) and follows the places that
-configurations name. A directory that was made before has fewer of them.
+configurations name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,9 +238,8 @@ def _found(
 ) -> Ancestor:
     """Return an ancestor with what is at its place, or of the same digest near by.
 
-    Its parents are those that it records itself, where it is still what the descendant read.
-    Without a recorded digest, as in directories of version 0.1.0, what is near by is known by its
-    name alone.
+    An ancestor that is still what the descendant read has the parents that the ancestor records.
+    Where the descendant recorded no digest, only the name tells what is near by.
     """
     near_by = [f"{each / known.name}" for each in near] if known.name else []
     for place in [*places, *near_by]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
-from bert_jax.artefacts.formats.modern import pooling_from_huggingface
-from bert_jax.artefacts.formats.modern_config import is_bert
+from bert_jax.artefacts.formats.model_config import kind_of
 from bert_jax.artefacts.saved.adapter import Adapter
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
@@ -54,7 +54,7 @@ class Origin:
     def pairing(self) -> str | None:
         """Pairing of sentences in a pretraining run; None of any other model."""
         data = self.config.get("data", {}) if self.kind == "pretrain" else {}
-        return data.get("pairing", data.get("objective"))  # the name until 0.1.0
+        return data.get("pairing")
 
     @property
     def objective(self) -> str | None:
@@ -117,7 +117,9 @@ class SavedModel:
         """
         if self.outputs is not None and self.outputs.head.kind == "classification":
             return self.outputs.head.pooling
-        return pooling_from_huggingface(self.origin.config) or "mean"
+        family = known_family(self.origin.config)
+        poolings = {} if family is None else family.poolings
+        return poolings.get(f"{self.origin.config.get('classifier_pooling')}", "mean")
 
     @property
     def verbs(self) -> tuple[str, ...]:
@@ -137,8 +139,8 @@ class SavedModel:
         if verb in self.verbs:
             return
         hint = ""
-        detects = self.origin.objective == "replaced_tokens" and is_bert(self.config)
-        if verb == "fill-mask" and detects:
+        detects = self.origin.objective == "replaced_tokens"
+        if verb == "fill-mask" and detects and kind_of(self.config) == "bert":
             hint = (
                 ". The generator of the run fills masks: bert-jax export RUN --to huggingface "
                 "--part generator"

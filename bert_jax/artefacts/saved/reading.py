@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.artefacts.formats.families import BertForm, is_written, to_bert
+from bert_jax.artefacts.formats.families import is_read, unread
+from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_config import (
+    PRETRAINING_HEADS,
+    UNTRAINED,
     Reading,
     TaskOutputs,
-    model_config_from_huggingface,
 )
 from bert_jax.artefacts.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
@@ -20,10 +22,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
     model_max_length,
     read_weights,
 )
-from bert_jax.artefacts.formats.huggingface_names import PRETRAINING_HEADS
-from bert_jax.artefacts.formats.modern import ModernForm, modern_form
-from bert_jax.artefacts.formats.modern_config import modern_config
-from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.model_config import config_from_huggingface
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.peft import Adapter as PeftAdapter
 from bert_jax.artefacts.formats.peft import read_adapter
@@ -62,7 +61,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             `bert-jax finetune` (the best model), local or in a bucket; a local directory of an
             adapter as PEFT writes it, whose base is local too; or a local directory as
             Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
-            `formats.modern_tables` with any head or none, of a classifier of DistilBERT, or of a
+            `formats.modern_families` with any head or none, of a classifier of DistilBERT, or of a
             class that translates (`formats.seq2seq`); or the layout of sentence-transformers
             around an encoder of these. Heads other than those of pretraining,
             classification, tagging and span QA are passed over.
@@ -252,27 +251,15 @@ def _from_huggingface(
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
         return _translator(directory, found, made_by, where)
-    modern = found.get("model_type") in MODERN
-    if modern:
-        modern_config(found, where=where)  # before its files are missed
-    elif not (written := is_written(found)):
-        model_config_from_huggingface(found, where=where)
+    if not is_read(found):
+        raise unread(found, where=where)
+    config_from_huggingface(found, where=where)  # before its files are missed
     tokenizer = load_tokenizer(directory)
     arrays = read_weights(directory, made_by)
     arrays = arrays if adapter is None else adapter.applied(arrays)
-    form: BertForm | ModernForm
-    if modern:
-        form = modern_form(found, arrays, where=where)
-    else:
-        form = to_bert(found, arrays, where=where) if written else BertForm("BERT", found, arrays)
+    form = form_of(found, arrays, where=where)
     name = f"{directory if adapter is None else adapter.directory}, {made_by}"
-    saved = saved_from(
-        form, tokenizer, directory, name=name, where=where, encoder_only=encoder_only
-    )
-    untrained = found.get("untrained_parts")  # see `exchange.huggingface_files`
-    if isinstance(untrained, list) and "pooler" in untrained:
-        saved = saved.without({"pooler"})
-    return dataclasses.replace(saved, origin=Origin("huggingface", config=found))
+    return saved_from(form, tokenizer, directory, name=name, encoder_only=encoder_only)
 
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
@@ -307,30 +294,29 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
 
 
 def saved_from(
-    form: BertForm | ModernForm,
+    form: Form,
     tokenizer: Tokenizer,
     files: Path,
     *,
     name: str,
-    where: str,
     encoder_only: bool = False,
 ) -> SavedModel:
     """Return a model in the form of its files as one of ours.
 
-    In messages `name` names the model and `where` its configuration.
+    In messages `name` names the model.
 
     Raises:
         UserError: Says all that does not fit.
     """
-    config = form.model_config(where=where)
+    config = form.model
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:
         outputs = None if encoder_only else form.outputs()
         head = None if outputs is None else outputs.head
-        params = form.params(config, head, pretraining=not encoder_only)
+        params = form.params(head, pretraining=not encoder_only)
     except UserError as error:
         raise UserError(f"{files}{form.remark}: {error}") from error
-    return SavedModel(
+    saved = SavedModel(
         config=config,
         params=params,
         outputs=outputs,
@@ -340,6 +326,9 @@ def saved_from(
         name=name,
         origin=Origin("huggingface", config=form.config),
     )
+    untrained = form.config.get(UNTRAINED)
+    marked = isinstance(untrained, list) and "pooler" in untrained
+    return saved.without({"pooler"}) if marked else saved
 
 
 def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:

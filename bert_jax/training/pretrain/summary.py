@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 import bert_jax
-from bert_jax.artefacts.formats.modern_config import refusals
+from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.formats.seq2seq.families import family_of
 from bert_jax.data.pairings import PAIRINGS
 from bert_jax.data.phases import described

@@ -19,7 +19,7 @@ from bert_jax.artefacts.exchange import huggingface, huggingface_files, orbax_ex
 from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, staged
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
-from bert_jax.artefacts.formats.modern_config import refusals
+from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli import main as cli
@@ -181,24 +181,24 @@ def test_an_untrained_pooler_stays_marked(tmp_path):
 
 
 def _transposed(monkeypatch):
-    to_huggingface = huggingface_files.to_huggingface
+    to_tensors = huggingface_files.to_tensors
 
     def wrong(*arguments):
-        found = to_huggingface(*arguments)
+        found = to_tensors(*arguments)
         name = "bert.encoder.layer.1.attention.self.query.weight"
         return {**found, name: np.ascontiguousarray(found[name].T)}
 
-    monkeypatch.setattr(huggingface_files, "to_huggingface", wrong)
+    monkeypatch.setattr(huggingface_files, "to_tensors", wrong)
 
 
 def _without_a_tensor(monkeypatch):
-    to_huggingface = huggingface_files.to_huggingface
+    to_tensors = huggingface_files.to_tensors
     monkeypatch.setattr(
         huggingface_files,
-        "to_huggingface",
+        "to_tensors",
         lambda *arguments: {
             name: array
-            for name, array in to_huggingface(*arguments).items()
+            for name, array in to_tensors(*arguments).items()
             if name != "bert.pooler.dense.bias"
         },
     )
@@ -258,9 +258,8 @@ def test_the_tolerance_is_a_limit_and_nan_is_above_it():
         assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize("field", ["pairing", "objective"])  # the second: until version 0.1.0
-def test_parts_that_were_never_trained_are_left_out(field):
-    run = Origin("pretrain", config={"data": {field: "none"}})
+def test_parts_that_were_never_trained_are_left_out():
+    run = Origin("pretrain", config={"data": {"pairing": "none"}})
     saved = as_trained(dataclasses.replace(model_of("pretraining"), origin=run))
     assert huggingface_files.class_of(saved) == "BertForMaskedLM"
     assert not saved.has_pooler

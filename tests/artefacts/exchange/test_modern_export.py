@@ -99,13 +99,13 @@ def test_layers_in_any_order_are_those_of_the_source(tmp_path):
 def test_a_source_that_is_read_wrong_is_not_exported(tmp_path, monkeypatch, format):
     """What is read wrong and written wrong in the same way is equal to itself."""
     save_modern(tmp_path / "theirs", "modernbert", num_hidden_layers=3)
-    right = reading.modern_form
+    right = reading.form_of
 
     def misread(found, *arguments, **named):
         types = ["full_attention"] * 3
         return right({**found, "layer_types": types}, *arguments, **named)
 
-    monkeypatch.setattr(reading, "modern_form", misread)
+    monkeypatch.setattr(reading, "form_of", misread)
     with pytest.raises(ProofFailedError, match="does not compute the same here"):
         export(tmp_path / "theirs", format, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -101,7 +101,9 @@ def test_an_export_answers_as_its_source(tmp_path, kind, count):
         formats.append("sentence-transformers")
     for name in formats:
         (tmp_path / name).mkdir()
-        import_module(FORMATS[name]).write(saved, tmp_path / name)
+        import_module(f"bert_jax.artefacts.exchange.{FORMATS[name][0]}").write(
+            saved, tmp_path / name
+        )
         back = read_model(tmp_path / name)
         assert (back.max_length, back.outputs) == (LENGTH, saved.outputs)
         assert_same(answers_of(back, kind, texts), expected)

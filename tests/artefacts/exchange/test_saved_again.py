@@ -137,4 +137,4 @@ def test_every_adapter(tmp_path, kind):
 def test_every_model_that_translates(tmp_path, form):
     saved = translator_of(form, "unigram")
     translator_files.write_huggingface(saved, tmp_path)
-    assert_same(read_model(save_again(translator_files.class_of(saved), tmp_path)), saved)
+    assert_same(read_model(save_again(translator_files.class_name(saved), tmp_path)), saved)

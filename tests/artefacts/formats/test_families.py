@@ -1,16 +1,16 @@
-"""Other families under BERT's names, on arrays made here."""
+"""Families that compute what a BERT does, on arrays made here."""
 
+import jax
 import numpy as np
 import pytest
+from bert_names import from_huggingface
 from huggingface_directory import MODEL
 from roberta_arrays import MLM, TYPES, WORDS, bert_arrays, bert_config, roberta
 
-from bert_jax.artefacts.formats.families import bert_names, class_written, from_bert, to_bert
-from bert_jax.artefacts.formats.huggingface_config import (
-    model_config_from_huggingface,
-    model_config_to_huggingface,
-)
-from bert_jax.artefacts.formats.huggingface_names import from_huggingface, table_of, to_huggingface
+from bert_jax.artefacts.formats.entries import to_tensors
+from bert_jax.artefacts.formats.families import FAMILIES, family_to_import
+from bert_jax.artefacts.formats.form import form_of
+from bert_jax.artefacts.formats.model_config import config_to_huggingface
 from bert_jax.errors import UserError
 
 
@@ -60,41 +60,55 @@ def electra(made_by="ElectraForMaskedLM", width=16):
     return config, arrays
 
 
-def assert_is_the_bert(form, without):
-    """Each array of BERT is there, bit for bit, but those whose names begin as in `without`."""
-    config = model_config_from_huggingface(form.config, where="config.json")
-    params = from_huggingface(form.arrays, config, None)
+def imported(config, arrays):
+    family_to_import(config, where="config.json")
+    return form_of(config, arrays, where="config.json")
+
+
+def assert_is_the_bert(form, without=()):
+    """Each parameter is the BERT's, bit for bit, but token types and parts of the encoder."""
+    params, wanted = form.params(None), from_huggingface(bert_arrays(), MODEL)
     assert set(params) == {"encoder", "mlm"}
-    wanted = bert_arrays()
-    for name, array in wanted.items():
-        if not name.startswith(without):
-            np.testing.assert_array_equal(form.arrays[name], array, err_msg=name)
-    assert config.num_positions == MODEL.num_positions
-    assert config.num_types == 2
+    for tree in (params, wanted):
+        del tree["encoder"]["embeddings"]["type"]
+    for part in without:
+        del wanted["encoder"][part]
+    del wanted["nsp"]
+    assert jax.tree.structure(params) == jax.tree.structure(wanted)
+    jax.tree.map(np.testing.assert_array_equal, params, wanted)
+    assert form.model.num_positions == MODEL.num_positions
+    assert form.model.num_types == 2
+
+
+def types_of(form):
+    return form.params(None)["encoder"]["embeddings"]["type"]
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert"])
 def test_roberta(kind):
-    form = to_bert(*roberta(kind), where="config.json")
-    assert_is_the_bert(form, (TYPES, "cls.seq_relationship"))
-    types, wanted = form.arrays[TYPES], bert_arrays()[TYPES]
-    np.testing.assert_array_equal(types, np.stack([wanted[0], wanted[0]]))
-    assert form.config["architectures"] == ["BertForMaskedLM"]
+    form = imported(*roberta(kind))
+    assert_is_the_bert(form)
+    wanted = bert_arrays()[TYPES]
+    np.testing.assert_array_equal(types_of(form), np.stack([wanted[0], wanted[0]]))
     assert any("positions count from 2" in note for note in form.notes)
 
 
 def test_distilbert():
-    form = to_bert(*distilbert(), where="config.json")
-    assert_is_the_bert(form, (TYPES, "cls.seq_relationship", "bert.pooler"))
-    assert not form.arrays[TYPES].any()
-    config = model_config_from_huggingface(form.config, where="config.json")
+    form = imported(*distilbert())
+    assert_is_the_bert(form, ["pooler"])
+    assert not types_of(form).any()
+    config = form.model
     assert (config.norm_eps, config.mlp_dim, config.num_layers) == (1e-12, 32, 2)
 
 
 def test_electra():
-    config, arrays = electra()
-    form = to_bert(config, arrays, where="config.json")
-    assert_is_the_bert(form, ("cls.seq_relationship", "bert.pooler"))
+    assert_is_the_bert(imported(*electra()), ["pooler"])
+
+
+def written(kind, form, parts=(), head=None):
+    """The tensors that a class of the family has."""
+    table = FAMILIES[kind].table(parts, None if head is None else head.kind)
+    return to_tensors(form.params(head), form.model, table)
 
 
 def test_an_electra_with_narrow_embeddings_and_back():
@@ -106,15 +120,15 @@ def test_an_electra_with_narrow_embeddings_and_back():
     arrays["generator_lm_head.bias"] = np.ones(20, np.float32)
     arrays["electra.embeddings_project.weight"] = np.ones((16, 8), np.float32)
     arrays["electra.embeddings_project.bias"] = np.ones(16, np.float32)
-    form = to_bert(config, arrays, where="config.json")
-    model = form.model_config(where="config.json")
+    form = imported(config, arrays)
+    model = form.model
     assert (model.embedding_dim, model.hidden_dim, model.pooler_activation) == (8, 16, "gelu")
-    params = from_huggingface(form.arrays, model)
+    params = form.params(None)
     assert params["encoder"]["embeddings"]["project"]["kernel"].shape == (8, 16)
     assert params["mlm"]["dense"]["kernel"].shape == (16, 8)
-    written = to_huggingface(params, model, table_of(["mlm"], pooler=False))
-    fields, back = from_bert("electra", "ForMaskedLM", model_config_to_huggingface(model), written)
-    assert fields.items() >= config.items()
+    fields = config_to_huggingface("electra", model)
+    assert {**config, **fields} == config
+    back = written("electra", form, ["mlm"])
     del arrays["generator_lm_head.weight"]  # the table
     assert back.keys() == arrays.keys()
     for name, array in arrays.items():
@@ -127,12 +141,10 @@ def test_the_discriminators_head_keeps_its_names():
     for name, shape in (("dense", (16, 16)), ("dense_prediction", (1, 16))):
         arrays[f"discriminator_predictions.{name}.weight"] = np.ones(shape, np.float32)
         arrays[f"discriminator_predictions.{name}.bias"] = np.ones(shape[0], np.float32)
-    form = to_bert(config, arrays, where="config.json")
+    form = imported(config, arrays)
     assert (form.dropped, form.notes) == ((), ())
-    model = form.model_config(where="config.json")
-    params = from_huggingface(form.arrays, model)
-    assert params["rtd"]["score"]["kernel"].shape == (16, 1)
-    assert "rtd" not in from_huggingface(form.arrays, model, pretraining=False)
+    assert form.params(None)["rtd"]["score"]["kernel"].shape == (16, 1)
+    assert "rtd" not in form.params(None, pretraining=False)
 
 
 def test_the_classifier_of_a_roberta_is_a_pooler_and_a_classifier():
@@ -143,11 +155,11 @@ def test_the_classifier_of_a_roberta_is_a_pooler_and_a_classifier():
     arrays["classifier.out_proj.weight"] = np.ones((3, 16), np.float32)
     arrays["classifier.out_proj.bias"] = np.ones(3, np.float32)
     for order in (list, lambda items: list(items)[::-1]):
-        form = to_bert(config, dict(order(arrays.items())), where="config.json")
-        np.testing.assert_array_equal(form.arrays["bert.pooler.dense.weight"], dense)
-        assert form.arrays["classifier.weight"].shape == (3, 16)
+        form = imported(config, dict(order(arrays.items())))
+        params = form.params(form.outputs().head)
+        np.testing.assert_array_equal(params["encoder"]["pooler"]["dense"]["kernel"].T, dense)
+        assert params["head"]["kernel"].shape == (16, 3)
         assert sorted(form.dropped) == ["roberta.pooler.dense.bias", "roberta.pooler.dense.weight"]
-        assert form.config["architectures"] == ["BertForSequenceClassification"]
 
 
 @pytest.mark.parametrize(
@@ -165,30 +177,31 @@ def test_a_classifier_of_another_family_and_back(family, names, activation):
     for name, rows in zip(names, (16, 3), strict=True):
         arrays[f"{name}weight"] = random.normal(size=(rows, 16)).astype(np.float32)
         arrays[f"{name}bias"] = random.normal(size=rows).astype(np.float32)
-    config["architectures"] = [class_written(kind, "ForSequenceClassification")]
-    form = to_bert(config, arrays, where="config.json")
-    assert form.pooler_activation == activation
+    config["architectures"] = [FAMILIES[kind].class_of("ForSequenceClassification")]
+    form = imported(config, arrays)
+    head = form.outputs().head
+    assert form.model.pooler_activation == activation
     assert form.dropped == ()
-    np.testing.assert_array_equal(
-        form.arrays["bert.pooler.dense.weight"], arrays[f"{names[0]}weight"]
-    )
-    np.testing.assert_array_equal(form.arrays["classifier.weight"], arrays[f"{names[1]}weight"])
-    assert len(form.arrays[TYPES]) == (1 if family is distilbert else 2)
-    fields, back = from_bert(kind, "ForSequenceClassification", form.config, form.arrays)
-    assert fields.items() >= config.items()
-    assert back.keys() == arrays.keys()
-    assert all(back[name] is array for name, array in arrays.items())
-    assert bert_names(kind, "ForSequenceClassification", arrays).keys() == form.arrays.keys() - (
-        {TYPES} if family is distilbert else set()
-    )
-    other = to_bert(config | {"architectures": ["AutoModel"]}, arrays, where="config.json")
+    params = form.params(head)
+    kernels = params["encoder"]["pooler"]["dense"]["kernel"], params["head"]["kernel"]
+    for name, kernel in zip(names, kernels, strict=True):
+        np.testing.assert_array_equal(kernel.T, arrays[f"{name}weight"])
+    types = params["encoder"]["embeddings"]["type"]
+    assert len(types) == (1 if family is distilbert else 2)
+    assert {**config, **config_to_huggingface(kind, form.model)}.items() >= config.items()
+    back = written(kind, form, head=head)
+    extra = {f"distilbert.{TYPES.removeprefix('bert.')}"} if family is distilbert else set()
+    assert back.keys() == arrays.keys() | extra
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name)
+    other = imported(config | {"architectures": ["AutoModel"]}, arrays)
     assert set(other.dropped) == {name for name in arrays if "classifier" in name}
-    assert other.pooler_activation == "tanh"
+    assert other.model.pooler_activation == "tanh"
 
 
 def test_a_bert_stays_as_it_is():
     arrays = bert_arrays()
-    form = to_bert(bert_config(architectures=["BertForPreTraining"]), arrays, where="config.json")
+    form = imported(bert_config(architectures=["BertForPreTraining"]), arrays)
     assert form.arrays.keys() == arrays.keys()
     assert all(form.arrays[name] is array for name, array in arrays.items())
     assert (form.dropped, form.notes) == ((), ())
@@ -212,7 +225,7 @@ def test_a_bert_stays_as_it_is():
 )  # fmt: skip
 def test_what_is_refused(changes, said):
     with pytest.raises(UserError, match=f"(?s)^config.json.*{said}"):
-        to_bert(bert_config(**changes), {}, where="config.json")
+        imported(bert_config(**changes), {})
 
 
 def test_all_that_does_not_fit_is_said_at_once():
@@ -221,14 +234,13 @@ def test_all_that_does_not_fit_is_said_at_once():
     del arrays["roberta.encoder.layer.1.attention.self.query.weight"]
     arrays["lm_head.bias"] = np.zeros(3, np.float32)
     arrays["roberta.encoder.layer.0.extra"] = np.zeros(3, np.float32)
-    form = to_bert(config, arrays, where="config.json")
-    bert = model_config_from_huggingface(form.config, where="config.json")
+    form = imported(config, arrays)
     with pytest.raises(UserError) as error:
-        from_huggingface(form.arrays, bert, None)
+        form.params(None)
     for said in (
-        r"bert.encoder.layer.0,1.attention.self.query.weight is missing",
-        "cls.predictions.bias is (3,), the configuration wants (20,)",
-        "bert.encoder.layer.0.extra is unexpected",
+        r"roberta.encoder.layer.0,1.attention.self.query.weight is missing",
+        "lm_head.bias is (3,), the configuration wants (20,)",
+        "roberta.encoder.layer.0.extra is unexpected",
     ):
         assert said in str(error.value)
 
@@ -242,5 +254,4 @@ def test_the_names_of_the_first_releases():
         for name, array in arrays.items()
     }
     old["roberta.embeddings.position_ids"] = np.arange(130)
-    form = to_bert(config, old, where="config.json")
-    assert_is_the_bert(form, (TYPES, "cls.seq_relationship"))
+    assert_is_the_bert(imported(config, old))

@@ -4,10 +4,8 @@ import dataclasses
 
 import pytest
 
-from bert_jax.artefacts.formats.huggingface_config import (
-    model_config_from_huggingface,
-    model_config_to_huggingface,
-)
+from bert_jax.artefacts.formats.families import is_read, unread
+from bert_jax.artefacts.formats.model_config import config_from_huggingface, config_to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 
@@ -19,7 +17,10 @@ OTHER = ModelConfig(
 
 
 def read(**fields):
-    return model_config_from_huggingface({"model_type": "bert", **fields}, where="x/config.json")
+    found = {"model_type": "bert", **fields}
+    if not is_read(found):
+        raise unread(found, where="x/config.json")
+    return config_from_huggingface(found, where="x/config.json")
 
 
 def refused(**fields):
@@ -33,7 +34,7 @@ def refused(**fields):
 def test_there_and_back(activation):
     for config in (ModelConfig(activation=activation),
                    dataclasses.replace(OTHER, activation=activation)):  # fmt: skip
-        found = model_config_to_huggingface(config)
+        found = config_to_huggingface("bert", config)
         assert found["model_type"] == "bert"
         assert read(**found) == config
 
@@ -42,7 +43,7 @@ def test_every_field_of_the_architecture_is_carried():
     """One that is forgotten would come back as its default; `OTHER` has none of them."""
     computed = {"dtype", "attention_impl", "scan_unroll", "remat"}
     computed.add("pooler_activation")  # config.json has none: the class of the head says so
-    computed.add("embedding_dim")  # BERT has one width; `BertForm` carries ELECTRA's
+    computed.add("embedding_dim")  # BERT has one width
     # No BERT has anything but the default of these.
     computed |= {
         "num_kv_heads", "gated", "embedding_dropout_rate", "mlp_dropout_rate", "norm", "norm_bias",
@@ -54,7 +55,7 @@ def test_every_field_of_the_architecture_is_carried():
     for field in dataclasses.fields(ModelConfig):
         if field.name not in computed:
             assert getattr(OTHER, field.name) != field.default, field.name
-    assert read(**model_config_to_huggingface(OTHER)) == OTHER
+    assert read(**config_to_huggingface("bert", OTHER)) == OTHER
 
 
 def test_defaults_and_fields_of_heads():
@@ -105,7 +106,7 @@ def test_live_defaults_and_fields_are_those_of_transformers():
     from transformers import BertConfig
 
     assert read(**BertConfig().to_dict()) == ModelConfig()
-    theirs = BertConfig(**model_config_to_huggingface(OTHER))
+    theirs = BertConfig(**config_to_huggingface("bert", OTHER))
     assert read(**theirs.to_dict()) == OTHER
-    for name, value in model_config_to_huggingface(OTHER).items():
+    for name, value in config_to_huggingface("bert", OTHER).items():
         assert getattr(theirs, name) == value

@@ -4,9 +4,9 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from bert_names import from_huggingface, table_of, to_huggingface
 
 from bert_jax.artefacts.formats.entries import affine, read_tensors
-from bert_jax.artefacts.formats.huggingface_names import from_huggingface, table_of, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params

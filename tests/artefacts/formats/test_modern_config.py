@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from bert_jax.artefacts.formats.entries import to_tensors
-from bert_jax.artefacts.formats.modern import modern_form, modern_table
-from bert_jax.artefacts.formats.modern_config import (
-    is_bert,
-    modern_config,
-    modern_config_to_huggingface,
-    modern_kind,
+from bert_jax.artefacts.formats.families import FAMILIES
+from bert_jax.artefacts.formats.form import form_of
+from bert_jax.artefacts.formats.model_config import (
+    config_from_huggingface,
+    config_to_huggingface,
+    kind_of,
     plain,
     unlike,
 )
@@ -43,7 +43,7 @@ def rope(full, sliding):
 
 
 def read(found, **changes):
-    return modern_config({**found, **changes}, where="config.json")
+    return config_from_huggingface({**found, **changes}, where="config.json")
 
 
 def refused(found, **changes):
@@ -71,29 +71,29 @@ def test_every_list_of_layers_comes_in_and_goes_out(number):
         types = [names[letter] for letter in letters]
         config = read(OLD, num_hidden_layers=number, layer_types=types)
         assert letters == tuple(config.layer_kind(n).letter for n in range(number))
-        assert modern_config_to_huggingface("modernbert", config)["layer_types"] == types
+        assert config_to_huggingface("modernbert", config)["layer_types"] == types
         for cycle in range(1, number + 1):  # one that a recipe says, of any length
             if "L" in letters[cycle:]:
                 continue  # each cycle once
             pattern = "".join(letters[:cycle])
             model = dataclasses.replace(config, attention_pattern=pattern)
-            written = modern_config_to_huggingface("modernbert", model)
+            written = config_to_huggingface("modernbert", model)
             kinds = [names[pattern[n % cycle]] for n in range(number)]
             assert written["layer_types"] == kinds
             every = written.get("global_attn_every_n_layers", 1)
             if every > 1:
                 assert kinds == [names["L" if n % every else "G"] for n in range(number)]
-            found = modern_config(written, where="config.json")
+            found = config_from_huggingface(written, where="config.json")
             assert found == plain(model) == plain(plain(model))
 
 
 def test_each_part_has_its_own_dropout():
     given = {"embedding_dropout": 0.1, "mlp_dropout": 0.2, "attention_dropout": 0.3}
     config = read(OLD, **given)
-    assert given.items() <= modern_config_to_huggingface("modernbert", config).items()
+    assert given.items() <= config_to_huggingface("modernbert", config).items()
     unset = dataclasses.replace(config, embedding_dropout_rate=None, mlp_dropout_rate=None)
     rates = dict.fromkeys(("embedding_dropout", "mlp_dropout"), config.hidden_dropout_rate)
-    assert rates.items() <= modern_config_to_huggingface("modernbert", unset).items()
+    assert rates.items() <= config_to_huggingface("modernbert", unset).items()
 
 
 def test_keys_of_today_count_before_the_older_ones():
@@ -137,9 +137,8 @@ NOMIC = {**SIZES, "model_type": "nomic_bert", "type_vocab_size": 2, "layer_norm_
 @pytest.mark.parametrize("found", [OLD, EUROBERT, NOMIC, NEOBERT], ids=lambda f: f["model_type"])
 def test_what_is_read_is_written(found):
     config = read(found)
-    assert modern_kind(config) == found["model_type"]
-    assert not is_bert(config)
-    written = modern_config_to_huggingface(found["model_type"], config)
+    assert kind_of(config) == found["model_type"]
+    written = config_to_huggingface(found["model_type"], config)
     assert read(written) == config
     assert {name: written[name] for name in SIZES.keys() & found.keys() & written.keys()} == {
         name: found[name] for name in SIZES.keys() & written.keys()
@@ -147,7 +146,7 @@ def test_what_is_read_is_written(found):
 
 
 def test_older_and_newer_keys_are_both_written():
-    written = modern_config_to_huggingface("modernbert", read(OLD))
+    written = config_to_huggingface("modernbert", read(OLD))
     assert written["global_attn_every_n_layers"] == 3
     assert written["layer_types"][:4] == [
         "full_attention", "sliding_attention", "sliding_attention", "full_attention",
@@ -159,15 +158,15 @@ def test_older_and_newer_keys_are_both_written():
 
 def test_a_model_of_no_family_is_told_what_is_unlike():
     config = dataclasses.replace(read(OLD), first_norm=True)
-    assert modern_kind(config) is None
+    assert kind_of(config) is None
     assert unlike("modernbert", config) == ["model.first_norm is True, not False"]
     eurobert = dataclasses.replace(read(EUROBERT), decoder_bias=True)
     assert unlike("eurobert", eurobert) == ["model.decoder_bias is True, unlike model.mlp_bias"]
-    assert is_bert(ModelConfig())
+    assert kind_of(ModelConfig()) == "bert"
     scaled = dataclasses.replace(read(OLD), scale_embeddings=True)
     assert unlike("modernbert", scaled) == ["model.scale_embeddings is True, not False"]
-    assert not is_bert(ModelConfig(scale_embeddings=True))
-    assert not is_bert(ModelConfig(positions="sinusoidal"))
+    assert kind_of(ModelConfig(scale_embeddings=True)) is None
+    assert kind_of(ModelConfig(positions="sinusoidal")) is None
 
 
 def small(found):
@@ -187,25 +186,25 @@ def small(found):
 @pytest.mark.parametrize("found", [OLD, EUROBERT, NEOBERT], ids=lambda f: f["model_type"])
 def test_parameters_go_there_and_back(found):
     config, params = small(found)
-    arrays = to_tensors(params, config, modern_table(found["model_type"], masked_lm=True))
+    arrays = to_tensors(params, config, FAMILIES[found["model_type"]].table(["mlm"]))
     assert all("{" not in name for name in arrays)
-    form = modern_form(found, arrays, where="config.json")
-    back = form.params(config, None)
+    form = form_of(found, arrays, where="config.json")
+    back = form.params(None)
     jax.tree.map(np.testing.assert_array_equal, back, params)
-    encoder = form.params(config, None, pretraining=False)
+    encoder = form.params(None, pretraining=False)
     if found["model_type"] == "modernbert":  # whose heads share the map of the masked-LM head
         shared = {part: params["mlm"][part] for part in ("dense", "norm")}
         jax.tree.map(np.testing.assert_array_equal, encoder.pop("transform"), shared)
     assert encoder.keys() == {"encoder"}
-    prefix = form.modern.prefix
+    prefix = form.family.prefix
     bare = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-    alone = modern_form(found, bare, where="config.json").params(config, None)
+    alone = form_of(found, bare, where="config.json").params(None)
     jax.tree.map(np.testing.assert_array_equal, alone, encoder)
 
 
 def test_the_first_layer_has_no_norm_in_a_file():
     config, params = small(OLD)
-    arrays = to_tensors(params, config, modern_table("modernbert", masked_lm=True))
+    arrays = to_tensors(params, config, FAMILIES["modernbert"].table(["mlm"]))
     assert "model.layers.0.attn_norm.weight" not in arrays
     assert "model.layers.1.attn_norm.weight" in arrays
     assert arrays["model.layers.0.attn.Wqkv.weight"].shape == (96, 32)
@@ -213,20 +212,20 @@ def test_the_first_layer_has_no_norm_in_a_file():
     arrays["model.layers.0.attn_norm.weight"] = np.ones(32, np.float32)
     del arrays["model.layers.2.mlp.Wo.weight"]
     with pytest.raises(UserError) as caught:
-        modern_form(OLD, arrays, where="config.json").params(config, None)
+        form_of(OLD, arrays, where="config.json").params(None)
     assert "model.layers.2.mlp.Wo.weight is missing" in str(caught.value)
     assert "model.layers.0.attn_norm.weight is unexpected" in str(caught.value)
 
 
 def test_a_tied_decoder_may_be_there_twice_but_not_differ():
     config, params = small(OLD)
-    arrays = to_tensors(params, config, modern_table("modernbert", masked_lm=True))
+    arrays = to_tensors(params, config, FAMILIES["modernbert"].table(["mlm"]))
     arrays["decoder.weight"] = arrays["model.embeddings.tok_embeddings.weight"]
-    form = modern_form(OLD, arrays, where="config.json")
-    jax.tree.map(np.testing.assert_array_equal, form.params(config, None), params)
+    form = form_of(OLD, arrays, where="config.json")
+    jax.tree.map(np.testing.assert_array_equal, form.params(None), params)
     arrays["decoder.weight"] = arrays["decoder.weight"] + 1
     with pytest.raises(UserError, match=r"decoder\.weight is not equal to model\.embed"):
-        modern_form(OLD, arrays, where="config.json").params(config, None)
+        form_of(OLD, arrays, where="config.json").params(None)
 
 
 def neobert(arrays, tokens, heads):
@@ -270,11 +269,11 @@ def test_the_width_of_a_neobert_is_two_thirds_rounded_up_to_eights(size, width):
 def test_neobert_computes_what_its_description_says():
     config, params = small(NEOBERT)
     params = jax.tree.map(lambda leaf: leaf * np.float32(0.3), params)
-    arrays = to_tensors(params, config, modern_table("neobert", masked_lm=True))
+    arrays = to_tensors(params, config, FAMILIES["neobert"].table(["mlm"]))
     assert arrays["model.transformer_encoder.1.qkv.weight"].shape == (96, 32)
     tokens = np.random.default_rng(1).integers(0, 100, (1, 24))
-    form = modern_form(NEOBERT, arrays, where="config.json")
-    params = form.params(config, None)
+    form = form_of(NEOBERT, arrays, where="config.json")
+    params = form.params(None)
 
     @jax.jit
     def logits(params, tokens):
@@ -285,5 +284,5 @@ def test_neobert_computes_what_its_description_says():
     assert np.abs(expected).max() > 1
     np.testing.assert_allclose(logits(params, tokens)[0], expected, atol=1e-5)
     assert config.mlp_dim == 32
-    assert modern_config_to_huggingface("neobert", config)["intermediate_size"] == 48
+    assert config_to_huggingface("neobert", config)["intermediate_size"] == 48
     assert "was not run" in form.notes[0]

@@ -18,8 +18,8 @@ pytest.importorskip("transformers")
 from modern_models import VARIANTS, modern_model  # noqa: E402
 
 from bert_jax.artefacts.exchange.theirs import quiet  # noqa: E402
+from bert_jax.artefacts.formats.form import form_of  # noqa: E402
 from bert_jax.artefacts.formats.huggingface_files import read_weights  # noqa: E402
-from bert_jax.artefacts.formats.modern import modern_form  # noqa: E402
 from bert_jax.model.heads import encode, vocabulary_logits  # noqa: E402
 
 LENGTH = 40
@@ -45,9 +45,8 @@ def read(model):
         directory = Path(name)
         model.save_pretrained(directory)
         found = json.loads((directory / "config.json").read_text())
-        form = modern_form(found, read_weights(directory, ""), where="config.json")
-        config = form.model_config(where="config.json")
-        return config, form.params(config, None)
+        form = form_of(found, read_weights(directory, ""), where="config.json")
+        return form.model, form.params(None)
 
 
 @cache

@@ -12,8 +12,6 @@ import pytest
 from pretraining import apply_pretraining
 from tensor_bundle_writer import write_bundle
 
-from bert_jax.artefacts.formats.huggingface_config import model_config_from_huggingface
-from bert_jax.artefacts.formats.huggingface_names import from_huggingface
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.tensor_bundle import open_tensor_bundle
@@ -46,8 +44,8 @@ def refused(path: Path, **options: Any) -> str:
 
 def test_logits_are_those_of_tensorflow() -> None:
     found = read_tf_checkpoint(GOLDEN)
-    config = model_config_from_huggingface(found.config, where="golden")
-    params = jax.tree.map(jnp.asarray, from_huggingface(found.arrays, config))
+    config = found.model
+    params = jax.tree.map(jnp.asarray, found.params(None))
     golden = np.load(GOLDEN / "logits.npz")
     real = golden["tokens"] != 0
     rows = map(jnp.asarray, (golden["tokens"], golden["types"], real.astype(np.int32)))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from bert_names import table_of, to_huggingface
 from huggingface_directory import (
     MODEL,
     TOKENIZER,
@@ -18,8 +19,11 @@ from huggingface_directory import (
     write_safetensors,
 )
 
-from bert_jax.artefacts.formats.huggingface_config import TaskOutputs, head_to_huggingface
-from bert_jax.artefacts.formats.huggingface_names import table_of, to_huggingface
+from bert_jax.artefacts.formats.huggingface_config import (
+    TaskOutputs,
+    head_class,
+    head_to_huggingface,
+)
 from bert_jax.artefacts.saved.reading import read_finetuned, read_model
 from bert_jax.artefacts.saved.runs import FinetunedState
 from bert_jax.config.mapping import to_dict
@@ -127,7 +131,8 @@ def test_heads_of_hugging_face(tmp_path):
         head = outputs.head
         params = random_tree(lambda head=head: init_task_params(MODEL, head, jax.random.key(0)))
         state_dict = to_huggingface(params, MODEL, table_of((), head))
-        fields = head_to_huggingface(outputs)
+        fields = {"architectures": [f"Bert{head_class(outputs)}"], **head_to_huggingface(outputs)}
+        fields["classifier_dropout"] = head.dropout_rate
         write_huggingface(tmp_path)
         config = read_json_object(tmp_path / "config.json", max_bytes=10**6)
         (tmp_path / "config.json").write_text(json.dumps(config | fields))

@@ -14,8 +14,11 @@ from small_finetuning import write_table
 from small_saved import FAMILIES, OUTPUTS, small_saved
 
 from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface
-from bert_jax.artefacts.formats.modern import unlike_head
-from bert_jax.artefacts.formats.modern_config import is_bert, modern_kind, with_own_pooler
+from bert_jax.artefacts.formats.model_config import (
+    kind_of,
+    unlike_head,
+    with_own_pooler,
+)
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.command_line import load_config
@@ -272,7 +275,7 @@ def test_classifiers_from_every_recipe_have_a_class():
         config = with_own_pooler(load_config(PretrainConfig, f"{path}").model)
         head = TaskHeadConfig("classification", 2, pooling="mean")
         if config.pooler:
-            assert is_bert(config) or modern_kind(config) is not None, path
-        elif unlike_head(modern_kind(config), config, head):
+            assert kind_of(config) is not None, path
+        elif unlike_head(kind_of(config), config, head):
             without.append(path.stem)
     assert without == ["neobert"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from bert_names import from_huggingface
 
-from bert_jax.artefacts.formats.huggingface_names import from_huggingface
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params

@@ -30,10 +30,8 @@ from bert_jax.artefacts.exchange.huggingface_files import (
 )
 from bert_jax.artefacts.exchange.proof import ONLY_OURS, Batch, compare, logits_of, row_batches
 from bert_jax.artefacts.exchange.theirs import TheirModel
-from bert_jax.artefacts.formats.families import bert_names
+from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.huggingface_config import head_to_huggingface
-from bert_jax.artefacts.formats.modern import pooling_to_huggingface
-from bert_jax.artefacts.formats.modern_tables import MODERN
 from bert_jax.artefacts.formats.peft import (
     CONFIG,
     LABELS,
@@ -63,26 +61,21 @@ def write(saved: SavedModel, out: Path) -> None:
     assert saved.outputs is not None  # of a fine-tuning run
     if class_of(saved) and task_of(saved) not in TASKS.values():
         raise UserError(f"{saved.name}: PEFT has no task_type for the class {class_of(saved)}")
-    names = _their_names(saved)
     updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
     alpha, modules = adapter.config.alpha, list[str]()
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
     for name, update in updates.items():
-        module = names[name].removesuffix(".weight")
+        module = name.removesuffix(".weight")
         modules.append(module)
         tensors[f"{PREFIX}{module}.lora_A.weight"] = update.a
         tensors[f"{PREFIX}{module}.lora_B.weight"] = update.b
         if update.maps > 1:
             patterns["rank_pattern"][module] = len(update.a)
             patterns["alpha_pattern"][module] = alpha * update.maps
-    heads = _head_tensors(saved, names)
+    heads, family = _head_tensors(saved), FAMILIES[family_of(saved)]
     tensors |= {f"{PREFIX}{name}": array for name, array in heads.items()}
-    fields = head_to_huggingface(saved.outputs) | pooling_to_huggingface(
-        family_of(saved), saved.pooling
-    )
-    of_class = ("architectures", "classifier_dropout")
-    labels = {name: value for name, value in fields.items() if name not in of_class}
+    labels = head_to_huggingface(saved.outputs) | family.pooling_fields(saved.pooling)
     write_tokenizer(saved, out)
     if labels:
         write_json(out / LABELS, labels)
@@ -98,7 +91,7 @@ def write(saved: SavedModel, out: Path) -> None:
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": modules,
-            "modules_to_save": sorted({_module(name, saved) for name in heads}),
+            "modules_to_save": sorted({_module(name, family.prefix) for name in heads}),
             **patterns,
         },
     )
@@ -122,7 +115,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         base = Path(temporary)
         write_huggingface(without_adapter(saved), base)
         programs = [partial(logits_of, read_adapted(read_adapter(out, base)))]
-        native = (kind := family_of(saved)) not in MODERN or MODERN[kind].native
+        native = FAMILIES[family_of(saved)].native
         if native and all(find_spec(name) for name in ("peft", "transformers", "torch")):
             model = TheirModel(base, auto_class(class_of(saved)))
             model.adapt(out)
@@ -170,26 +163,17 @@ def _adapter(saved: SavedModel) -> Adapter:
     return saved.adapter
 
 
-def _their_names(saved: SavedModel) -> dict[str, str]:
-    """Return the names of the tensors of a model in its class, by those of its table."""
-    kind, written = family_of(saved), state_dict_of(saved)
-    if kind == "bert" or kind in MODERN:
-        return {name: name for name in written}
-    return bert_names(kind, task_of(saved), written)
-
-
-def _head_tensors(saved: SavedModel, names: dict[str, str]) -> dict[str, np.ndarray]:
-    """Return the tensors that a run has trained beside the updates, by their names."""
+def _head_tensors(saved: SavedModel) -> dict[str, np.ndarray]:
+    """Return the tensors that a run has trained beside the updates."""
     above = {
-        names[entry.name]
+        entry.name
         for entry in entries_of(saved)
         if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
     }
     return {name: array for name, array in state_dict_of(saved).items() if name in above}
 
 
-def _module(name: str, saved: SavedModel) -> str:
+def _module(name: str, encoder: str) -> str:
     """Return the module that PEFT saves as a whole: a head, or a part beside the encoder's."""
-    root, _, rest = name.partition(".")
-    encoder = next(iter(_their_names(saved).values())).partition(".")[0]
-    return f"{root}.{rest.partition('.')[0]}" if root == encoder else root
+    depth = 2 if name.startswith(encoder) else 1
+    return ".".join(name.split(".")[:depth])

@@ -5,7 +5,8 @@ from typing import Any
 
 import safetensors.numpy
 
-from bert_jax.artefacts.exchange.huggingface_files import UNTRAINED, write_json, write_tokenizer
+from bert_jax.artefacts.exchange.huggingface_files import write_json, write_tokenizer
+from bert_jax.artefacts.formats.huggingface_config import UNTRAINED
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.formats.seq2seq.families import family_of
 from bert_jax.artefacts.saved.model import SavedModel
@@ -24,7 +25,7 @@ def network_of(saved: SavedModel) -> Network:
     return saved.network
 
 
-def class_of(saved: SavedModel) -> str:
+def class_name(saved: SavedModel) -> str:
     """Return the class of Transformers that computes a model, or of our network if none does."""
     network = network_of(saved)
     try:
@@ -71,10 +72,8 @@ def generation_of(saved: SavedModel) -> dict[str, Any]:
     }
 
 
-def untrained_parts(saved: SavedModel, format: str) -> list[str]:
+def untrained_parts(saved: SavedModel) -> list[str]:
     """Name the parts with zeros that a class of Transformers must have and the model has not."""
-    if format != "huggingface":
-        return []
     return list(family_of(network_of(saved), saved.name)[0].untrained)
 
 

@@ -22,7 +22,7 @@ from bert_jax.artefacts.exchange.proof import (
     unequal,
 )
 from bert_jax.artefacts.exchange.theirs import load_class, quiet
-from bert_jax.artefacts.exchange.translation.files import class_of, write_huggingface
+from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
 from bert_jax.artefacts.exchange.translation.proof import (
     Sides,
     compare_searches,
@@ -31,6 +31,7 @@ from bert_jax.artefacts.exchange.translation.proof import (
 )
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.errors import first_few
 from bert_jax.model.seq2seq.search import SearchConfig
 
 write = write_huggingface
@@ -102,10 +103,10 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     packages = ["safetensors", "tokenizers"]
     if all(find_spec(name) for name in ("transformers", "torch")):
         packages += ["transformers", "torch"]
-        theirs = TheirTranslator(out, class_of(saved))
+        theirs = TheirTranslator(out, class_name(saved))
         gaps["transformers"] = largest_gap(saved, rows, theirs.logits)
         proofs["transformers"] = {
-            "ran": True, "class": class_of(saved), "missing_keys": 0, "unexpected_keys": 0,
+            "ran": True, "class": class_name(saved), "missing_keys": 0, "unexpected_keys": 0,
             **check_tokenizer(saved, out),
             "translations": compare_searches(saved, rows, theirs.translate),
         }  # fmt: skip
@@ -126,7 +127,6 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     """
     back = read_model(out)
     if wrong := unequal(saved.params, back.params, vocab_size=saved.config.vocab_size):
-        names = ", ".join(wrong[:8]) + (", ..." if len(wrong) > 8 else "")
-        raise ProofFailedError(f"read back, this is not what was written: {names}")
+        raise ProofFailedError(f"read back, this is not what was written: {first_few(wrong, 8)}")
     check_same_tokenizer(saved, back)
     return back

@@ -12,15 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from typing_extensions import override
 
+from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.config_fields import show
 from bert_jax.artefacts.formats.entries import Entry, affine, norm, read_tensors, to_tensors
-from bert_jax.artefacts.formats.huggingface_config import (
-    model_config_from_huggingface,
-    model_config_to_huggingface,
-)
-from bert_jax.artefacts.formats.huggingface_names import PRETRAINING_HEADS, table_of
+from bert_jax.artefacts.formats.families import unread
+from bert_jax.artefacts.formats.model_config import config_from_huggingface, config_to_huggingface
 from bert_jax.artefacts.formats.seq2seq.family import LAYERS, Family, refuse, shapes_of
-from bert_jax.model.config import ARCHITECTURE
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.network import Tying
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
@@ -37,17 +35,15 @@ def _moved(entries: Iterable[Entry], name: str, root: str) -> list[Entry]:
     ]
 
 
-_BERT = table_of((), pooler=False)
 _TABLE = (
-    *_moved(_BERT, "encoder.", "encoder"),
-    *_moved(_BERT, "decoder.bert.", "decoder"),
+    *_moved(BERT.encoder, "encoder.", "encoder"),
+    *_moved(BERT.encoder, "decoder.bert.", "decoder"),
     *affine(f"{_LAYER}.self.query", *_CROSS, "query"),
     *affine(f"{_LAYER}.self.key", *_CROSS, "key"),
     *affine(f"{_LAYER}.self.value", *_CROSS, "value"),
     *affine(f"{_LAYER}.output.dense", *_CROSS, "output", num_inputs=2),
     *norm(f"{_LAYER}.output.LayerNorm", "decoder", "layers", "cross_norm"),
-    *_moved(PRETRAINING_HEADS["mlm"], "decoder.", "output"),
-    Entry("decoder.cls.predictions.decoder.weight", ("output", "decoder"), "vocab"),
+    *_moved(BERT.pretraining["mlm"], "decoder.", "output"),
 )
 _TABLES = (
     "encoder.embeddings.word_embeddings.weight", "decoder.bert.embeddings.word_embeddings.weight",
@@ -78,7 +74,7 @@ class BertPair(Family):
         tied = network.tying != "none"
         sides = [
             {
-                **model_config_to_huggingface(side),
+                **config_to_huggingface("bert", side),
                 "type_vocab_size": side.num_types or 1,
                 "tie_word_embeddings": tied,
             }
@@ -106,8 +102,8 @@ class BertPair(Family):
         for name in ("is_decoder", "add_cross_attention"):
             if decoder.pop(name, None) is not True:
                 wrong.append(f"decoder.{name} is {show(found['decoder'].get(name))}, not true")
-        model = model_config_from_huggingface(found["encoder"], where=f"{where}: encoder")
-        writer = model_config_from_huggingface(decoder, where=f"{where}: decoder")
+        model = _bert(found["encoder"], f"{where}: encoder")
+        writer = _bert(decoder, f"{where}: decoder")
         wrong += [
             f"decoder: {name} is {getattr(writer, name)!r}, and {getattr(model, name)!r} of the "
             "encoder; they must be equal"
@@ -156,3 +152,9 @@ class BertPair(Family):
         if network.tying == "all":
             copies |= {_TABLES[1]: _TABLES[0], _TABLES[2]: _TABLES[0]}
         return read_tensors(_TABLE, shapes_of(network), found, network.model, copies)
+
+
+def _bert(found: Mapping[str, Any], where: str) -> ModelConfig:
+    if found.get("model_type") != "bert":
+        raise unread(found, where=where)
+    return config_from_huggingface(found, where=where)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from bert_jax.artefacts.formats.modern_config import other_values
+from bert_jax.artefacts.formats.model_config import other_values
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.network import Network, Tying

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from bert_jax.artefacts.formats.huggingface_files import model_class
-from bert_jax.artefacts.formats.modern_config import with_own_pooler
+from bert_jax.artefacts.formats.model_config import with_own_pooler
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError, first_few

@@ -13,7 +13,7 @@ from translators import FORMS, translator_of
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.proof import ProofFailedError, proof_rows, unequal
 from bert_jax.artefacts.exchange.translation import proof
-from bert_jax.artefacts.exchange.translation.files import class_of, write_huggingface
+from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
 from bert_jax.artefacts.exchange.translation.huggingface import read_back
 from bert_jax.artefacts.exchange.translation.proof import largest_gap, logits_of, sides_of
 from bert_jax.artefacts.formats.seq2seq.families import FAMILIES, family_of
@@ -73,7 +73,7 @@ def test_what_no_class_computes_is_named(form, changes, said):
     network = dataclasses.replace(saved.network, model=model)
     with pytest.raises(UserError, match=f"(?s)my model: .*{said}.*--to stablehlo.*orbax"):
         family_of(network, "my model")
-    assert class_of(dataclasses.replace(saved, network=network)) == "TransformerNetwork"
+    assert class_name(dataclasses.replace(saved, network=network)) == "TransformerNetwork"
 
 
 def test_other_networks_have_no_class():

@@ -1,16 +1,25 @@
-"""The `config.json` of modern encoders, and our `ModelConfig`, both ways."""
+"""The `config.json` of an encoder of any family, and our `ModelConfig`, both ways."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bert_jax.artefacts.formats.config_fields import check_only, read_field, show, their_activation
-from bert_jax.artefacts.formats.modern_tables import MODERN
+from bert_jax.artefacts.formats.config_fields import (
+    MAX_SIZE,
+    check_only,
+    read_field,
+    show,
+    their_activation,
+)
+from bert_jax.artefacts.formats.families import FAMILIES
+from bert_jax.artefacts.formats.family import Family
+from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig
 
 _REQUIRED = {"vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim"}
-"""Fields without which a file describes no model; their defaults are those of one size."""
+"""Fields without which a modern family's file describes no model."""
 _LETTERS = {"full_attention": "G", "sliding_attention": "L"}
 _THETAS = (
     ("full_attention", "global_rope_theta", "rope_theta", 160_000.0),
@@ -22,55 +31,103 @@ _EVERY = 3
 """Defaults of ModernBERT."""
 
 
-def modern_config(found: Mapping[str, Any], *, where: str) -> ModelConfig:
-    """Return the architecture that a `config.json` of a modern family describes.
+def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelConfig:
+    """Return the architecture that a `config.json` describes.
 
-    `found["model_type"]` is in `MODERN`; `where` names the file in messages.
+    Fields that do not change what the encoder computes (heads, labels, generation) are passed over.
+    `found["model_type"]` is in `FAMILIES`; `where` names the file in messages.
 
     Raises:
         UserError: Fields that are missing, wrong or not supported: all at once.
     """
-    modern = MODERN[found["model_type"]]
-    fields: dict[str, Any] = {**modern.computes, **modern.sets}
+    family = FAMILIES[found["model_type"]]
+    classifies = family.head_of(found) == "classification"
+    found = {**family.defaults, **found}
+    fields: dict[str, Any] = {**family.computes, **family.sets}
     wrong: list[str] = []
-    for name, ours in modern.fields.items():
-        if found.get(name) is not None:
+    for name, ours in family.fields.items():
+        if found.get(name) is not None or (name in found and family.like_bert):
             fields[ours] = read_field(name, ours, found[name], wrong)
-        elif ours in _REQUIRED:
+        elif ours in _REQUIRED and not family.like_bert:
             wrong.append(f"{name} is missing; a number from 1 is needed")
-    fields |= {ours: fields[other] for ours, other in modern.follows.items()}
-    check_only(found, modern.only, wrong)
-    if found.get("rope_scaling") is not None:
-        wrong.append(f"rope_scaling is {show(found['rope_scaling'])}; only null is supported")
-    if modern.local:
+    fields |= {ours: fields[other] for ours, other in family.follows.items()}
+    check_only(found, family.only, wrong)
+    if family.first_position is not None:
+        fields["num_positions"] = _positions(family, found, wrong)
+    if not family.has_types:
+        fields["num_types"] = 1 if classifies else 2
+    elif family.doubles_type and fields.get("num_types") == 1:
+        fields["num_types"] = 2
+    if family.local:
         fields |= _layers(found, fields["num_layers"], wrong) if fields.get("num_layers") else {}
         parts = found.get("rope_parameters") or {}
         for key, old, ours, default in _THETAS:
             part, under = (parts.get(key) or {}), f"rope_parameters.{key}"
             fields[ours] = _theta(part, under, (old, found.get(old, default)), wrong)
-    elif "rope_theta" not in modern.computes:
-        before = ("rope_theta", found.get("rope_theta", modern.theta))
+    elif family.computes["positions"] == "rope" and "rope_theta" not in family.computes:
+        before = ("rope_theta", found.get("rope_theta", family.theta))
         part = found.get("rope_parameters") or {}
         fields["rope_theta"] = _theta(part, "rope_parameters", before, wrong)
-    width, heads = fields.get("hidden_dim"), fields.get("num_heads")
-    if width and heads and found.get("head_dim") not in (None, width // heads):
+    _check_heads(family, found, fields, wrong)
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}")
+    if family.narrows_mlp:
+        fields["mlp_dim"] = _two_thirds(fields["mlp_dim"])
+    try:
+        config = plain(ModelConfig(**fields))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    # A narrow table is ELECTRA's alone, and so is then the classifier that fine-tuning adds.
+    own = classifies or config.projects_embeddings
+    return replace(config, **family.classifies) if own and family.like_bert else config
+
+
+def first_position(family: Family, found: Mapping[str, Any]) -> int:
+    """Return the row of the position table that the first token of a text reads."""
+    if family.first_position is None:
+        return 0
+    pad: int = {**family.defaults, **found}["pad_token_id"]
+    return pad + family.first_position
+
+
+def _positions(family: Family, found: Mapping[str, Any], wrong: list[str]) -> Any:
+    rows, pad = found["max_position_embeddings"], found["pad_token_id"]
+    whole = type(rows) is type(pad) is int and pad >= 0
+    if whole and (first := first_position(family, found)) < rows <= MAX_SIZE:
+        return rows - first
+    wrong.append(
+        f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions begin "
+        "after the id of padding, so that more rows than that are needed"
+    )
+    return None
+
+
+def _check_heads(
+    family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
+) -> None:
+    """Add to `wrong` a width that the number of heads does not divide into heads of that width."""
+    names = {ours: name for name, ours in family.fields.items()}
+    base = vars(ModelConfig()) if family.like_bert else {}
+    width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))
+    if not (width and heads):
+        return
+    if width % heads:
+        wrong.append(
+            f"{names['hidden_dim']} {width} is not divisible by {names['num_heads']} {heads}"
+        )
+    if not family.like_bert and found.get("head_dim") not in (None, width // heads):
         wrong.append(
             f"head_dim is {show(found['head_dim'])}; only hidden_size / num_attention_heads, "
             f"{width // heads}, is supported"
         )
-    if wrong:
-        raise UserError(f"{where}: {'; '.join(wrong)}")
-    if modern.narrows_mlp:
-        fields["mlp_dim"] = _two_thirds(fields["mlp_dim"])
-    try:
-        return plain(ModelConfig(**fields))
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
 
 
-def modern_kind(config: ModelConfig) -> str | None:
-    """Return the `model_type` of the family that computes what a configuration says, if any."""
-    return next((kind for kind in MODERN if not unlike(kind, config)), None)
+def kind_of(config: ModelConfig) -> str | None:
+    """Return the `model_type` of the family that computes what a configuration says, if any.
+
+    For an ELECTRA and a DistilBERT it is bert: their heads, and the width of the tables, differ.
+    """
+    return next((kind for kind in ("bert", *MODERN) if not unlike(kind, config)), None)
 
 
 def with_own_pooler(config: ModelConfig) -> ModelConfig:
@@ -79,23 +136,21 @@ def with_own_pooler(config: ModelConfig) -> ModelConfig:
     These are those of its family; an architecture of no family is returned as it is.
     """
     for own in (replace(config, pooler=True), replace(config, pooler=False)):
-        if is_bert(own):
-            return own
-        if (kind := modern_kind(own)) is not None:
-            return replace(own, **MODERN[kind].classifies)
+        if (kind := kind_of(own)) is not None:
+            return replace(own, **FAMILIES[kind].classifies)
     return config
 
 
 def unlike(kind: str, config: ModelConfig) -> list[str]:
     """Say in which fields a configuration is not of a family."""
-    modern, config = MODERN[kind], plain(config)
-    found = other_values(config, modern.computes)
+    family, config = FAMILIES[kind], plain(config)
+    found = other_values(config, family.computes)
     found += [
         f"model.{name} is {getattr(config, name)!r}, unlike model.{other}"
-        for name, other in modern.follows.items()
+        for name, other in family.follows.items()
         if name in ARCHITECTURE and getattr(config, name) != getattr(config, other)
     ]
-    return found + modern.refuses(config)
+    return found + family.refuses(config)
 
 
 def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, set[str]]:
@@ -103,8 +158,8 @@ def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, 
 
     No class of a modern family has a head for pairs (`nsp`), or a pooler for that head.
     """
-    fitting = [each for each in (config, replace(config, pooler=False)) if modern_kind(each)]
-    if is_bert(config) or not fitting:
+    fitting = [each for each in (config, replace(config, pooler=False)) if kind_of(each)]
+    if not fitting or kind_of(config) == "bert":
         return config, set(heads)
     return fitting[0], set(heads) - {"nsp"}
 
@@ -121,14 +176,14 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
 
     Of `heads`, `mlm`, `nsp` and `rtd` count.
     """
-    heads = {"mlm", "nsp", "rtd"} & set(heads)
-    if not is_bert(config):
-        if (kind := modern_kind(config)) is None:
-            nearest = min(MODERN, key=lambda kind: len(unlike(kind, config)))
-            return (
-                "no class of Transformers computes this model. The nearest is "
-                f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, config))}"
-            )
+    heads, kind = {"mlm", "nsp", "rtd"} & set(heads), kind_of(config)
+    if kind is None:
+        nearest = min(MODERN, key=lambda kind: len(unlike(kind, config)))
+        return (
+            "no class of Transformers computes this model. The nearest is "
+            f"{MODERN[nearest].name}, but {'; '.join(unlike(nearest, config))}"
+        )
+    if kind != "bert":
         if there := " or ".join(sorted(heads - {"mlm"})):
             return (
                 f"no class of Transformers' {MODERN[kind].name} has the head {there}; pretrain "
@@ -165,20 +220,22 @@ def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def modern_config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
+def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
     """Return the fields of a `config.json` for an architecture, without those of a head.
 
-    Where two generations of files name a field differently, both names are written.
+    How a step is computed (dtype, attention_impl, scan_unroll, remat) has no place there. Where two
+    generations of files name a field differently, both names are written.
     """
-    modern, config = MODERN[kind], plain(config)
+    family, config = FAMILIES[kind], plain(config)
     theirs: dict[str, Any] = {"model_type": kind}
-    for name, ours in modern.fields.items():
-        theirs[name] = _value(config, ours)
-    if modern.narrows_mlp:
+    theirs |= {name: _value(config, ours) for name, ours in family.fields.items()}
+    if family.like_bert:
+        return theirs
+    if family.narrows_mlp:
         theirs["intermediate_size"] = config.mlp_dim * 3 // 2
-    theirs |= {name: value for name, (value, _) in modern.only.items() if value is not None}
-    if not modern.local:
-        if "rope_theta" not in modern.computes:
+    theirs |= {name: value for name, (value, _) in family.only.items() if value is not None}
+    if not family.local:
+        if "rope_theta" not in family.computes:
             parameters = {"rope_theta": config.rope_theta, "rope_type": "default"}
             theirs |= {"rope_theta": config.rope_theta, "rope_parameters": parameters}
         return theirs
@@ -205,6 +262,8 @@ def _value(config: ModelConfig, ours: str) -> Any:
         return config.num_kv_heads or config.num_heads
     if ours == "embedding_dropout_rate":
         return config.rate_of("embedding")
+    if ours == "embedding_dim":
+        return config.embedding_width
     return config.rate_of("mlp") if ours == "mlp_dropout_rate" else getattr(config, ours)
 
 
@@ -263,7 +322,7 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
 
 
 def _two_thirds(size: int) -> int:
-    """Return the width of a gated network that a NeoBERT's file gives as that of one without."""
+    """Convert NeoBERT's width of a network without gate to the gated width."""
     return -(-(2 * size // 3) // 8) * 8
 
 
@@ -281,15 +340,16 @@ def plain(config: ModelConfig) -> ModelConfig:
     )
 
 
-def is_bert(config: ModelConfig) -> bool:
-    """Whether an architecture has nothing that a BERT or an ELECTRA has not."""
-    default = ModelConfig()
-    return not other_values(config, {name: getattr(default, name) for name in _BERTS})
-
-
-_BERTS = (
-    "num_kv_heads", "gated", "norm", "norm_bias", "norm_order", "embedding_norm", "positions",
-    "attention_pattern", "attention_bias", "mlp_bias", "head_transform", "head_bias",
-    "head_activation", "decoder_bias", "tied", "scale_embeddings",
-)  # fmt: skip
-"""Fields in which all models under BERT's names are equal."""
+def unlike_head(kind: str, config: ModelConfig, head: TaskHeadConfig) -> str:
+    """Say why a family's classes do not compute a head, or ""."""
+    family = FAMILIES[kind]
+    if head.kind not in family.heads:
+        return f"they have none for {head.kind}"
+    if head.kind != "classification":
+        return ""
+    poolings = family.poolings.values()
+    if poolings and head.pooling not in poolings:
+        return f"the head's pooling is {head.pooling!r}, not {' or '.join(map(repr, poolings))}"
+    config = replace(config, head_activation=config.head_activation or config.activation)
+    found = ((name, getattr(config, name), value) for name, value in family.classifies.items())
+    return "; ".join(f"model.{name} is {a!r}, not {b!r}" for name, a, b in found if a != b)
