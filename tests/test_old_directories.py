@@ -8,14 +8,19 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from make_old_directories import MASKED, TEXTS, fingerprint, losses, pretraining
 from make_stopped_finetuning import SWEEP
 from make_stopped_finetuning import losses as finetuning_losses
+from one_shard import StoreWriter
 
 import bert_jax
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import build
+from bert_jax.data.store import open_store
+from bert_jax.errors import UserError
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.train import finetune
 
@@ -28,7 +33,23 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("directories", "stopped_finetuning"):
         with tarfile.open(GOLDEN / f"{name}.tar.gz") as archive:
             archive.extractall(root, filter="data")
+    for part in ("train", "heldout"):
+        rewrite_store(root / "corpus" / part)
     return root
+
+
+def rewrite_store(path: Path) -> None:
+    """Give a store today's format, which the fingerprint outlives; version 1 is refused."""
+    with pytest.raises(UserError, match="has version 1; this bert_jax reads 3"):
+        open_store(path)
+    header = json.loads((path / "corpus.json").read_text())
+    with StoreWriter(path, load_tokenizer(path / "tokenizer")) as writer:
+        writer.append(
+            np.fromfile(path / "tokens.bin", "<u2"),
+            np.diff(np.fromfile(path / "sentence_offsets.bin", "<i8")),
+            np.diff(np.fromfile(path / "document_offsets.bin", "<i8")),
+        )
+        assert writer.store().fingerprint == header["fingerprint"]
 
 
 @pytest.fixture(scope="module")
