@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.files.checks import digest_of
 from bert_jax.files.staging import staged_file
 from bert_jax.files.urls import bucket_failures, file_system
 
@@ -156,8 +157,7 @@ class FileCache:
             if status.st_size != size:
                 return False
             if (key := (path, status.st_ino)) not in self._found:
-                with path.open("rb") as file:
-                    self._found[key] = hashlib.file_digest(file, "sha256").hexdigest()
+                self._found[key] = digest_of(path)
         except FileNotFoundError:
             return False
         return self._found[key] == digest
