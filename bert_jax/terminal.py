@@ -1,4 +1,4 @@
-"""What people read: tables, and standard streams on which nothing from a file steers a terminal."""
+"""Tables for people, and standard streams on which nothing from a file steers a terminal."""
 
 import codecs
 import json

@@ -76,7 +76,7 @@ class ShardEntry(NamedTuple):
             raise ValueError(f"the shard {name!r} with the counts {numbers}")
         sha256 = {array: str(entry["sha256"][array]) for array in ARRAYS}
         crc32c = {array: str(entry[DIGESTS][array]) for array in (*ARRAYS, COUNTS)}
-        return cls(name, *numbers, sha256=sha256, crc32c=crc32c)
+        return cls(name, *numbers)._replace(sha256=sha256, crc32c=crc32c)
 
 
 @dataclass(frozen=True)

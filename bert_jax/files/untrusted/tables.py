@@ -5,7 +5,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 from bert_jax.files.urls import open_binary
 
 
@@ -49,12 +49,9 @@ def open_parquet(name: str) -> Iterator[Any]:
     Raises:
         UserError: pyarrow is not installed, or the file is damaged, as the body may find.
     """
-    try:
+    with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UserError(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'.") \
-            from error  # fmt: skip
     with open_binary(name) as content:
         try:
             with pq.ParquetFile(content) as parquet:
