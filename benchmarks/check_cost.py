@@ -25,7 +25,7 @@ import numpy as np
 from inference_start import TEXT, write_model
 
 from bert_jax.artefacts.exchange.huggingface_files import write_json
-from bert_jax.data.store_writer import StoreWriter
+from bert_jax.data.store_writer import ShardWriter, write_manifest
 from bert_jax.files.checks import DIGESTS, digests_of
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -116,11 +116,11 @@ def write_store(path: Path, millions: int) -> None:
     """Write a store of random tokens in documents of 50 sentences of 20 tokens."""
     words = [f"word{number}" for number in range(30_522 - len(SPECIAL_TOKENS))]
     tokenizer, random = WordPieceTokenizer([*SPECIAL_TOKENS, *words]), np.random.default_rng(0)
-    with StoreWriter(path, tokenizer) as writer:
+    with ShardWriter(path / "shards" / "00000", tokenizer) as writer:
         for _ in range(millions):
             tokens = random.integers(5, tokenizer.vocab_size, 1_000_000)
             writer.append(tokens, np.full(50_000, 20), np.full(1000, 50))
-        writer.finish()
+        write_manifest(path, [writer.finish()], tokenizer)
 
 
 if __name__ == "__main__":

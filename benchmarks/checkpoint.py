@@ -71,19 +71,22 @@ def measure_saves(repeats: int, directory: Path) -> None:
     """Prints the wall time of training with and without saves."""
     import numpy as np
 
-    from bert_jax.data.store_writer import StoreWriter
+    from bert_jax.data.store import open_store
+    from bert_jax.data.store_writer import ShardWriter, write_manifest
     from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
     from bert_jax.tokenization.wordpiece import WordPieceTokenizer
     from bert_jax.training.pretrain.corpus import Corpus
 
     words = [*SPECIAL_TOKENS, *(str(n) for n in range(len(SPECIAL_TOKENS), 30_000))]
     random = np.random.default_rng(0)
-    with StoreWriter(directory / "store", WordPieceTokenizer(words)) as writer:
+    store, tokenizer = directory / "store", WordPieceTokenizer(words)
+    with ShardWriter(store / "shards" / "00000", tokenizer) as writer:
         for _ in range(3000):
             lengths = random.integers(8, 24, size=8)
             tokens = random.integers(5, len(words), size=lengths.sum())
             writer.append(tokens, lengths, np.array([len(lengths)]))
-        corpus = Corpus(writer.finish(), None)
+        write_manifest(store, [writer.finish()], tokenizer)
+    corpus = Corpus(open_store(store), None)
 
     walls: dict[int, list[float]] = {EVERY: [], 10 * STEPS: []}
     blocked = []

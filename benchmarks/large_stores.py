@@ -32,7 +32,7 @@ from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.data.shard import Shard
 from bert_jax.data.store import open_store
-from bert_jax.data.store_writer import StoreWriter
+from bert_jax.data.store_writer import ShardWriter, write_manifest
 from bert_jax.tokenization.special_ids import SpecialIds
 
 SHARD_TOKENS, SENTENCE, DOCUMENT = 100_000_000, 20, 20
@@ -97,30 +97,30 @@ def main() -> int:
 def write_shard(directory: Path) -> Path:
     """Write the shard: sentences of 10 to 30 tokens, documents of 20 sentences."""
     random = np.random.default_rng(0)
-    with StoreWriter(directory / "shard", NoTokenizer(), shard=True) as writer:
+    with ShardWriter(directory / "shards" / "0", NoTokenizer()) as writer:
         for _ in range(100):
             lengths = random.integers(SENTENCE // 2, 3 * SENTENCE // 2 + 1, SHARD_TOKENS // 2000)
             tokens = random.integers(1000, 30522, lengths.sum(), np.uint16)
             writer.append(tokens, lengths, np.full(lengths.size // DOCUMENT, DOCUMENT))
-        writer.finish()
+        write_manifest(directory, [writer.finish()], NoTokenizer())
     return writer.path
 
 
 def link(path: Path, shard: Path, count: int) -> Path:
     """Make a store of one shard many times, as `write_manifest` writes it."""
-    header = json.loads((shard / "corpus.json").read_text())
-    digests, counts = header.pop("sha256"), np.fromfile(shard / "unigram_counts.bin", "<i8")
+    header = json.loads((shard.parent.parent / "corpus.json").read_text())
+    counts = np.fromfile(shard / "unigram_counts.bin", "<i8")
     numbers = {name: header[name] for name in ("num_tokens", "num_sentences", "num_documents")}
+    (entry,) = header["shards"]
+    for name in ("crc32", "crc32c"):  # of the store of one shard
+        header.pop(name)
     names = [f"{number:06}" for number in range(count)]
     (path / "shards").mkdir(parents=True)
     for name in names:
         (path / "shards" / name).symlink_to(shard)
     (path / "unigram_counts.bin").write_bytes((counts * count).tobytes())
     header |= {name: number * count for name, number in numbers.items()}
-    header |= {
-        "version": 2,
-        "shards": [{"name": name, **numbers, "sha256": digests} for name in names],
-    }
+    header["shards"] = [{**entry, "name": name} for name in names]
     (path / "corpus.json").write_text(json.dumps(header, indent=2))
     return path
 

@@ -1,9 +1,10 @@
 """The exception that means "the user can correct this", and what is printed for errors."""
 
+import contextlib
 import difflib
 import errno
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 
@@ -24,6 +25,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     some = [each for each in islice(known, 1000) if max(len(name), len(each)) <= 64]
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
+
+
+@contextlib.contextmanager
+def needs_package(message: str) -> Iterator[None]:
+    """Raise a UserError with a message where an import in the body fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(message) from error
 
 
 def first_few(items: Sequence[str], most: int = 5) -> str:

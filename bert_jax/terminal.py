@@ -1,10 +1,10 @@
-"""Standard output and error as the verbs write to them: nothing from a file steers a terminal."""
+"""Tables for people, and standard streams on which nothing from a file steers a terminal."""
 
 import codecs
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,19 @@ from typing import Any
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BAR = re.compile("\r?[^\x00-\x1f\x7f-\x9f]*|(?:\n|\x1b\\[A)*")
 _UNKNOWN = "bert_jax.json"
+
+
+def table_lines(rows: Sequence[Sequence[str]], between: str = "  ") -> list[str]:
+    """Lay out a table in aligned columns: names to the left, figures to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [between.join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
+
+
+def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> str:
+    """Write a table in Markdown, heads first; all columns but the first may be figures."""
+    ruler = ["---", *["--:" if figures else "---"] * (len(rows[0]) - 1)]
+    lines = table_lines([rows[0], ruler, *rows[1:]], " | ")
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 class Escaping:

@@ -325,7 +325,7 @@ def test_store_of_another_tokenizer(made: Made, run: Run, tmp_path):
     refused(answer, "belongs to a run of another configuration", "the training corpus")
 
 
-@pytest.mark.parametrize("damage", ["tokens.bin", "corpus.json", "tokenizer"])
+@pytest.mark.parametrize("damage", ["shards/00000/tokens.bin", "corpus.json", "tokenizer"])
 def test_damaged_store(made: Made, run: Run, tmp_path, damage):
     corpus = tmp_path / "c"
     shutil.copytree(made.corpus, corpus)
@@ -335,7 +335,7 @@ def test_damaged_store(made: Made, run: Run, tmp_path, damage):
     else:
         part.write_bytes(part.read_bytes()[:-5])
     answer = run(*pretrain(made, tmp_path / "w", f"--config.data.corpus={corpus}"))
-    refused(answer, "is damaged", "Build the corpus again")
+    refused(answer, "is damaged", "uild the corpus again")
     assert not (tmp_path / "w").exists()
 
 

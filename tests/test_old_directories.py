@@ -8,11 +8,16 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from make_old_directories import MASKED, TEXTS, fingerprint
+from one_shard import StoreWriter
 
 import bert_jax
 from bert_jax.cli.main import main
+from bert_jax.data.store import open_store
+from bert_jax.errors import UserError
+from bert_jax.tokenization.load import load_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPE = Path(__file__).parents[1] / "configs" / "pretrain" / "bert_tiny.py"
@@ -23,12 +28,28 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("old")
     with tarfile.open(GOLDEN / "directories.tar.gz") as archive:
         archive.extractall(root, filter="data")
+    for part in ("train", "heldout"):
+        rewrite_store(root / "corpus" / part)
     return root
 
 
 def content(directory: Path) -> dict[str, bytes]:
     files = (path for path in directory.rglob("*") if path.is_file())
     return {f"{path}": path.read_bytes() for path in files}
+
+
+def rewrite_store(path: Path) -> None:
+    """Give a store today's format, which the fingerprint outlives; version 1 is refused."""
+    with pytest.raises(UserError, match="has version 1; this bert_jax reads 3"):
+        open_store(path)
+    header = json.loads((path / "corpus.json").read_text())
+    with StoreWriter(path, load_tokenizer(path / "tokenizer")) as writer:
+        writer.append(
+            np.fromfile(path / "tokens.bin", "<u2"),
+            np.diff(np.fromfile(path / "sentence_offsets.bin", "<i8")),
+            np.diff(np.fromfile(path / "document_offsets.bin", "<i8")),
+        )
+        assert writer.store().fingerprint == header["fingerprint"]
 
 
 @pytest.fixture(scope="module")

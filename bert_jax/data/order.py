@@ -53,7 +53,7 @@ class ShardOrder:
         Args:
             quotas: Places of each shard in an epoch, at least 1.
             window: Shards read together; 0: all.
-            shuffle: Words of the key of the order, which is that of a flat store.
+            shuffle: Words of the key of the order.
         """
         self.quotas = np.array(quotas, np.int64)
         self.num_rows = int(self.quotas.sum())

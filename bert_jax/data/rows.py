@@ -102,7 +102,7 @@ class StoreRows:
 
     def _make_plan(self, shard: int) -> ExamplePlan:
         try:
-            # Of the first shard the same as of a flat store.
+            # The first shard keeps the key of the times when a store was one shard.
             seed = hash_key(self._seed, _PLAN, *([shard] if shard else []))
             return self._pairing.plan(self.store.shards[shard], self._config, self._length, seed)
         except UserError as error:

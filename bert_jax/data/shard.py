@@ -10,13 +10,11 @@ import numpy as np
 from bert_jax.data.kept import Kept
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, differing, json_crc
-from bert_jax.files.untrusted.json_file import read_json, read_json_object
 from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
 MAX_HEADER_BYTES = 256 << 20
 """Largest corpus.json in bytes: an entry for each source or shard, about a million of them."""
-_LARGE = ("tokens.bin", "sentence_offsets.bin", "document_offsets.bin")
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
 """Offsets looked at when a shard is opened; `verify` looks at all of them."""
@@ -205,35 +203,30 @@ def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
             )
 
 
-def check_tokenizer(path: Path, fingerprint: str) -> None:
-    """Refuse a shard that is not there, or was made with another tokenizer than its store."""
-    if not (path / "corpus.json").is_file():
-        raise damaged(path, "corpus.json is missing: the shard is not there, or not all of it")
-    header = read_json(path / "corpus.json", max_bytes=MAX_HEADER_BYTES)
-    found = header.get("tokenizer_fingerprint") if isinstance(header, dict) else None
-    if found != fingerprint:
-        raise damaged(
-            path,
-            f"it was built with another tokenizer ({str(found)[:12]}) than the store "
-            f"({fingerprint[:12]})",
-        )
-
-
-def check_digests(path: Path, header: Mapping[str, Any] | None = None) -> None:
-    """Compare the small files of a store with the header there; without it the shard's arrays.
+def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
+    """Compare the manifest of a store, and the small files there, with the digests in it.
 
     Raises:
-        UserError: Names the file, which may be the header.
+        UserError: Names the file, which may be the manifest.
     """
-    large, file = header is None, path / "corpus.json"
-    header = dict(header or read_json_object(file, max_bytes=MAX_HEADER_BYTES))
+    header = dict(header)
     if header.pop("crc32", None) not in (None, json_crc(header)):
         why = "corpus.json is not as written (where that is meant, remove its entry crc32)"
         raise damaged(path, why)
-    digests, old = header.get(DIGESTS), header.get("sha256")
-    if not isinstance(digests, dict):
-        digests = {f"{n}.bin": each for n, each in old.items()} if isinstance(old, dict) else {}
-    if name := differing(path, {n: d for n, d in digests.items() if large == (n in _LARGE)}):
+    _check_digests(path, header.get(DIGESTS))
+
+
+def check_arrays(path: Path, digests: Mapping[str, str]) -> None:
+    """Compare the arrays of a shard with their digests in the manifest.
+
+    Raises:
+        UserError: Names the file.
+    """
+    _check_digests(path, {f"{name}.bin": digest for name, digest in digests.items()})
+
+
+def _check_digests(path: Path, digests: Any) -> None:
+    if name := differing(path, digests):
         raise damaged(path, f"{name} does not have the digest that corpus.json names")
 
 

@@ -1,15 +1,11 @@
 """The token store: a tokenized corpus as memory-mapped arrays.
 
-On disk a store is a directory with one flat little-endian file per array, so that a batch is one
-gather, and `corpus.json` beside them (version 1):
-
-    corpus.json  tokenizer/
-    tokens.bin  sentence_offsets.bin  document_offsets.bin  unigram_counts.bin
-
-or a manifest and shards, each such a store without a tokenizer of its own (version 2):
+On disk a store is a manifest and shards, of which a small store has one. A shard has one flat
+little-endian file per array, so that a batch is one gather:
 
     corpus.json  tokenizer/  unigram_counts.bin
     shards/00000/  shards/00001/  ...
+        tokens.bin  sentence_offsets.bin  document_offsets.bin  unigram_counts.bin
 """
 
 import functools
@@ -29,9 +25,9 @@ from bert_jax.data.shard import (
     Shard,
     Shards,
     StoreTokenizer,
-    check_digests,
+    check_arrays,
+    check_manifest,
     check_offsets,
-    check_tokenizer,
     check_tokens,
     damaged,
     map_array,
@@ -43,23 +39,44 @@ from bert_jax.files.untrusted.json_file import read_json
 from bert_jax.tokenization.special_ids import SpecialIds
 
 FORMAT = "bert_jax token store"
-VERSION = 1
-SHARDED_VERSION = 2
+VERSION = 3
 ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
 """Array files of a shard, without `.bin`."""
+COUNTS = "unigram_counts"
+"""Array file of a store, and of each shard: how often each id occurs."""
 MAX_VOCAB = 1 << 22
 """Ids; the counts of all of them are read when a store is opened."""
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # of a shard's directory
 
 
-class ShardCounts(NamedTuple):
-    """A shard as the manifest has it."""
+class ShardEntry(NamedTuple):
+    """Entry of a shard in the manifest."""
 
     name: str
-    """Directory below `shards`; empty for the only shard of a flat store."""
+    """Directory below `shards`."""
     num_tokens: int
     num_sentences: int
     num_documents: int
+    sha256: Mapping[str, str] = {}
+    """Digests of the arrays by `ARRAYS`, which determine the store's fingerprint."""
+    crc32c: Mapping[str, str] = {}
+    """Digests that are faster to compare, of the arrays and of `COUNTS`."""
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> "ShardEntry":
+        """Make an entry of its JSON.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: The JSON makes no sense.
+        """
+        name, *numbers = (entry[field] for field in cls._fields[:4])
+        if not _NAME.fullmatch(name) or not all(
+            type(number) is int and 0 < number < 1 << 48 for number in numbers
+        ):
+            raise ValueError(f"the shard {name!r} with the counts {numbers}")
+        sha256 = {array: str(entry["sha256"][array]) for array in ARRAYS}
+        crc32c = {array: str(entry[DIGESTS][array]) for array in (*ARRAYS, COUNTS)}
+        return cls(name, *numbers)._replace(sha256=sha256, crc32c=crc32c)
 
 
 @dataclass(frozen=True)
@@ -67,9 +84,9 @@ class TokenStore:
     """A tokenized corpus: what its manifest says, and its shards."""
 
     shards: Shards
-    """Shards by number; a flat store is one."""
-    counts: tuple[ShardCounts, ...]
-    """Sizes of the shards, which are known without opening them."""
+    """Shards by number."""
+    counts: tuple[ShardEntry, ...]
+    """Sizes and digests of the shards, which are known without opening them."""
     unigram_counts: np.ndarray
     """(vocab_size,) int64: how often each id occurs."""
     vocab_size: int
@@ -95,7 +112,7 @@ class TokenStore:
         first = shards[0]
         return cls(
             Shards(len(shards), shards.__getitem__),
-            tuple(ShardCounts("", s.num_tokens, s.num_sentences, s.num_documents) for s in shards),
+            tuple(ShardEntry("", s.num_tokens, s.num_sentences, s.num_documents) for s in shards),
             unigram_counts,
             first.vocab_size,
             first.special_ids,
@@ -119,10 +136,10 @@ class TokenStore:
         """Documents of all shards."""
         return sum(shard.num_documents for shard in self.counts)
 
-    def shard_path(self, shard: ShardCounts) -> Path:
+    def shard_path(self, shard: ShardEntry) -> Path:
         """Return the directory of a shard of a store on disk."""
         assert self.path is not None
-        return self.path / "shards" / shard.name if shard.name else self.path
+        return self.path / "shards" / shard.name
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -169,21 +186,24 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def is_store(path: str | Path) -> bool:
-    """Return true when `path` is a directory that holds a complete token store."""
+    """Return true when `path` is a directory that holds a complete token store.
+
+    A store of an earlier version, with its arrays beside the manifest, is one that cannot be read.
+    """
     path = Path(path)
-    has_arrays = (path / "tokens.bin").is_file() or (path / "shards").is_dir()
+    has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
     return has_arrays and (path / "corpus.json").is_file()
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Return the store's fingerprint: of its tokenizer and the sha256 of each array file.
+    """Compute the fingerprint of a store from its tokenizer and the sha256 of each array file.
 
     Args:
         tokenizer_fingerprint: Fingerprint of the tokenizer.
-        digests: sha256 by array, of each shard; of a flat store one.
+        digests: sha256 of each shard, by array.
     """
-    version = VERSION if len(digests) == 1 else SHARDED_VERSION
-    parts = [f"{FORMAT} {version}", tokenizer_fingerprint]
+    # Run records hold fingerprints, so the numbers are the versions that stores once had.
+    parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -210,7 +230,7 @@ def open_store(
     Raises:
         UserError: nothing there, incomplete, damaged, of another version or another tokenizer.
     """
-    store, digests = read_manifest(path, tokenizer)
+    store = read_manifest(path, tokenizer)
     checked: set[int] = set()
 
     def open_by_number(number: int) -> Shard:
@@ -218,30 +238,24 @@ def open_store(
         shard = open_shard(store, number, check=number not in checked)
         if number not in checked:
             checked.add(number)
-            path = store.shard_path(store.counts[number])
-            # A flat store of before has no digest but that of its whole content.
-            old = not digests and DIGESTS not in store.meta
-            store.checks.add(lambda: _verify(store, ()) if old else check_digests(path))
+            assert shard.path is not None
+            digests = {array: store.counts[number].crc32c[array] for array in ARRAYS}
+            store.checks.add(functools.partial(check_arrays, shard.path, digests))
             if not background:
                 store.checks.wait()
         return shard
 
     store = replace(store, shards=Shards(len(store.counts), open_by_number, num_open))
     if verify:
-        _verify(store, digests)
+        _verify(store)
     elif len(store.counts) == 1:
         fetch(store.counts[0].name)
         open_shard(store, 0)  # says now what is missing
     return store
 
 
-def read_manifest(
-    path: str | Path, tokenizer: StoreTokenizer | None = None
-) -> tuple[TokenStore, list[dict[str, str]]]:
-    """Read what a store says of itself, and its counts of ids; look at no shard.
-
-    Returns:
-        The store without shards, and sha256 by array, of each shard of a store of several.
+def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> TokenStore:
+    """Read the manifest of a store and its counts of ids, and make a store without shards.
 
     Raises:
         UserError: see `open_store`, whose arguments these are.
@@ -250,7 +264,6 @@ def read_manifest(
     header = _read_header(path)
     try:
         store = _described(path, header)
-        digests = [{name: str(e["sha256"][name]) for name in ARRAYS} for e in _entries(header)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"corpus.json: {type(error).__name__}: {error}") from error
     if tokenizer is not None and tokenizer.fingerprint != store.tokenizer_fingerprint:
@@ -259,12 +272,12 @@ def read_manifest(
             f"{store.tokenizer_fingerprint}, the given tokenizer {tokenizer.fingerprint}. Use the "
             f"tokenizer in {path / 'tokenizer'}, or build the corpus again with the one you want."
         )
-    unigram = np.array(map_array(path, "unigram_counts", OFFSET_DTYPE, store.vocab_size))
+    unigram = np.array(map_array(path, COUNTS, OFFSET_DTYPE, store.vocab_size))
     total = sum(unigram.tolist())  # of numpy's integers a sum can wrap around
     if unigram.min() < 0 or total != store.num_tokens:
-        raise damaged(path, f"unigram_counts.bin adds up to {total}, not {store.num_tokens}")
-    check_digests(path, header)
-    return replace(store, unigram_counts=unigram), digests
+        raise damaged(path, f"{COUNTS}.bin adds up to {total}, not {store.num_tokens}")
+    check_manifest(path, header)
+    return replace(store, unigram_counts=unigram)
 
 
 def open_shard(
@@ -274,48 +287,42 @@ def open_shard(
 
     Args:
         store, number: store, and number of the shard.
-        check: whether to look at the shard's header and the beginning of its offsets.
+        check: whether to look at the beginning of the shard's offsets.
         verify: whether to look at all offsets.
 
     Raises:
-        UserError: missing, cut off, or of another tokenizer; names the shard.
+        UserError: missing or cut off; names the shard.
     """
-    name, *numbers = store.counts[number]
-    path = store.shard_path(store.counts[number])
-    if name and check:
-        check_tokenizer(path, store.tokenizer_fingerprint)
-    num_tokens, num_sentences, num_documents = numbers
+    entry = store.counts[number]
+    path = store.shard_path(entry)
     shard = Shard(
-        map_array(path, "tokens", store.token_dtype, num_tokens),
-        map_array(path, "sentence_offsets", OFFSET_DTYPE, num_sentences + 1),
-        map_array(path, "document_offsets", OFFSET_DTYPE, num_documents + 1),
+        map_array(path, "tokens", store.token_dtype, entry.num_tokens),
+        map_array(path, "sentence_offsets", OFFSET_DTYPE, entry.num_sentences + 1),
+        map_array(path, "document_offsets", OFFSET_DTYPE, entry.num_documents + 1),
         store.vocab_size,
         store.special_ids,
         path,
         store.meta,
     )
     if check:
-        check_offsets(path, "sentence", shard.sentence_offsets, num_tokens, whole=verify)
-        check_offsets(path, "document", shard.document_offsets, num_sentences, whole=verify)
+        check_offsets(path, "sentence", shard.sentence_offsets, entry.num_tokens, whole=verify)
+        check_offsets(path, "document", shard.document_offsets, entry.num_sentences, whole=verify)
     return shard
 
 
-def _verify(store: TokenStore, expected: Sequence[Mapping[str, str]]) -> None:
+def _verify(store: TokenStore) -> None:
     """Read all shards and compare them with the manifest."""
-    found = []
-    for number in range(len(store.counts)):
+    for number, entry in enumerate(store.counts):
         shard = open_shard(store, number, verify=True)
         assert shard.path is not None
         check_tokens(shard.path, shard.tokens, store.vocab_size)
-        found.append(
-            {name: hashlib.sha256(getattr(shard, name).data).hexdigest() for name in ARRAYS}
-        )
-        if expected and found[-1] != expected[number]:
-            names = [name for name in ARRAYS if found[-1][name] != expected[number][name]]
-            raise damaged(
-                shard.path, f"{names[0]}.bin does not have the digest that corpus.json names"
-            )
-    if content_fingerprint(store.tokenizer_fingerprint, *found) != store.fingerprint:
+        for name, digest in entry.sha256.items():
+            if hashlib.sha256(getattr(shard, name).data).hexdigest() != digest:
+                raise damaged(
+                    shard.path, f"{name}.bin does not have the digest that corpus.json names"
+                )
+    digests = (entry.sha256 for entry in store.counts)
+    if content_fingerprint(store.tokenizer_fingerprint, *digests) != store.fingerprint:
         raise damaged(store.path, "its content does not have the fingerprint in corpus.json")
 
 
@@ -323,18 +330,17 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
     """Make the store that a header describes, without shards and counts of ids.
 
     Raises:
-        KeyError, TypeError, ValueError: The header makes no sense.
+        AttributeError, KeyError, TypeError, ValueError: The header makes no sense.
     """
+    shards = tuple(map(ShardEntry.read, header["shards"]))
+    whole = tuple(header[name] for name in ShardEntry._fields[1:4])
+    sums = tuple(map(sum, zip(*(shard[1:4] for shard in shards), strict=True)))
+    if sums != whole:  # nor are there no shards
+        raise ValueError(f"the shards add up to {sums}, not {whole}")
+    if len({shard.name for shard in shards}) < len(shards):
+        raise ValueError("two shards of one name")
     vocab_size = header["vocab_size"]
-    whole, *shards = (_counts(entry, vocab_size) for entry in [header, *_entries(header)])
-    if header["version"] == SHARDED_VERSION:
-        sums = tuple(map(sum, zip(*(shard[1:] for shard in shards), strict=True)))
-        if sums != whole[1:]:
-            raise ValueError(f"the shards add up to {sums}, not {whole[1:]}")
-        names = [shard.name for shard in shards]
-        if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
-            raise ValueError("two shards of one name, or a name that is none")
-    if vocab_size > MAX_VOCAB:
+    if type(vocab_size) is not int or not 0 < vocab_size <= MAX_VOCAB:
         raise ValueError(f"vocab_size {vocab_size}; the limit is {MAX_VOCAB}")
     special_ids = SpecialIds(**header["special_ids"])
     if not all(type(i) is int and 0 <= i < vocab_size for i in asdict(special_ids).values()):
@@ -347,7 +353,7 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
     known = {"vocab_size", "special_ids", "tokenizer_fingerprint", "fingerprint", "shards"}
     return TokenStore(
         shards=Shards(0, ().__getitem__),
-        counts=tuple(shards or [whole._replace(name="")]),
+        counts=shards,
         unigram_counts=np.zeros(0, np.int64),
         vocab_size=vocab_size,
         special_ids=special_ids,
@@ -356,22 +362,6 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
         path=path,
         meta={key: value for key, value in header.items() if key not in known},
     )
-
-
-def _counts(entry: Mapping[str, Any], vocab_size: Any) -> ShardCounts:
-    numbers = [entry[name] for name in ShardCounts._fields[1:]]
-    if not all(type(n) is int and 0 < n < 1 << 48 for n in (*numbers, vocab_size)):
-        raise ValueError(f"counts {numbers}, vocab_size {vocab_size}")
-    return ShardCounts(str(entry.get("name", "")), *numbers)
-
-
-def _entries(header: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the manifest's entries of shards; none in a flat store."""
-    if header["version"] == VERSION:
-        return []
-    if not header["shards"]:
-        raise ValueError("no shards")
-    return list(header["shards"])
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -393,10 +383,9 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise damaged(path, f"{error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UserError(f"{path / 'corpus.json'} does not describe a bert_jax token store.")
-    if header.get("version") not in (VERSION, SHARDED_VERSION):
+    if header.get("version") != VERSION:
         raise UserError(
             f"the token store {path} has version {header.get('version')!r}; this bert_jax reads "
-            f"{VERSION} and {SHARDED_VERSION}. Build the corpus again, or use the bert_jax that "
-            "made it."
+            f"{VERSION}. Build the corpus again, or use the bert_jax that made it."
         )
     return header

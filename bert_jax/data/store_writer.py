@@ -3,30 +3,28 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_jax.data.shard import OFFSET_DTYPE, StoreTokenizer, token_dtype
+from bert_jax.data.shard import OFFSET_DTYPE, StoreTokenizer, damaged, token_dtype
 from bert_jax.data.store import (
     ARRAYS,
+    COUNTS,
     FORMAT,
-    SHARDED_VERSION,
     VERSION,
-    ShardCounts,
-    TokenStore,
+    ShardEntry,
     content_fingerprint,
-    is_store,
-    open_shard,
-    open_store,
-    read_manifest,
 )
 from bert_jax.errors import UserError
-from bert_jax.files.checks import DIGESTS, digests_of, json_crc
+from bert_jax.files.checks import DIGESTS, crc_of, digests_of, json_crc
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
+
+_SUMS = ("num_tokens", "num_sentences", "num_documents")
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
@@ -52,33 +50,26 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
             )
 
 
-class StoreWriter:
-    """A token store that is written block by block, in memory that does not grow with the corpus.
+class ShardWriter:
+    """A shard that is written block by block, in memory that does not grow with the shard.
 
-    A context manager. The store is built in `path.tmp-<process>` beside `path` and renamed by
-    `finish`; leaving the block without it, by an error or not, removes what was written. The
-    tokenizer is saved in the store. `overwrite` replaces a complete store at `path`. A `shard` has
-    no tokenizer and names the digests of its arrays; `write_manifest` makes a store of shards.
+    A context manager. The shard is built in `path.tmp-<process>` beside `path` and renamed by
+    `finish`, in the place of what was there; leaving the block without `finish`, by an error or
+    not, removes what was written. `write_manifest` makes a store of shards.
 
     Raises:
-        UserError: `path` exists and may not be replaced, or cannot be written.
+        UserError: `path` cannot be written.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        tokenizer: StoreTokenizer,
-        *,
-        overwrite: bool = False,
-        shard: bool = False,
-    ) -> None:
-        self._tokenizer, self._shard = tokenizer, shard
+    def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:
+        self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.vocab_size)
-        self._unigram_counts = np.zeros(tokenizer.vocab_size, np.int64)
+        self.unigram_counts = np.zeros(tokenizer.vocab_size, OFFSET_DTYPE)
+        """(vocab_size,): how often each id occurs so far."""
         self.num_tokens = 0
         self.num_sentences = 0
         self.num_documents = 0
-        self._staged = StagedDirectory(path, is_store, overwrite=overwrite)
+        self._staged = StagedDirectory(path, lambda path: True, overwrite=True)
         self.path = self._staged.target
         self._files: dict[str, BinaryIO] = {}
         self._digests: dict[str, Any] = {}
@@ -125,7 +116,7 @@ class StoreWriter:
         check_ids(tokens, self._tokenizer)
         stored = np.ascontiguousarray(tokens, self._dtype)
         # Before anything is written: a refused block leaves no trace in the counts.
-        self._unigram_counts += np.bincount(stored, minlength=len(self._unigram_counts))
+        self.unigram_counts += np.bincount(stored, minlength=len(self.unigram_counts))
         self._write("tokens", stored)
         self._write("sentence_offsets", self.num_tokens + np.cumsum(sentence_lengths))
         self._write("document_offsets", self.num_sentences + np.cumsum(document_lengths))
@@ -141,10 +132,8 @@ class StoreWriter:
         except OSError as error:
             raise disk_full(self.path, error) from error
 
-    def finish(self, **meta: Any) -> TokenStore:
-        """Complete the store, make it appear at `path` and open it.
-
-        Further entries of `corpus.json`, such as the sources, are in `meta`.
+    def finish(self) -> ShardEntry:
+        """Complete the shard, make it appear at `path`, and return its entry for the manifest.
 
         Raises:
             UserError: there are no documents, or the disk is full.
@@ -154,18 +143,19 @@ class StoreWriter:
         try:
             for file in self._files.values():
                 file.close()
-            _write_counts(self._staged.path, self._unigram_counts)
-            digests = {name: digest.hexdigest() for name, digest in self._digests.items()}
-            if self._shard:
-                meta["sha256"] = digests
-            else:
-                self._tokenizer.save(self._staged.path / "tokenizer")
-            counts = ShardCounts("", self.num_tokens, self.num_sentences, self.num_documents)
-            _write_header(self._staged.path, meta, counts, self._tokenizer, [digests])
+            (self._staged.path / f"{COUNTS}.bin").write_bytes(self.unigram_counts.tobytes())
+            crcs = digests_of(self._staged.path)
             self._staged.commit()
         except OSError as error:
             raise disk_full(self.path, error) from error
-        return open_store(self.path)
+        return ShardEntry(
+            self.path.name,
+            self.num_tokens,
+            self.num_sentences,
+            self.num_documents,
+            {name: digest.hexdigest() for name, digest in self._digests.items()},
+            {name.removesuffix(".bin"): crc for name, crc in crcs.items()},
+        )
 
     def close(self) -> None:
         """Remove what was written unless `finish` has completed; may be called twice."""
@@ -176,7 +166,7 @@ class StoreWriter:
             self._staged.close()
             self._staged = None  # type: ignore[assignment]
 
-    def __enter__(self) -> "StoreWriter":
+    def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -184,78 +174,65 @@ class StoreWriter:
 
 
 def write_manifest(
-    directory: str | Path, names: Sequence[str], tokenizer: StoreTokenizer, **meta: Any
-) -> TokenStore:
-    """Make one store of the shards that lie in a directory, and open the store.
+    directory: Path,
+    shards: Sequence[ShardEntry],
+    tokenizer: StoreTokenizer,
+    counts: Iterable[bytes | None] | None = None,
+    **meta: Any,
+) -> None:
+    """Make one store of shards that are complete.
 
-    Each shard is what `StoreWriter(directory / "shards" / name, tokenizer, shard=True)` wrote.
-    Nothing of a shard is read but its header and its counts of ids. `corpus.json` is written last:
-    without it there is no store. Rename the directory only afterwards (`StagedDirectory`).
+    `corpus.json` is written last: without it there is no store. Rename the directory only
+    afterwards (`StagedDirectory`).
 
     Args:
-        directory: Directory of the store, with the shards below `shards`.
-        names: Names of the shards, in the order that the store has.
+        directory: Directory of the store.
+        shards: Entries of the shards, in the order that the store has.
         tokenizer: Tokenizer of all shards.
+        counts: Content of each shard's `unigram_counts.bin`, None where that is missing; by
+            default the files are read below `directory`.
         meta: Further entries of `corpus.json`, such as the sources.
 
     Raises:
-        UserError: No shards, one that is missing, incomplete or of another tokenizer, or the disk
-            is full.
+        UserError: No shards, one whose counts of ids are not as written, or the disk is full.
     """
-    directory = Path(directory)
-    if not names:
+    if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")
-    unigram_counts = np.zeros(tokenizer.vocab_size, np.int64)
-    shards, digests = [], []
-    for name in names:
-        shard, _ = read_manifest(directory / "shards" / name, tokenizer)
-        open_shard(shard, 0, check=False)  # says what is missing
-        unigram_counts += shard.unigram_counts
-        shards.append(shard.counts[0]._replace(name=name))
-        digests.append(shard.meta["sha256"])
+    unigram_counts = np.zeros(tokenizer.vocab_size, OFFSET_DTYPE)
+    places = [directory / "shards" / shard.name for shard in shards]
+    for shard, place, found in zip(shards, places, counts or map(_counts, places), strict=True):
+        if found is None or crc_of([found]) != shard.crc32c[COUNTS]:
+            raise damaged(place, f"{COUNTS}.bin is missing, or not as it was written")
+        unigram_counts += np.frombuffer(found, OFFSET_DTYPE)
     try:
-        _write_counts(directory, unigram_counts)
-        if not (directory / "tokenizer").exists():
-            tokenizer.save(directory / "tokenizer")
-        entries = [
-            {**shard._asdict(), "sha256": dict(each)}
-            for shard, each in zip(shards, digests, strict=True)
-        ]
-        whole = ShardCounts(
-            "", *(sum(numbers) for numbers in zip(*(s[1:] for s in shards), strict=True))
-        )
-        _write_header(directory, {**meta, "shards": entries}, whole, tokenizer, digests)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "corpus.json").unlink(missing_ok=True)  # of a build that was cut off
+        (directory / f"{COUNTS}.bin").write_bytes(unigram_counts.tobytes())
+        shutil.rmtree(directory / "tokenizer", ignore_errors=True)
+        tokenizer.save(directory / "tokenizer")
+        header = {
+            **meta,
+            "format": FORMAT,
+            "version": VERSION,
+            **{name: sum(getattr(each, name) for each in shards) for name in _SUMS},
+            "token_dtype": token_dtype(tokenizer.vocab_size).name,
+            "vocab_size": tokenizer.vocab_size,
+            "special_ids": asdict(tokenizer.special_ids),
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            "fingerprint": content_fingerprint(
+                tokenizer.fingerprint, *(each.sha256 for each in shards)
+            ),
+            "shards": [each._asdict() for each in shards],
+            DIGESTS: digests_of(directory),
+        }
+        header = json.loads(json.dumps(header))  # as it is read back
+        header["crc32"] = json_crc(header)
+        text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
+        replace_file(directory / "corpus.json", text.encode())
     except OSError as error:
         raise disk_full(directory, error) from error
-    return open_store(directory)
 
 
-def _write_counts(directory: Path, counts: np.ndarray) -> None:
-    (directory / "unigram_counts.bin").write_bytes(counts.astype(OFFSET_DTYPE).tobytes())
-
-
-def _write_header(
-    directory: Path,
-    meta: Mapping[str, Any],
-    counts: ShardCounts,
-    tokenizer: StoreTokenizer,
-    digests: Sequence[Mapping[str, str]],
-) -> None:
-    header = {
-        **meta,
-        "format": FORMAT,
-        "version": SHARDED_VERSION if "shards" in meta else VERSION,
-        "num_tokens": counts.num_tokens,
-        "num_sentences": counts.num_sentences,
-        "num_documents": counts.num_documents,
-        "token_dtype": token_dtype(tokenizer.vocab_size).name,
-        "vocab_size": tokenizer.vocab_size,
-        "special_ids": asdict(tokenizer.special_ids),
-        "tokenizer_fingerprint": tokenizer.fingerprint,
-        "fingerprint": content_fingerprint(tokenizer.fingerprint, *digests),
-        DIGESTS: digests_of(directory),
-    }
-    header = json.loads(json.dumps(header))  # as it is read back
-    header["crc32"] = json_crc(header)
-    text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-    replace_file(directory / "corpus.json", text.encode())
+def _counts(shard: Path) -> bytes | None:
+    file = shard / f"{COUNTS}.bin"
+    return file.read_bytes() if file.is_file() else None

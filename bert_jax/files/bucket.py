@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.files.checks import digest_of
 from bert_jax.files.staging import staged_file
 from bert_jax.files.urls import bucket_failures, file_system
 
@@ -109,10 +110,8 @@ class FileCache:
         self._found: dict[tuple[Path, int], str] = {}
         """sha256 of what this process has read, by path and inode."""
 
-    def fetch(
-        self, files: BucketFiles, name: str, target: Path, size: int, digest: str | None = None
-    ) -> str:
-        """Make a file of the bucket appear at a path below the root, whole; return its sha256.
+    def fetch(self, files: BucketFiles, name: str, target: Path, size: int, digest: str) -> None:
+        """Make a file of the bucket appear at a path below the root, whole.
 
         A file that is there is read at its first use: one that went bad is fetched again.
 
@@ -121,18 +120,18 @@ class FileCache:
             name: Name of the file below the bucket's URL.
             target: Path.
             size: Bytes that the file must have.
-            digest: sha256 that the content must have; None: not known.
+            digest: sha256 that the content must have.
 
         Raises:
             UserError: The file is missing or another one, or the disk is full.
             BucketAwayError: See `BucketFiles.read`.
         """
-        if found := self._sha256(target, size, digest):
+        if self._has(target, size, digest):
             os.utime(target)  # the time of the last use
-            return found
+            return
         with _lock(target.with_name(f".{target.name}.lock")):
-            if found := self._sha256(target, size, digest):  # by another process, meanwhile
-                return found
+            if self._has(target, size, digest):  # by another process, meanwhile
+                return
             try:
                 there = files.size(name)
             except FileNotFoundError as error:
@@ -147,23 +146,21 @@ class FileCache:
                     data = files.read(name, start, min(start + _RANGE, size))
                     sha.update(data)
                     out.write(data)
-                if out.tell() != size or digest not in (None, sha.hexdigest()):
+                if out.tell() != size or sha.hexdigest() != digest:
                     raise damaged(files, name, "the content is not what corpus.json describes")
-            self._found[target, target.stat().st_ino] = sha.hexdigest()
-            return sha.hexdigest()
+            self._found[target, target.stat().st_ino] = digest
 
-    def _sha256(self, path: Path, size: int, digest: str | None) -> str | None:
-        """Return the sha256 of a file of the cache; None where it is not there or not the one."""
+    def _has(self, path: Path, size: int, digest: str) -> bool:
+        """Say whether the cache has a file of this size and sha256."""
         try:
             status = path.stat()
             if status.st_size != size:
-                return None
+                return False
             if (key := (path, status.st_ino)) not in self._found:
-                with path.open("rb") as file:
-                    self._found[key] = hashlib.file_digest(file, "sha256").hexdigest()
+                self._found[key] = digest_of(path)
         except FileNotFoundError:
-            return None
-        return self._found[key] if digest in (None, self._found[key]) else None
+            return False
+        return self._found[key] == digest
 
     def _make_room(self, size: int) -> None:
         status = {}

@@ -93,7 +93,7 @@ def differing(directory: Path, digests: Any) -> str:
         inside = not name.startswith("/") and ".." not in Path(name).parts
         kind = DIGESTS if len(f"{digest}") == 8 else "sha256"
         path = directory / name
-        if not (inside and path.is_file() and _digest(path, kind) == digest):
+        if not (inside and path.is_file() and digest_of(path, kind) == digest):
             return str(name)
     return ""
 
@@ -102,7 +102,7 @@ def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dic
     """Return the digest of each file below a directory by its path, but for one directory."""
     paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     files = [path for path in paths if path.parts[0] not in (but, ".lock")]
-    return {path.as_posix(): _digest(directory / path, kind) for path in files}
+    return {path.as_posix(): digest_of(directory / path, kind) for path in files}
 
 
 def crc_of(pieces: Iterable[bytes]) -> str:
@@ -115,7 +115,8 @@ def json_crc(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def _digest(path: Path, kind: str) -> str:
+def digest_of(path: Path, kind: str = "sha256") -> str:
+    """Compute the digest of a file in hex."""
     with open(path, "rb") as file:
         if kind == DIGESTS:
             return crc_of(iter(lambda: file.read(1 << 20), b""))

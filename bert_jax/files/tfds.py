@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 from bert_jax.files.untrusted.archives import extract_tar, extract_zip
 
 _ARCHIVES = {
@@ -100,13 +100,9 @@ def prepare_tfds(dataset: str) -> Path:
 
 
 def _library(name: str) -> Any:
-    try:
+    with needs_package(f"{name}: TFDS needs tensorflow-datasets: pip install 'bert_jax[data]'."):
         import tensorflow_datasets as tfds
         import tensorflow_datasets.text  # registers glue, imdb_reviews, ... without TensorFlow
-    except ImportError as error:
-        raise UserError(
-            f"{name}: TFDS needs tensorflow-datasets: pip install 'bert_jax[data]'."
-        ) from error
     return tfds
 
 

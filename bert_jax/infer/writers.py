@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.kept import KeptLines
 from bert_jax.infer.predictor import Predictor
@@ -147,13 +147,11 @@ def _write_parquet(file: File, chunks: Chunks, width: int) -> None:
     Raises:
         UserError: pyarrow is not installed.
     """
-    try:
+    with needs_package(
+        "parquet needs pyarrow: pip install 'bert_jax[data]', or name a .npy or .jsonl file"
+    ):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(
-            "parquet needs pyarrow: pip install 'bert_jax[data]', or name a .npy or .jsonl file"
-        ) from error
     vector = pyarrow.list_(pyarrow.float32(), width)
     fields = [("id", pyarrow.string()), ("embedding", vector), ("error", pyarrow.string())]
     schema = pyarrow.schema(fields)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, intervals
 
 BUCKETS = ((1, 10), (11, 15), (16, 20), (21, None))
@@ -107,12 +107,8 @@ def _ngrams(tokens: Sequence[str]) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _metrics() -> Any:
-    try:
+    with needs_package("translations are scored by sacreBLEU: pip install 'bert_jax[translate]'"):
         from sacrebleu import metrics
-    except ImportError as error:
-        raise UserError(
-            "translations are scored by sacreBLEU: pip install 'bert_jax[translate]'"
-        ) from error
     return metrics
 
 

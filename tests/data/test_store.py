@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from one_shard import StoreWriter
 
 from bert_jax.data import shard as shard_module
 from bert_jax.data import store as store_module
 from bert_jax.data.shard import token_dtype
 from bert_jax.data.store import is_store, open_store
-from bert_jax.data.store_writer import StoreWriter, write_manifest
+from bert_jax.data.store_writer import ShardWriter, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.tokenization.special_ids import SpecialIds
 
@@ -35,13 +35,17 @@ class FakeTokenizer:
         (directory / "tokenizer.json").write_text("{}")
 
 
-def write(path: Path, tokenizer: FakeTokenizer | None = None, blocks=None, meta=None, **options):
+ONE = Path("shards", "00000")
+"""Directory of the shard in a store of one."""
+
+
+def write(path: Path, tokenizer: FakeTokenizer | None = None, blocks=None, meta=None):
     if blocks is None:
         blocks = [([5, 6, 7, 8, 9], [2, 1, 2], [2, 1]), ([5, 5, 5], [3], [1])]
-    with StoreWriter(path, tokenizer or FakeTokenizer(), **options) as writer:
+    with StoreWriter(path, tokenizer or FakeTokenizer()) as writer:
         for block in blocks:
             writer.append(*(np.array(part) for part in block))
-        return writer.finish(**(meta or {}))
+        return writer.store(**(meta or {}))
 
 
 def names(directory: Path) -> list[str]:
@@ -59,7 +63,7 @@ def test_round_trip(tmp_path):
     assert (store.num_tokens, store.num_sentences, store.num_documents) == (8, 4, 3)
     assert store.special_ids == SpecialIds(0, 1, 2, 3, 4)
     assert store.meta["splitter"] == "fast"
-    assert names(tmp_path) == ["s"]
+    assert names(tmp_path / "s" / "shards") == ["00000"]
     assert (tmp_path / "s" / "tokenizer" / "tokenizer.json").is_file()
     again = open_store(tmp_path / "s", FakeTokenizer(), verify=True)
     assert again.fingerprint == store.fingerprint
@@ -103,7 +107,7 @@ def test_unigram_entropy_leaves_special_tokens_out(tmp_path):
 def test_id_outside_vocabulary(tmp_path, bad):
     with pytest.raises(UserError, match=f"the id {bad}, but its vocabulary has 100"):
         write(tmp_path / "s", blocks=[([5, bad], [2], [1])])
-    assert names(tmp_path) == []
+    assert names(tmp_path / "s" / "shards") == []
 
 
 @pytest.mark.parametrize("special", [0, 2, 3, 4])
@@ -125,51 +129,41 @@ def test_special_id_in_text(tmp_path, special):
 def test_lengths_must_add_up(tmp_path, block):
     with pytest.raises(ValueError, match=r"add up|without|outside"):
         write(tmp_path / "s", blocks=[block])
-    assert names(tmp_path) == []
+    assert names(tmp_path / "s" / "shards") == []
 
 
 def test_empty_corpus_is_refused(tmp_path):
     with pytest.raises(UserError, match="empty"):
         write(tmp_path / "s", blocks=[])
-    assert names(tmp_path) == []
+    assert names(tmp_path / "s" / "shards") == []
 
 
-def test_existing_store_is_kept_unless_asked(tmp_path):
+def test_a_shard_is_replaced_when_the_new_one_is_complete(tmp_path):
     first = write(tmp_path / "s")
-    with pytest.raises(UserError, match="already exists and is complete"):
-        write(tmp_path / "s", blocks=[([7], [1], [1])])
-    assert open_store(tmp_path / "s", verify=True).fingerprint == first.fingerprint
-    with pytest.raises(RuntimeError), StoreWriter(tmp_path / "s", FakeTokenizer(), overwrite=True):
+    with pytest.raises(RuntimeError), StoreWriter(tmp_path / "s", FakeTokenizer()):
         raise RuntimeError("a failed rebuild")
     assert open_store(tmp_path / "s", verify=True).fingerprint == first.fingerprint
-    second = write(tmp_path / "s", blocks=[([7], [1], [1])], overwrite=True)
-    assert second.shards[0].tokens.tolist() == [7]
-    assert names(tmp_path) == ["s"]
+    assert write(tmp_path / "s", blocks=[([7], [1], [1])]).shards[0].tokens.tolist() == [7]
+    assert names(tmp_path / "s" / "shards") == ["00000"]
 
 
-def test_other_directories_are_never_replaced(tmp_path):
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="holds something else"):
-        write(tmp_path / "s", overwrite=True)
-    assert names(tmp_path / "s") == ["thesis.tex"]
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is a file"):
-        write(tmp_path / "file", overwrite=True)
+def test_a_manifest_that_was_cut_off_leaves_no_trace(tmp_path):
+    """Its tokenizer and header lie there, and their digests are not those of the new ones."""
+    write(tmp_path / "s")
+    (tmp_path / "s" / "corpus.json").write_text("{}")
+    (tmp_path / "s" / "tokenizer" / "left").write_text("")
+    write(tmp_path / "s")
+    open_store(tmp_path / "s", verify=True)
+    assert names(tmp_path / "s" / "tokenizer") == ["tokenizer.json"]
 
 
-def test_empty_directory_is_filled(tmp_path):
-    (tmp_path / "s").mkdir()
-    assert write(tmp_path / "s").num_documents == 3
-
-
-def test_killed_writer_leaves_no_store_and_is_cleaned_up(tmp_path):
+def test_killed_writer_leaves_no_shard_and_is_cleaned_up(tmp_path):
     script = f"""
     import os, sys, time
-    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]!r}
     import numpy as np
-    from test_store import FakeTokenizer, StoreWriter
-    writer = StoreWriter({str(tmp_path / "s")!r}, FakeTokenizer())
+    from test_store import FakeTokenizer, ShardWriter
+    writer = ShardWriter({str(tmp_path / "s")!r}, FakeTokenizer())
     writer.append(np.array([5]), np.array([1]), np.array([1]))
     print("ready", flush=True)
     time.sleep(60)
@@ -179,29 +173,17 @@ def test_killed_writer_leaves_no_store_and_is_cleaned_up(tmp_path):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    with pytest.raises(UserError, match="no token store"):
-        open_store(tmp_path / "s")
     (left,) = names(tmp_path)
     assert left == f"s.tmp-{process.pid}"
     # A living writer's directory is not touched by another.
-    with StoreWriter(tmp_path / "s", FakeTokenizer()):
+    with ShardWriter(tmp_path / "s", FakeTokenizer()):
         assert left in names(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    write(tmp_path / "s")
-    assert names(tmp_path) == ["s"]
-
-
-def test_interrupted_replacement_is_undone(tmp_path):
-    store = write(tmp_path / "s")
-    os.rename(tmp_path / "s", tmp_path / "s.old-1234")
-    with pytest.raises(UserError, match="already exists and is complete"):
-        write(tmp_path / "s")
-    assert open_store(tmp_path / "s", verify=True).fingerprint == store.fingerprint
-    shutil.copytree(tmp_path / "s", tmp_path / "s.old-1234")
-    write(tmp_path / "s", overwrite=True)
-    assert names(tmp_path) == ["s"]
+    with ShardWriter(tmp_path / "s", FakeTokenizer()):
+        assert left not in names(tmp_path)
+    assert names(tmp_path) == []
 
 
 def test_full_disk(tmp_path, monkeypatch):
@@ -217,7 +199,7 @@ def test_full_disk(tmp_path, monkeypatch):
         monkeypatch.setitem(writer._files, "tokens", Full())
         with pytest.raises(UserError, match="disk is full"):
             writer.append(np.array([5]), np.array([1]), np.array([1]))
-    assert names(tmp_path) == []
+    assert names(tmp_path / "s" / "shards") == []
 
 
 def test_another_tokenizer(tmp_path):
@@ -245,7 +227,7 @@ def test_unknown_version(tmp_path):
     header = json.loads((tmp_path / "s" / "corpus.json").read_text())
     header["version"] = 99
     (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
-    with pytest.raises(UserError, match="version 99; this bert_jax reads 1 and 2"):
+    with pytest.raises(UserError, match="version 99; this bert_jax reads 3"):
         open_store(tmp_path / "s")
 
 
@@ -254,7 +236,7 @@ def test_unknown_version(tmp_path):
 )
 def test_truncated_or_missing_array(tmp_path, name):
     write(tmp_path / "s")
-    file = tmp_path / "s" / f"{name}.bin"
+    file = tmp_path / "s" / ("" if name == "unigram_counts" else ONE) / f"{name}.bin"
     data = file.read_bytes()
     file.write_bytes(data[:-1])
     with pytest.raises(UserError, match=rf"damaged: {name}.bin has {len(data) - 1} bytes"):
@@ -288,7 +270,7 @@ def test_nonsense_in_header(tmp_path, field, value):
 @pytest.mark.parametrize(("name", "where"), [("sentence_offsets", 0), ("document_offsets", -1)])
 def test_offsets_must_span_the_array(tmp_path, name, where):
     write(tmp_path / "s")
-    file = tmp_path / "s" / f"{name}.bin"
+    file = tmp_path / "s" / ONE / f"{name}.bin"
     array = np.fromfile(file, "<i8")
     array[where] += 1
     array.tofile(file)
@@ -298,12 +280,22 @@ def test_offsets_must_span_the_array(tmp_path, name, where):
 
 def test_flipped_bit_is_found_by_verify(tmp_path):
     write(tmp_path / "s")
-    file = tmp_path / "s" / "tokens.bin"
+    file = tmp_path / "s" / ONE / "tokens.bin"
     data = bytearray(file.read_bytes())
     data[0] ^= 2
     file.write_bytes(data)
     open_store(tmp_path / "s")
-    with pytest.raises(UserError, match="fingerprint"):
+    with pytest.raises(UserError, match=r"tokens.bin does not have the digest"):
+        open_store(tmp_path / "s", verify=True)
+
+
+def test_verify_compares_the_fingerprint(tmp_path):
+    write(tmp_path / "s")
+    header = json.loads((tmp_path / "s" / "corpus.json").read_text()) | {"fingerprint": "0" * 64}
+    del header["crc32"]
+    (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
+    open_store(tmp_path / "s")
+    with pytest.raises(UserError, match=r"does not have the fingerprint in corpus\.json"):
         open_store(tmp_path / "s", verify=True)
 
 
@@ -311,7 +303,20 @@ def test_is_store(tmp_path):
     assert not is_store(tmp_path)
     write(tmp_path / "s")
     assert is_store(tmp_path / "s")
-    assert store_module.VERSION == 1
+    assert store_module.VERSION == 3
+
+
+def test_a_store_with_its_arrays_beside_the_manifest_is_refused(tmp_path):
+    """Version 1 had them there, where a store was one shard."""
+    write(tmp_path / "s")
+    for file in (tmp_path / "s" / ONE).iterdir():
+        file.rename(tmp_path / "s" / file.name)
+    shutil.rmtree(tmp_path / "s" / "shards")
+    header = json.loads((tmp_path / "s" / "corpus.json").read_text()) | {"version": 1}
+    (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
+    assert is_store(tmp_path / "s")
+    with pytest.raises(UserError, match=r"version 1; this bert_jax reads 3\. Build the"):
+        open_store(tmp_path / "s")
 
 
 def rewrite(path: Path, name: str, dtype: str, change) -> None:
@@ -329,7 +334,7 @@ def test_offsets_rise(tmp_path, monkeypatch, name, value):
     def change(array):
         array[last] = value if value != 3 else array[last - 1]
 
-    rewrite(tmp_path / "s", f"{name}_offsets", "<i8", change)
+    rewrite(tmp_path / "s" / ONE, f"{name}_offsets", "<i8", change)
     with pytest.raises(UserError, match=rf"damaged: {name}_offsets.bin: .* is followed by"):
         open_store(tmp_path / "s")
     # Of a large store only the beginning is looked at, unless asked.
@@ -357,7 +362,7 @@ def test_verify_finds_ids_outside_the_vocabulary_whatever_the_fingerprint_says(t
     def change(array):
         array[3] = 100
 
-    rewrite(tmp_path / "s", "tokens", "<u2", change)
+    rewrite(tmp_path / "s" / ONE, "tokens", "<u2", change)
     with pytest.raises(UserError, match=r"tokens.bin has the id 100 at 3, of 100"):
         open_store(tmp_path / "s", verify=True)
 
@@ -406,13 +411,13 @@ BLOCKS = [([5, 6, 7, 8, 9], [2, 1, 2], [2, 1]), ([5, 5, 5], [3], [1]), ([6, 6], 
 def write_shards(path: Path, blocks=BLOCKS, tokenizer: FakeTokenizer | None = None, **meta):
     """A store of one shard a block."""
     tokenizer = tokenizer or FakeTokenizer()
+    entries = []
     for number, block in enumerate(blocks):
-        with StoreWriter(path / "shards" / f"{number:05}", tokenizer, shard=True) as writer:
+        with ShardWriter(path / "shards" / f"{number:05}", tokenizer) as writer:
             writer.append(*(np.array(part) for part in block))
-            writer.finish()
-    return write_manifest(
-        path, [f"{number:05}" for number in range(len(blocks))], tokenizer, **meta
-    )
+            entries.append(writer.finish())
+    write_manifest(path, entries, tokenizer, **meta)
+    return open_store(path)
 
 
 def test_shards_round_trip(tmp_path):
@@ -429,10 +434,13 @@ def test_shards_round_trip(tmp_path):
     other = write_shards(tmp_path / "o", BLOCKS[::-1])
     assert other.fingerprint != store.fingerprint
     assert write_shards(tmp_path / "n").fingerprint == store.fingerprint
-    # A shard is a store that lacks a tokenizer, and the only one has the flat store's fingerprint.
-    flat = write(tmp_path / "flat", blocks=BLOCKS[:1])
-    assert open_store(tmp_path / "s" / "shards" / "00000").fingerprint == flat.fingerprint
-    assert write_shards(tmp_path / "one", BLOCKS[:1]).fingerprint == flat.fingerprint
+
+
+def test_fingerprints_are_what_they_were(tmp_path):
+    """Run records hold them: they outlive the versions of the format."""
+    tokenizer = FakeTokenizer()
+    for blocks, begin in ((BLOCKS[:1], "cac77ed9a3825c67"), (BLOCKS, "b277264a60a3e8d7")):
+        assert write_shards(tmp_path / begin, blocks, tokenizer).fingerprint.startswith(begin)
 
 
 def test_opening_looks_at_no_shard(tmp_path):
@@ -444,7 +452,7 @@ def test_opening_looks_at_no_shard(tmp_path):
         store.shards[1]
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "flipped", "tokenizer"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "flipped", "swapped"])
 def test_a_damaged_shard_is_named(tmp_path, damage):
     write_shards(tmp_path / "s")
     shard = tmp_path / "s" / "shards" / "00001"
@@ -453,7 +461,7 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
         "cut": r"tokens.bin has 5 bytes, corpus.json asks for 6",
         "missing": r"tokens.bin is missing",
         "flipped": r"tokens.bin does not have the digest",
-        "tokenizer": r"built with another tokenizer \(e{12}\) than the store \(f{12}\)",
+        "swapped": r"tokens.bin does not have the digest",
     }[damage]
     if damage == "cut":
         (shard / "tokens.bin").write_bytes(data[:-1])
@@ -464,8 +472,8 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
         (shard / "tokens.bin").write_bytes(data)
     else:
         shutil.rmtree(shard)
-        write_shards(tmp_path / "o", BLOCKS, FakeTokenizer(fingerprint="e" * 64))
-        shutil.move(tmp_path / "o" / "shards" / "00001", shard)
+        write_shards(tmp_path / "o", [([7, 7, 7], [3], [1])])
+        shutil.move(tmp_path / "o" / "shards" / "00000", shard)
     match = rf"shard 00001 of the token store .*/s is damaged: .*{message}.*Copy .*/shards/00001"
     with pytest.raises(UserError, match=match):
         open_store(tmp_path / "s", verify=True)
@@ -477,11 +485,15 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
 def test_a_manifest_of_shards_that_do_not_belong_together(tmp_path):
     with pytest.raises(UserError, match="empty"):
         write_shards(tmp_path / "s", [])
-    write_shards(tmp_path / "s")
-    with pytest.raises(UserError, match="built with another tokenizer"):
-        write_manifest(tmp_path / "s", ["00000"], FakeTokenizer(fingerprint="e" * 64))
-    with pytest.raises(UserError, match=r"no token store at .*/shards/00009"):
-        write_manifest(tmp_path / "s", ["00000", "00009"], FakeTokenizer())
+    store = write_shards(tmp_path / "s")
+    there = [(tmp_path / "s" / "shards" / f"{n:05}" / "unigram_counts.bin") for n in range(3)]
+    counts = [file.read_bytes() for file in there]
+    for wrong in ([None, *counts[1:]], counts[::-1]):
+        with pytest.raises(UserError, match=r"shard 00000 of .* is damaged: unigram_counts.bin"):
+            write_manifest(tmp_path / "s", store.counts, FakeTokenizer(), wrong)
+    there[1].unlink()
+    with pytest.raises(UserError, match=r"shard 00001 of .* is damaged: unigram_counts.bin"):
+        write_manifest(tmp_path / "s", store.counts, FakeTokenizer())
 
 
 @pytest.mark.parametrize(
@@ -491,6 +503,8 @@ def test_a_manifest_of_shards_that_do_not_belong_together(tmp_path):
         lambda header: header["shards"][1].update(name="00000"),
         lambda header: header["shards"][1].update(num_tokens=4),
         lambda header: header["shards"][1].pop("sha256"),
+        lambda header: header["shards"][1]["crc32c"].pop("unigram_counts"),
+        lambda header: header["shards"].__setitem__(1, "00001"),
         lambda header: header["shards"].clear(),
         lambda header: header.update(shards=7),
         lambda header: header.pop("shards"),

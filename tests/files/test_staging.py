@@ -1,12 +1,14 @@
 """Directories that appear complete or not at all, when a signal comes while one is made."""
 
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
 
 import pytest
 
+from bert_jax.errors import UserError
 from bert_jax.files import staging
 from bert_jax.files.staging import StagedDirectory, signals_wait
 
@@ -41,6 +43,51 @@ def test_a_signal_between_two_calls_leaves_no_directory(tmp_path, monkeypatch, n
             signal.signal(each, handler)
     with StagedDirectory(tmp_path / "out", lambda _: True) as staged:
         staged.commit()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def fill(path: Path, text: str, **options) -> None:
+    """Make a directory of one file, which may replace another of that kind."""
+    with StagedDirectory(path, lambda each: (each / "kind").is_file(), **options) as staged:
+        (staged.path / "kind").write_text(text)
+        staged.commit()
+
+
+def test_a_directory_is_kept_unless_asked(tmp_path):
+    (tmp_path / "out").mkdir()  # an empty one is filled
+    fill(tmp_path / "out", "first")
+    with pytest.raises(UserError, match="already exists and is complete"):
+        fill(tmp_path / "out", "second")
+    with (
+        pytest.raises(RuntimeError),
+        StagedDirectory(tmp_path / "out", lambda _: True, overwrite=True),
+    ):
+        raise RuntimeError("a failed rebuild")
+    assert (tmp_path / "out" / "kind").read_text() == "first"
+    fill(tmp_path / "out", "second", overwrite=True)
+    assert (tmp_path / "out" / "kind").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_other_directories_are_never_replaced(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="holds something else"):
+        fill(tmp_path / "out", "first", overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        fill(tmp_path / "file", "first", overwrite=True)
+
+
+def test_interrupted_replacement_is_undone(tmp_path):
+    fill(tmp_path / "out", "first")
+    os.rename(tmp_path / "out", tmp_path / "out.old-1234")
+    with pytest.raises(UserError, match="already exists and is complete"):
+        fill(tmp_path / "out", "second")
+    assert (tmp_path / "out" / "kind").read_text() == "first"
+    shutil.copytree(tmp_path / "out", tmp_path / "out.old-1234")
+    fill(tmp_path / "out", "second", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -186,7 +186,7 @@ def _use_store(path: Path) -> None:
     from bert_jax.data.store import open_store
 
     for verify in (False, True):
-        store = open_store(path.parent, verify=verify)
+        store = open_store(next(p for p in path.parents if p.name == "store"), verify=verify)
     for pairing in ("none", "nsp"):
         stream = ExampleStream(store, DataConfig(pairing=pairing), [Phase(32, 4, 2)])
         stream.batch(1)
@@ -460,12 +460,18 @@ READERS = {
     "fast_tokenizer": Reader("tokenizer.json", _fast_tokenizers, _use_tokenizer, True),
     "sentencepiece": Reader("a.model", _models, _use_tokenizer),
     "corpus": Reader("store/corpus.json", _store_file("corpus.json"), _use_store, True),
-    "tokens": Reader("store/tokens.bin", _store_file("tokens.bin"), _use_store),
+    "tokens": Reader(
+        "store/shards/00000/tokens.bin", _store_file("shards/00000/tokens.bin"), _use_store
+    ),
     "sentences": Reader(
-        "store/sentence_offsets.bin", _store_file("sentence_offsets.bin"), _use_store
+        "store/shards/00000/sentence_offsets.bin",
+        _store_file("shards/00000/sentence_offsets.bin"),
+        _use_store,
     ),
     "documents": Reader(
-        "store/document_offsets.bin", _store_file("document_offsets.bin"), _use_store
+        "store/shards/00000/document_offsets.bin",
+        _store_file("shards/00000/document_offsets.bin"),
+        _use_store,
     ),
     "counts": Reader("store/unigram_counts.bin", _store_file("unigram_counts.bin"), _use_store),
     "sentence_modules": _sentence_reader("modules.json"),

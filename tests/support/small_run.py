@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from one_shard import StoreWriter
 
 from bert_jax.config.mapping import build
 from bert_jax.data.store import TokenStore
-from bert_jax.data.store_writer import StoreWriter
 from bert_jax.distributed.checkpoint import Checkpoints, Retention
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -38,7 +38,7 @@ def write_store(path: Path, num_documents: int, seed: int) -> TokenStore:
                 if random.random() < 0.7:
                     tokens[i] = 5 + (tokens[i - 1] * 7) % 23
             writer.append(tokens, lengths, np.array([len(lengths)]))
-        return writer.finish()
+        return writer.store()
 
 
 def write_corpus(path: Path) -> Corpus:

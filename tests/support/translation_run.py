@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from one_shard import StoreWriter
 from small_run import TOKENIZER, VOCAB_SIZE, small_config
 
 from bert_jax.data.store import TokenStore
-from bert_jax.data.store_writer import StoreWriter
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 
@@ -24,7 +24,7 @@ def write_pairs(path: Path, count: int, seed: int) -> TokenStore:
             np.add.at(counts, target, 1)
             ends += 1
         rates = np.append(counts[counts > 0], ends) / (counts.sum() + ends)
-        return writer.finish(pairs=True, target_entropy=float(-(rates * np.log(rates)).sum()))
+        return writer.store(pairs=True, target_entropy=float(-(rates * np.log(rates)).sum()))
 
 
 def write_translations(path: Path) -> Corpus:

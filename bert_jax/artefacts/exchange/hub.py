@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 
 FILES = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
@@ -48,13 +48,11 @@ def fetch(name: str, cache: Path | None = None) -> Path:
         raise UserError(
             f"{name!r:.80} is no name of a model of the Hub: owner/name or owner/name@revision"
         )
-    try:
+    with needs_package(
+        f"{name} is no directory here, and fetching it from the Hugging Face Hub needs a "
+        "package: pip install 'bert_jax[hub]'"
+    ):
         import huggingface_hub
-    except ImportError as error:
-        raise UserError(
-            f"{name} is no directory here, and fetching it from the Hugging Face Hub needs a "
-            "package: pip install 'bert_jax[hub]'"
-        ) from error
     from huggingface_hub import errors
 
     repo, revision = match["repo"], match["revision"]

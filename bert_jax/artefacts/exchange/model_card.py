@@ -16,6 +16,7 @@ from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
 from bert_jax.model.seq2seq.network import Network
+from bert_jax.terminal import markdown_table
 
 _LIBRARIES = {
     "huggingface": "transformers", "peft": "peft",
@@ -233,7 +234,7 @@ def _training(saved: SavedModel) -> str:
         rows.append(("label smoothing", f"{smoothing:g}"))
     elif "rate" in (masking := config.get("masking", {})):
         rows.append(("masked tokens", f"{masking['rate']:g}"))
-    return "## Training\n\n" + _table(("", ""), rows)
+    return "## Training\n\n" + markdown_table([("", ""), *rows])
 
 
 def _metrics(saved: SavedModel) -> str:
@@ -244,10 +245,10 @@ def _metrics(saved: SavedModel) -> str:
     dev = [(plain(key), _value(value)) for key, value in metrics.items()]
     if kind == "pretrain":
         said = "On the held-out data of the run."
-        return f"## Metrics\n\n{said}\n\n" + _table(("metric", "value"), dev)
+        return f"## Metrics\n\n{said}\n\n" + markdown_table([("metric", "value"), *dev])
     chose = all(each.get("chose", True) for each in list(saved.origin.reports.values())[:1])
     where = f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}."
-    said, table = f"On {where}", _table(("metric", "dev"), dev)
+    said, table = f"On {where}", markdown_table([("metric", "dev"), *dev])
     if test := saved.origin.reports.get("test"):
         ends = test["intervals"]
         rows = [
@@ -259,7 +260,7 @@ def _metrics(saved: SavedModel) -> str:
             f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals; then "
             f"on {where}"
         )
-        table = f"{_table(('metric', 'test'), rows)}\n\n{table}"
+        table = f"{markdown_table([('metric', 'test'), *rows])}\n\n{table}"
     return f"## Metrics\n\n{said}\n\n{table}"
 
 
@@ -287,7 +288,7 @@ def _contamination(parity: Mapping[str, Any]) -> str:
     return (
         "## Contamination\n\nEvaluation texts in the pretraining corpus, by "
         f"{reports[0]['ngram']}-grams of normalised words: an example is seen where the corpus has "
-        "one of its n-grams.\n\n" + _table(("evaluation", "examples"), rows)
+        "one of its n-grams.\n\n" + markdown_table([("evaluation", "examples"), *rows])
     )
 
 
@@ -299,7 +300,7 @@ def _proof(parity: Mapping[str, Any]) -> str:
         for key, found in ran.items()
     ]
     by = f"; the proof by {'; by '.join(said)}." if said else "."
-    table = _table(("output", "difference"), rows) if rows else "none: all is equal."
+    table = markdown_table([("output", "difference"), *rows]) if rows else "none: all is equal."
     quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
     return (
         "## Parity\n\nWhat was written was read back and compared with its source on "
@@ -327,7 +328,3 @@ def _license(license: str) -> str:
             "Ask those who made it, and mind the licence of its training data."
         )
     return f"## Licence\n\n`{license}`, as said by who exported the model."
-
-
-def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    return "\n".join(f"| {a} | {b} |" for a, b in [head, ("---", "---"), *rows])

@@ -7,9 +7,11 @@ import numpy as np
 
 from bert_jax.cli.inspection.corpus import CorpusLook
 from bert_jax.files.staging import staged_file
+from bert_jax.terminal import table_lines
 
 _BAR, _MARK, _INK = "#2b6cb0", "#4a5568", "#1a202c"
 _TEXT_WIDTH = 76
+_SCRIPTS = ["script", "share", "words", "tokens", "per word"]
 
 
 def corpus_lines(look: CorpusLook) -> list[str]:
@@ -18,6 +20,7 @@ def corpus_lines(look: CorpusLook) -> list[str]:
     shards = f" in {counts['shards']:,} shards" if counts["shards"] > 1 else ""
     read = "all documents" if not look.is_sample else f"{look.documents_read:,} documents, a sample"
     quantiles = look.lengths.quantiles
+    scripts = [_script(name, one, counts["tokens"]) for name, one in look.scripts.items()]
     return [
         f"{look.path}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{counts['tokens']:,} tokens{shards}; {look.unknown_rate:.2%} of the tokens [UNK]",
@@ -32,8 +35,7 @@ def corpus_lines(look: CorpusLook) -> list[str]:
         *map(_document, look.shortest),
         "",
         "tokens per word, by script of the token (the whole corpus)",
-        f"  {'script':24}{'share':>8}{'words':>16}{'tokens':>16}{'per word':>10}",
-        *(_script(name, one, counts["tokens"]) for name, one in look.scripts.items()),
+        *(f"  {line}" for line in table_lines([_SCRIPTS, *scripts])),
         "",
         _duplicates(look),
         *(f"  {one['count']:,} times{_document(one)}" for one in look.duplicate_groups),
@@ -53,12 +55,9 @@ def _document(one: dict[str, Any]) -> str:
     return f"  document {place}, {one['tokens']:,} tokens: {short}"
 
 
-def _script(name: str, one: dict[str, Any], tokens: int) -> str:
-    ratio = one["tokens_per_word"]
-    return (
-        f"  {name:24}{one['tokens'] / tokens:>8.2%}{one['words']:>16,}{one['tokens']:>16,}"
-        f"{'-' if ratio is None else f'{ratio:.2f}':>10}"
-    )
+def _script(name: str, one: dict[str, Any], tokens: int) -> list[str]:
+    ratio = "-" if one["tokens_per_word"] is None else f"{one['tokens_per_word']:.2f}"
+    return [name, f"{one['tokens'] / tokens:.2%}", f"{one['words']:,}", f"{one['tokens']:,}", ratio]
 
 
 def _duplicates(look: CorpusLook) -> str:

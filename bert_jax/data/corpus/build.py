@@ -1,36 +1,27 @@
 """Raw text to a corpus: two token stores, `train` and `heldout`.
 
-A small corpus is one flat store: the parent process reads, decompresses and divides into documents;
-workers split sentences and tokenize blocks of about a megabyte; the parent appends what comes back,
-in order. A larger one is made of tasks that do all of this, each for its shard (`sharded`). The
-result is the same whatever the number of workers.
+Sources are divided into tasks, each of which makes one shard (`sharded`): one process reads,
+decompresses and divides into documents; workers split sentences and tokenize blocks of about a
+megabyte; the process appends what comes back, in order. The result is the same whatever the number
+of workers.
 """
 
 import contextlib
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tqdm import tqdm
-
-from bert_jax.data.corpus.cleaning.drops import Drops
 from bert_jax.data.corpus.cleaning.report import SAMPLES
-from bert_jax.data.corpus.datasheet import (
-    LANGUAGE_FIELDS,
-    LICENCE_FIELDS,
-    Provenance,
-    write_datasheet,
-)
+from bert_jax.data.corpus.datasheet import LANGUAGE_FIELDS, LICENCE_FIELDS, Provenance
 from bert_jax.data.corpus.documents import ReadOptions, Source
-from bert_jax.data.corpus.passes import BLOCK_BYTES, Pass, Recipe, Written, better_thresholds
+from bert_jax.data.corpus.passes import BLOCK_BYTES, Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
-from bert_jax.data.corpus.sharded.build import Built, build_shards, find_drops
+from bert_jax.data.corpus.sharded.build import build_shards, find_drops
 from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine
-from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES, Task, plan_tasks
-from bert_jax.data.corpus.sharded.workspace import Workspace, open_workspace
+from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES, plan_tasks
+from bert_jax.data.corpus.sharded.workspace import open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
@@ -88,7 +79,7 @@ class BuiltCorpus:
             if store is None:
                 lines.append(f"  {name}: none")
                 continue
-            shards = f" in {len(store.counts):,} shards" if store.counts[0].name else ""
+            shards = f" in {len(store.counts):,} shards" if len(store.counts) > 1 else ""
             lines.append(
                 f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
                 f"{store.num_tokens:,} tokens{shards}, {store.unknown_rate:.2%} of them [UNK]"
@@ -165,8 +156,8 @@ def build_corpora(
     of at least four distinct documents, the two with the smallest hashes are held out.
 
     The result does not depend on the engine or the number of its processes. Small sources become
-    one flat store. Larger ones become tasks with a shard each (`plan_tasks`); when such a build
-    ends early, what is complete stays beside `out`, and an equal build does the rest.
+    one shard, made here. Larger ones become tasks with a shard each (`plan_tasks`); when such a
+    build ends early, what is complete stays beside `out`, and an equal build does the rest.
 
     Args:
         sources: see `resolve_sources`.
@@ -200,6 +191,8 @@ def build_corpora(
         if keep_dropped is not None:
             dropped = stack.enter_context(StagedDirectory(keep_dropped, lambda path: False))
         space = stack.enter_context(open_workspace(out, overwrite=overwrite, resume=len(tasks) > 1))
+        if len(tasks) == 1:
+            engine = LocalEngine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
             directory = scratch or space.local
@@ -210,15 +203,10 @@ def build_corpora(
                 )
             directory = directory / _SCRATCH
             drops = find_drops(recipe, tasks, directory, engine, progress=progress)
-        if len(tasks) == 1:
-            built = _build_flat(
-                recipe, tasks[0], space, engine.num_workers, drops, samples, progress, provenance
-            )
-        else:
-            built = build_shards(
-                recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
-                provenance=provenance,
-            )  # fmt: skip
+        built = build_shards(
+            recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
+            provenance=provenance,
+        )  # fmt: skip
         if drops is not None:
             shutil.rmtree(drops.parent, ignore_errors=True)
         if dropped is not None:
@@ -228,59 +216,6 @@ def build_corpora(
     return [
         BuiltCorpus.open(out, name, written, seconds) for name, written in built.written.items()
     ]
-
-
-def _build_flat(
-    recipe: Recipe,
-    task: Task,
-    space: Workspace,
-    num_workers: int,
-    drops: Path | None,
-    samples: int,
-    progress: bool,
-    provenance: Provenance | None,
-) -> Built:
-    """Write a store without shards of each corpus and part; blocks are spread over processes."""
-    thresholds: dict[str, int] = {}
-    found = None if drops is None else Drops.load(drops / f"{task.name}.npz")
-    with space.scratch() as root:
-        while True:
-            with Pass(
-                recipe, lambda corpus, part: root / corpus / part, thresholds=thresholds,
-                drops=found, samples=samples, provenance=provenance,
-            ) as made:  # fmt: skip
-                _run_with_bar(made, task.sources, num_workers, progress)
-                written = made.written()
-                better = better_thresholds(recipe, thresholds, written)
-                if not better:
-                    if not any(each.train + each.heldout for each in written.values()):
-                        raise UserError(
-                            "the sources hold no text that gives a token: the corpus is empty."
-                        )
-                    made.finish()
-                    for corpus in written:
-                        write_datasheet(root / corpus)
-                    return Built(written, made.report, made.sources, made.tallies)
-                thresholds |= better
-
-
-def _run_with_bar(made: Pass, sources: Sequence[Source], num_workers: int, progress: bool) -> None:
-    bar = tqdm(
-        total=sum(source.size for source in sources),
-        unit="B",
-        unit_scale=True,
-        desc="corpus",
-        disable=not (progress and sys.stderr.isatty()),
-    )
-    begin = time.perf_counter()
-
-    def advance() -> None:
-        rate = made.text_bytes / 1e6 / max(time.perf_counter() - begin, 1e-9)
-        bar.set_postfix_str(f"{rate:.1f} MB/s of text", refresh=False)
-        bar.update(sum(source.bytes_read for source in sources) - bar.n)
-
-    with bar:
-        made.run(sources, num_workers, advance)
 
 
 def iter_texts(

@@ -7,14 +7,12 @@ whatever the number of workers.
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from bert_jax.data.corpus.build import is_corpus
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
@@ -29,9 +27,9 @@ from bert_jax.data.corpus.pair_report import (
 )
 from bert_jax.data.corpus.pairs import PairSource
 from bert_jax.data.corpus.passes import BLOCK_BYTES, check_rate
-from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
+from bert_jax.data.corpus.workers import grouped, map_ordered, progress_bar, worker_count
 from bert_jax.data.store import TokenStore, entropy, is_store, open_store
-from bert_jax.data.store_writer import StoreWriter
+from bert_jax.data.store_writer import ShardWriter, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
 from bert_jax.hashing import hash_u64
@@ -87,7 +85,8 @@ def build_pairs(
         )
         sample: list[str] = []
         text_bytes = 0
-        with _bar([*sources, *heldout], progress) as bar:
+        size = sum(source.size for source in (*sources, *heldout))
+        with progress_bar(size, "corpus", progress) as bar:
             for block in _encoded(heldout, tokenizer, workers, sample, bar):
                 held.append(block, np.ones(block.numbers.size, bool))
                 text_bytes += block.text_bytes
@@ -158,7 +157,7 @@ class _Part:
     """A store of pairs while it is written, and what was met on the way; a context manager."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer, drops: bool) -> None:
-        self.writer = StoreWriter(path, tokenizer)
+        self.path, self.writer = path, ShardWriter(path / "shards" / "00000", tokenizer)
         self.empty, self.duplicates, self.equal = Cases(), Cases(), Cases()
         self.counts = np.zeros((2, tokenizer.vocab_size), np.int64)
         """(2, vocab_size): how often each id occurs in sources and in targets."""
@@ -189,8 +188,11 @@ class _Part:
         """Complete the store."""
         targets = self.counts[1].copy()
         targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # the end of each
-        self.writer.finish(
-            part=self.writer.path.name,
+        write_manifest(
+            self.path,
+            [self.writer.finish()],
+            self.tokenizer,
+            part=self.path.name,
             pairs=True,
             target_entropy=entropy(targets),
             heldout_rate=heldout_rate,
@@ -228,7 +230,7 @@ def _encoded(
     tokenizer: Tokenizer,
     num_workers: int,
     sample: list[str],
-    bar: tqdm,
+    bar: Any,
 ) -> Iterator[EncodedPairs]:
     """Yield the blocks of sources in order; the first targets are added to `sample`."""
     blocks = _blocks(sources, sample)
@@ -255,13 +257,3 @@ def _blocks(sources: Sequence[PairSource], sample: list[str]) -> Iterator[PairBl
             sample += [pair.target for pair in group if pair.target][: _SAMPLE - len(sample)]
             texts = [text for pair in group for text in (pair.source, pair.target)]
             yield PairBlock(source.name, [pair.number for pair in group], texts)
-
-
-def _bar(sources: Sequence[PairSource], progress: bool) -> tqdm:
-    return tqdm(
-        total=sum(source.size for source in sources),
-        unit="B",
-        unit_scale=True,
-        desc="corpus",
-        disable=not (progress and sys.stderr.isatty()),
-    )

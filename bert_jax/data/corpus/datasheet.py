@@ -18,6 +18,7 @@ from bert_jax.data.corpus.coverage import ScriptCounts, measure_coverage, script
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.files.staging import write_synced
 from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.terminal import markdown_table
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 DATASHEET = "CORPUS.md"
@@ -192,7 +193,7 @@ def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
         ("num_documents", "documents"), ("num_sentences", "sentences"), ("num_tokens", "tokens")
     ):  # fmt: skip
         rows.append([said, *(_number(each.get(key)) for each in headers.values())])
-    rows.append(["shards", *(_number(len(each.get("shards", [0]))) for each in headers.values())])
+    rows.append(["shards", *(_number(len(each.get("shards", ()))) for each in headers.values())])
     rows.append(
         ["fingerprint", *(f"`{_plain(e.get('fingerprint'))[:16]}`" for e in headers.values())]
     )
@@ -207,7 +208,7 @@ def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
     rate = header.get("heldout_rate")
     if isinstance(rate, float) and rate and "heldout" in headers:
         how.append(f"Held out by a hash of the text: {100 * rate:g}%.")
-    return _table(rows) + "\n\n" + " ".join(how)
+    return markdown_table(rows) + "\n\n" + " ".join(how)
 
 
 def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
@@ -225,7 +226,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
             ]
         )
     more = len(sources) - _MOST_ROWS
-    return _table(rows) + (f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else "")
+    return markdown_table(rows) + (f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else "")
 
 
 def _licences(account: Mapping[str, Any]) -> str:
@@ -260,11 +261,11 @@ def _cleaning(headers: Mapping[str, Mapping[str, Any]]) -> str:
     if isinstance(config, Mapping):
         rows = [["rule", "value"]]
         rows += [[f"`{_plain(name)}`", _plain(value, 400)] for name, value in _rules(config)]
-        parts.append(_table(rows))
+        parts.append(markdown_table(rows))
     if isinstance(dropped, Mapping):
         rows = [["reason", "dropped"]]
         rows += [[f"`{_plain(reason)}`", _number(count)] for reason, count in dropped.items()]
-        parts.append(_table(rows) if dropped else "No document was dropped.")
+        parts.append(markdown_table(rows) if dropped else "No document was dropped.")
     return "\n\n".join(parts)
 
 
@@ -294,7 +295,7 @@ def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
             ]
         )
     sample = _number(coverage.get("characters"))
-    return f"{said} On a sample of {sample} characters of the text:\n\n{_table(rows)}"
+    return f"{said} On a sample of {sample} characters of the text:\n\n{markdown_table(rows)}"
 
 
 def _amounts(what: str, amounts: Mapping[str, Any], none: str) -> str:
@@ -307,12 +308,7 @@ def _amounts(what: str, amounts: Mapping[str, Any], none: str) -> str:
         for name, each in order[:_MOST_ROWS]
     ]
     more = len(order) - _MOST_ROWS
-    return _table(rows) + (f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else "")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+    return markdown_table(rows) + (f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else "")
 
 
 def _number(value: Any) -> str:

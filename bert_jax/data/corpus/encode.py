@@ -83,7 +83,7 @@ class EncodedBlock(NamedTuple):
     """A block's documents as arrays; documents that gave no token are left out."""
 
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
-    """Arguments for `StoreWriter.append`."""
+    """Arguments for `ShardWriter.append`."""
     hashes: np.ndarray
     """(documents,) uint64, of each document's text."""
     text_bytes: int

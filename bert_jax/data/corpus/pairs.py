@@ -14,6 +14,7 @@ from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.data.corpus.sources import match_files, resolve_sources
 from bert_jax.errors import UserError
+from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.compressed import plain_suffix
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tasks.tables.files import read_rows
@@ -125,8 +126,7 @@ class PairTable(PairSource):
             self.size, self._sha256 = rows, digest.hexdigest()
         else:
             self.bytes_read = self.size
-            with open(self.name, "rb") as content:
-                self._sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+            self._sha256 = digest_of(Path(self.name))
 
 
 def _text(value: Any, column: str, where: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from bert_jax.data.corpus.cleaning.config import CleaningConfig
 from bert_jax.data.corpus.cleaning.drops import Drops
 from bert_jax.data.corpus.cleaning.report import CleaningReport
-from bert_jax.data.corpus.datasheet import Provenance, Tally, account
+from bert_jax.data.corpus.datasheet import Tally
 from bert_jax.data.corpus.documents import Document, Source
 from bert_jax.data.corpus.encode import (
     Block,
@@ -24,7 +24,8 @@ from bert_jax.data.corpus.encode import (
 )
 from bert_jax.data.corpus.workers import map_ordered
 from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
-from bert_jax.data.store_writer import StoreWriter
+from bert_jax.data.store import ShardEntry
+from bert_jax.data.store_writer import ShardWriter
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import Tokenizer
 
@@ -119,19 +120,17 @@ def better_thresholds(
 
 
 class Pass:
-    """A context manager that writes the stores of one reading of sources.
+    """A context manager that writes the shards of one reading of sources.
 
     Leaving it without `finish`, by an error or not, removes what was written.
 
     Args:
         recipe: settings.
-        place: directory of the store of a corpus and a part, `train` or `heldout`.
+        place: directory of the shard of a corpus and a part, `train` or `heldout`.
         thresholds: hashes below which documents of a corpus are held out, where the recipe's rate
             does not say it.
         drops: decisions of a scan of the same sources.
         samples: dropped documents to keep for each reason.
-        shard: whether the stores are shards of larger ones.
-        provenance: statements for the record of the stores.
     """
 
     def __init__(
@@ -142,14 +141,11 @@ class Pass:
         thresholds: Mapping[str, int] | None = None,
         drops: Drops | None = None,
         samples: int = 0,
-        shard: bool = False,
-        provenance: Provenance | None = None,
     ) -> None:
-        self._recipe, self._place, self._shard = recipe, place, shard
-        self._provenance = provenance or Provenance()
+        self._recipe, self._place = recipe, place
         self._thresholds = thresholds or {}
         self._cleaning = Cleaning(recipe.cleaning, drops, samples)
-        self._writers: dict[str, dict[str, StoreWriter]] = {}
+        self._writers: dict[str, dict[str, ShardWriter]] = {}
         self._written: dict[str, Written] = {}
         self.report = CleaningReport(samples)
         """Counts and samples of what was dropped."""
@@ -203,24 +199,21 @@ class Pass:
         return self._written
 
     def sizes(self) -> tuple[int, int]:
-        """Return the tokens so far, and the bytes of the arrays of all stores."""
+        """Return the tokens so far, and the bytes of the arrays of all shards."""
         writers = [writer for each in self._writers.values() for writer in each.values()]
         tokens = sum(writer.num_tokens for writer in writers)
         offsets = sum(writer.num_sentences + writer.num_documents + 2 for writer in writers)
         token_bytes = token_dtype(self._recipe.tokenizer.vocab_size).itemsize
         return tokens, tokens * token_bytes + offsets * OFFSET_DTYPE.itemsize
 
-    def finish(self) -> None:
-        """Complete the stores that have documents."""
-        for corpus, written in self.written().items():
-            for part, writer in self._writers[corpus].items():
-                if not writer.num_documents:  # an empty store is left out
-                    continue
-                meta = {} if self._shard else store_meta(
-                    self._recipe, part, written.text_bytes, self.report,
-                    account(self.tallies[corpus], self.sources, self._provenance),
-                )  # fmt: skip
-                writer.finish(**meta)
+    def finish(self) -> dict[tuple[str, str], ShardEntry]:
+        """Complete the shards that have documents, and return their entries by corpus and part."""
+        return {
+            (corpus, part): writer.finish()
+            for corpus, writers in self._writers.items()
+            for part, writer in writers.items()
+            if writer.num_documents
+        }
 
     def _append(self, corpus: str, block: EncodedBlock) -> None:
         if corpus not in self._writers:
@@ -249,11 +242,8 @@ class Pass:
         self._writers[corpus] = {}
         self._written[corpus] = Written()
         for part in PARTS:
-            self._writers[corpus][part] = StoreWriter(
-                self._place(corpus, part),
-                self._recipe.tokenizer,
-                overwrite=self._shard,
-                shard=self._shard,
+            self._writers[corpus][part] = ShardWriter(
+                self._place(corpus, part), self._recipe.tokenizer
             )
 
     def _blocks(self, sources: Iterable[Source]) -> Generator[Block, None, None]:

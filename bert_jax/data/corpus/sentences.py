@@ -4,7 +4,7 @@
 import re
 from collections.abc import Callable
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 
 Splitter = Callable[[str], list[str]]
 
@@ -151,13 +151,11 @@ def split_lines(paragraph: str) -> list[str]:
 
 
 def _syntok_splitter() -> Splitter:
-    try:
+    with needs_package(
+        "the sentence splitter 'syntok' needs the package syntok: pip install syntok. The "
+        "splitter 'fast' needs nothing."
+    ):
         import syntok.segmenter as segmenter
-    except ImportError as error:
-        raise UserError(
-            "the sentence splitter 'syntok' needs the package syntok: pip install syntok. The "
-            "splitter 'fast' needs nothing."
-        ) from error
 
     def split(paragraph: str) -> list[str]:
         sentences = [

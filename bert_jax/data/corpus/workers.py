@@ -16,6 +16,8 @@ from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from tqdm import tqdm
+
 from bert_jax.errors import UserError
 
 T = TypeVar("T")
@@ -56,6 +58,12 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
             group, total = [], 0
     if group:
         yield group
+
+
+def progress_bar(total: int, description: str, shown: bool) -> tqdm:
+    """Make a bar of bytes on standard error, which is seen where that is a terminal."""
+    hidden = not (shown and sys.stderr.isatty())
+    return tqdm(total=total, unit="B", unit_scale=True, desc=description, disable=hidden)
 
 
 def _work(

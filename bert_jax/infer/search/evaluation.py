@@ -21,6 +21,7 @@ from bert_jax.tasks.retrieval.collection import Collection
 from bert_jax.tasks.retrieval.metrics import DEPTH, ranking_scores
 from bert_jax.tasks.text.metrics import pearson, spearman
 from bert_jax.tasks.text.tables import read_texts
+from bert_jax.terminal import table_lines
 
 CLUSTERINGS = 10
 """Runs of k-means, from other first centres each."""
@@ -155,10 +156,8 @@ def score_lines(result: Result) -> list[str]:
     )
     rows: Mapping[str, Mapping[str, float]] = result["scores"]
     names = [*next(iter(rows.values()))]
-    lines = [counts, f"{'numbers of a vector':20}" + "".join(f"{name:>12}" for name in names)]
-    for name, values in rows.items():
-        lines.append(f"{name:20}" + "".join(f"{values[metric]:12.4f}" for metric in names))
-    return lines
+    cells = [[name, *(f"{row[metric]:.4f}" for metric in names)] for name, row in rows.items()]
+    return [counts, *table_lines([["numbers of a vector", *names], *cells])]
 
 
 def _widths(model: SavedModel, dimensions: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.config.mapping import build
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 from bert_jax.files.checks import crc_of
 from bert_jax.files.staging import staged_file
 from bert_jax.files.untrusted.json_file import parse_json
@@ -240,9 +240,7 @@ def _schema(dimensions: int) -> Any:
 
 
 def _arrow() -> tuple[Any, Any]:
-    try:
+    with needs_package("an index needs pyarrow: pip install 'bert_jax[data]'"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise UserError("an index needs pyarrow: pip install 'bert_jax[data]'") from error
     return pyarrow, pyarrow.parquet

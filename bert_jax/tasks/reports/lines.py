@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.tasks.reports.intervals import LEVEL
+from bert_jax.terminal import markdown_table
 
 _MOST_COLUMNS = 12  # classes up to which the matrix of confusion is printed
 _MOST_PAIRS = 20
@@ -160,7 +161,4 @@ def _interval(
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a Markdown table, its columns aligned: names to the left, figures to the right."""
     cells = [[_flat(cell) for cell in row] for row in (heads, *rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
-    ruler = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in cells]
-    return [f"| {' | '.join(row)} |" for row in (lines[0], ruler, *lines[1:])]
+    return markdown_table(cells, figures=True).splitlines()

@@ -3,7 +3,6 @@
 Nothing is guessed and nothing is repaired: a row whose fields cannot be told apart is an error.
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
 from bert_jax.files.untrusted.compressed import read_plain
+from bert_jax.files.untrusted.tables import csv_records
 from bert_jax.files.untrusted.whole_file import decode_text
 from bert_jax.tasks.examples import Origin, listed
 from bert_jax.tasks.problems import MissingColumn
@@ -71,7 +71,7 @@ def read_delimited(
     while lines and lines[-1] in ("", "\r"):
         lines.pop()
     plain = ((n, line.removesuffix("\r").split(delimiter)) for n, line in enumerate(lines, 1))
-    records = _quoted(name, lines, delimiter) if quoting else plain
+    records = iter(_quoted(name, lines, delimiter)) if quoting else plain
     first = next(records, None)
     if first is None:
         raise UserError(f"{name} has no rows")
@@ -117,35 +117,21 @@ def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
     return f"; a text cannot hold a {mark} or a line end here"
 
 
-def _quoted(name: str, lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    records = []
-    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
-    # The limit is the module's, for all readers in the process, so all is read before it goes back.
-    before = csv.field_size_limit(MAX_FIELD)
-    begin = 1
-    try:
-        for fields in reader:
-            if delimiter != "," and reader.line_num > begin:
-                _refuse_swallowed(Origin(name, begin), fields, delimiter, reader.line_num)
-            records.append((begin, fields or [""]))
-            begin = reader.line_num + 1
-    except csv.Error as error:
-        what = f"{error}"
-        if begin < reader.line_num:
-            what += f"; the row that begins here runs to line {reader.line_num}"
-        raise UserError(
-            f"{Origin(name, begin)}: a stray quote or line end ({what}). A quote inside a quoted "
-            'field is written twice (""); where quotes are part of the text, say quoting=False'
-        ) from error
-    finally:
-        csv.field_size_limit(before)
-    return iter(records)
+def _quoted(name: str, lines: list[str], delimiter: str) -> list[tuple[int, list[str]]]:
+    hint = "; where quotes are part of the text, say quoting=False"
+    records = []  # all are read before the limit of a field goes back
+    for line, fields in csv_records(name, lines, MAX_FIELD, delimiter=delimiter, hint=hint):
+        if delimiter != ",":
+            _refuse_swallowed(Origin(name, line), fields, delimiter)
+        records.append((line, fields or [""]))
+    return records
 
 
-def _refuse_swallowed(origin: Origin, fields: list[str], delimiter: str, last: int) -> None:
+def _refuse_swallowed(origin: Origin, fields: list[str], delimiter: str) -> None:
     """Texts have line ends and commas, but hardly tabs: a stray quote has eaten whole rows."""
     if any(delimiter in field and "\n" in field for field in fields):
         mark = _DELIMITERS.get(delimiter, repr(delimiter))
+        last = origin.line + sum(field.count("\n") for field in fields)
         raise UserError(
             f"{origin}: a quoted field runs to line {last} and holds a {mark}: a stray quote has "
             "joined rows. Where quotes are part of the text, say quoting=False"

@@ -11,6 +11,7 @@ from bert_jax.files.tfds import open_tfds
 from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
 from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.files.untrusted.tables import open_parquet
 from bert_jax.tasks.examples import Origin, listed
 from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.tables.delimited import MAX_BYTES, Row, TableFormat, read_delimited
@@ -115,34 +116,20 @@ def _json_lines(name: str, raw: bytes) -> Iterator[tuple[Origin, Any, str]]:
 def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     if Path(name).suffix.lower() in COMPRESSED:
         raise UserError(f"{name}: a parquet file is compressed inside; decompress this one first")
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UserError(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'.") \
-            from error  # fmt: skip
-    if not Path(name).is_file():
-        raise UserError(f"there is no file {name}")
-    try:
-        with pq.ParquetFile(name) as file:
-            present = file.schema_arrow.names
-            for column in columns:
-                if column not in present and column not in optional:
-                    raise MissingColumn(column, f"{name}: {_missing(column, present)}")
-            number = 0
-            read = [column for column in dict.fromkeys(columns) if column in present]
-            for batch in file.iter_batches(1024, columns=read):
-                values = [
-                    batch.column(column).to_pylist() if column in read else [None] * len(batch)
-                    for column in columns
-                ]
-                for number, row in enumerate(zip(*values, strict=True), number + 1):  # noqa: B020
-                    yield Row(Origin(name, number), row)
-    except UserError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        # ValueError: text that is not UTF-8, a date that Python cannot hold.
-        raise UserError(f"{name} is not a sound parquet file: {error}") from error
+    with open_parquet(name) as file:
+        present = file.schema_arrow.names
+        for column in columns:
+            if column not in present and column not in optional:
+                raise MissingColumn(column, f"{name}: {_missing(column, present)}")
+        number = 0
+        read = [column for column in dict.fromkeys(columns) if column in present]
+        for batch in file.iter_batches(1024, columns=read):
+            values = [
+                batch.column(column).to_pylist() if column in read else [None] * len(batch)
+                for column in columns
+            ]
+            for number, row in enumerate(zip(*values, strict=True), number + 1):  # noqa: B020
+                yield Row(Origin(name, number), row)
 
 
 def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:

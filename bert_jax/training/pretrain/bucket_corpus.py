@@ -8,14 +8,7 @@ from pathlib import Path
 
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.shard import OFFSET_DTYPE
-from bert_jax.data.store import (
-    ARRAYS,
-    ShardCounts,
-    TokenStore,
-    content_fingerprint,
-    open_store,
-    read_manifest,
-)
+from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, open_store, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.bucket import BucketFiles, FileCache, damaged
 from bert_jax.files.staging import replace_file
@@ -60,31 +53,17 @@ class BucketCorpus:
         for name in self.files.names(f"{prefix}tokenizer"):
             self._small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
         self._small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
-        store, digests = read_manifest(directory)
+        store = read_manifest(directory)
         sizes = [_sizes(store, shard) for shard in store.counts]
         if windowed:
             self._check_window([sum(each.values()) for each in sizes])
-        numbers = {shard.name: number for number, shard in enumerate(store.counts)}
+        shards = {shard.name: shard for shard in store.counts}
 
         def fetch(name: str) -> None:
-            below = f"shards/{name}/" if name else ""
-            if name:
-                self._small(f"{prefix}{below}corpus.json", directory / below / "corpus.json")
-            for _ in range(2):
-                found = {}
-                for array, size in sizes[numbers[name]].items():
-                    digest = digests[numbers[name]][array] if digests else None
-                    file = f"{below}{array}.bin"
-                    found[array] = self._cache.fetch(
-                        self.files, prefix + file, directory / file, size, digest
-                    )
-                # A store that is one shard names one digest of all arrays.
-                whole = content_fingerprint(store.tokenizer_fingerprint, found)
-                if digests or whole == store.fingerprint:
-                    return
-                for array in found:
-                    (directory / f"{array}.bin").unlink(missing_ok=True)
-            raise damaged(self.files, prefix or ".", "the arrays have another fingerprint")
+            for array, size in _sizes(store, shards[name]).items():
+                file = f"shards/{name}/{array}.bin"
+                digest = shards[name].sha256[array]
+                self._cache.fetch(self.files, prefix + file, directory / file, size, digest)
 
         return open_store(
             directory, background=True, fetch=fetch, num_open=2 * self._data.window + 1
@@ -163,7 +142,7 @@ def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) 
         )
 
 
-def _sizes(store: TokenStore, shard: ShardCounts) -> dict[str, int]:
+def _sizes(store: TokenStore, shard: ShardEntry) -> dict[str, int]:
     """Return the bytes of each array of a shard."""
     sizes = (
         shard.num_tokens * store.token_dtype.itemsize,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.files.staging import replace_file, staged_file
+from bert_jax.terminal import table_lines
 from bert_jax.training.sweep.intervals import LEVEL
 from bert_jax.training.sweep.plot import statistics_figure
 from bert_jax.training.sweep.statistics import Comparison, Group, Summary, TestSummary, rate_name
@@ -102,7 +103,7 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
         ]
         for group in test.groups
     ]  # fmt: skip
-    lines = ["", head, *_aligned(rows)]
+    lines = ["", head, *table_lines(rows)]
     lines += _others_lines(summary, test.groups, percent, "on test")
     return lines + _comparison_lines(test.comparisons, scale, ", on test")
 
@@ -135,7 +136,7 @@ def _group_table(summary: Summary, scale: float) -> list[str]:
             _quartiles(group, scale), _cell(group.best, scale), _cell(group.mean, scale),
             _cell(group.std, scale), epoch, _rank(group.last, scale), f"{group.seconds:.0f}",
         ])  # fmt: skip
-    return _aligned([heads, *rows])
+    return table_lines([heads, *rows])
 
 
 def _others_lines(
@@ -164,7 +165,7 @@ def _comparison_lines(
         head = f"{each.first} less {each.second}{where}"
         columns = [head, "mean", f"{LEVEL:.0%} by t", "better in"]
         tables.setdefault(head, [columns]).append(_comparison_row(each, scale))
-    lines = [line for table in tables.values() for line in ("", *_aligned(table))]
+    lines = [line for table in tables.values() for line in ("", *table_lines(table))]
     if any(c.seeds == 1 for c in comparisons):
         lines.append("one seed in common: no interval")
     return lines
@@ -196,9 +197,3 @@ def _failed_lines(summary: Summary) -> list[str]:
     if len(failed) > _MAX_FAILED:
         lines.append(f"  and {len(failed) - _MAX_FAILED} more")
     return lines
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Align the first column to the left, the others to the right."""
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]

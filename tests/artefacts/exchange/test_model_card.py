@@ -1,6 +1,7 @@
 """The README.md of an export: its YAML, what it says, and what it keeps to itself."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -32,7 +33,8 @@ RUN = Origin(
 
 def card(kind="class", license="unknown", **changes):
     saved = dataclasses.replace(model_of(kind), origin=RUN)
-    return model_card(saved, {**PARITY, **changes}, license=license, name="A model")
+    text = model_card(saved, {**PARITY, **changes}, license=license, name="A model")
+    return re.sub("(?<=[^ \n]) +", " ", text)  # without the alignment of tables
 
 
 def front_matter(text):
@@ -94,7 +96,7 @@ def test_it_quotes_test_data_where_there_are_some():
         model_of("class"), origin=dataclasses.replace(RUN, reports={"dev": {}, "test": report})
     )
     text = model_card(saved, PARITY, license="unknown", name="x").partition("## Metrics")[2]
-    test, dev = text.split("| metric | dev |")
+    test, dev = re.sub(" +", " ", text).split("| metric | dev |")
     assert "On test, 1,210 examples that chose nothing" in test
     assert "| accuracy | 0.6911 (0.66 to 0.72) |" in test
     assert "| f1 | 0.5 |" in test

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from one_shard import StoreWriter
 from small_run import TOKENIZER
 
 from bert_jax.cli.inspection import corpus as module
 from bert_jax.cli.inspection.corpus import CorpusLook, inspect_corpus
 from bert_jax.cli.inspection.corpus_lines import corpus_lines
 from bert_jax.cli.main import main
-from bert_jax.data.store_writer import StoreWriter
 
 DOCUMENTS = [[[5, 6], [7]], [[8, 9, 10]], [[5, 6, 7]], [[8, 9, 10]], [[10, 9, 8]], [[8, 9, 10]]]
 """Of sentences; the second, fourth and last are equal; the first has the tokens of the third."""
@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )  # fmt: skip
         long = np.resize(np.arange(5, 64), 200)
         writer.append(long, np.full(20, 10), np.array([20]))
-        writer.finish()
+        writer.store()
     return path
 
 

@@ -168,7 +168,7 @@ def test_an_export_alone_names_the_chain_without_places(made: Path, tmp_path: Pa
         ("out/tuned/model.safetensors", "export"),
         ("labels.csv", "task.train"),
         ("text.txt", "source"),
-        ("corpus/train/tokens.bin", "data.corpus"),
+        ("corpus/train/shards/00000/tokens.bin", "data.corpus"),
     ],
 )
 def test_a_changed_byte_is_found(

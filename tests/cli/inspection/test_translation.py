@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 from asked_models import TOKENIZER
+from one_shard import StoreWriter
 from toy_networks import MemoryNetwork, toy_translator
 
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.cli import main as cli
 from bert_jax.cli.inspection import translation
 from bert_jax.cli.inspection.translation import losses, read_pairs
-from bert_jax.data.store_writer import StoreWriter
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
@@ -113,7 +113,7 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     texts = [each for pair in zip(ids(SOURCES), ids(TARGETS), strict=True) for each in pair]
     with StoreWriter(tmp_path / "pairs", TOKENIZER) as writer:
         writer.append(np.concatenate(texts), np.array([*map(len, texts)]), np.full(5, 2))
-        writer.finish()
+        writer.store()
     origin = Origin("pretrain", 7, {"data": {"corpus": str(tmp_path / "pairs")}})
     trained = dataclasses.replace(saved, origin=origin)
     code, printed, _ = run("--pairs", *pairs, "--num-beams=2", "--json", model=trained)

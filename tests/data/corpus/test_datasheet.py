@@ -1,6 +1,7 @@
 """The account of a corpus, and its datasheet."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,17 @@ def header(tmp_path: Path, **more: Any) -> dict[str, Any]:
     return {**counts, "fingerprint": "ef" * 32, "tokenizer_fingerprint": "01" * 32, **made, **more}
 
 
+def squeezed(text: str) -> str:
+    """Undo the alignment of tables."""
+    return re.sub(" +", " ", text)
+
+
 def test_the_datasheet_says_what_the_account_says(tmp_path: Path) -> None:
     told = header(tmp_path, dropped={"duplicate": 7}, cleaning={"language": "de", "filters": []})
-    text = datasheet({"train": told, "heldout": {**told, "num_documents": 1}})
+    text = squeezed(datasheet({"train": told, "heldout": {**told, "num_documents": 1}}))
     for said in (
         "`bert-jax corpus --input 'a b'`", "| documents | 3 | 1 |", "| tokens | 1,234 | 1,234 |",
-        "| `a.jsonl` | 99 bytes | 2 |  | `abababababababab` |",
+        "| `a.jsonl` | 99 bytes | 2 | | `abababababababab` |",
         "`cc-by-4.0`, as said by who built", "| `cc0-1.0` | 1 | 8 |", "| `en` | 1 | 5 |",
         "| `duplicate` | 7 |", "| `language` | de |", "wordpiece, 9 tokens",
         "| Cyrillic | 1 | 1 | 1.00 | 100.00% | 0.00% |", "numpy ",
@@ -81,7 +87,7 @@ def test_the_datasheet_says_what_the_account_says(tmp_path: Path) -> None:
 
 def test_a_corpus_of_an_older_version_has_a_datasheet_too() -> None:
     old = {"num_documents": 3, "sources": [{"name": "x.txt", "bytes": 3, "sha256": "ab"}]}
-    text = datasheet({"train": old})
+    text = squeezed(datasheet({"train": old}))
     assert "| `x.txt` | 3 bytes |" in text
     assert "Unknown: nobody has said under which licence" in text
     assert "None: no filter" in text
@@ -90,7 +96,7 @@ def test_a_corpus_of_an_older_version_has_a_datasheet_too() -> None:
 @pytest.mark.parametrize("name", ["a|b", "a\nb", "`a`"])
 def test_names_cannot_break_the_tables(tmp_path: Path, name: str) -> None:
     source = {"name": name, "bytes": 1, "sha256": "ab"}
-    text = datasheet({"train": {"num_documents": 1, "sources": [source]}})
+    text = squeezed(datasheet({"train": {"num_documents": 1, "sources": [source]}}))
     (line,) = [line for line in text.splitlines() if "| 1 bytes |" in line]
     assert line.count("|") == 6
     assert line.count("`") == 4

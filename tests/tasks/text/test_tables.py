@@ -101,7 +101,7 @@ def test_parquet(tmp_path):
     put(tmp_path / "b.parquet", (tmp_path / "a.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match="not a sound parquet file"):
         read_texts(tmp_path / "b.parquet", COLUMNS)
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(UserError, match="No such file"):
         read_texts(tmp_path / "c.parquet", COLUMNS)
 
 

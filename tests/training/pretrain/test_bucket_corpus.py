@@ -20,7 +20,7 @@ from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import EvalBatches, ExampleStream, TrainBatches
 from bert_jax.data.store import open_store
-from bert_jax.data.store_writer import StoreWriter, write_manifest
+from bert_jax.data.store_writer import ShardWriter, write_manifest
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files import bucket as bucket_module
@@ -40,14 +40,15 @@ def corpus(tmp_path_factory) -> Path:
 def write_corpus(root: Path, seed: int = 0) -> Path:
     """A store of six shards and its held-out text: sentences of 20 tokens, documents of 10."""
     random = np.random.default_rng(seed)
+    entries = []
     for number in range(SHARDS):
         path = root / "train" / "shards" / f"{number:05}"
-        with StoreWriter(path, TOKENIZER, shard=True) as writer:
+        with ShardWriter(path, TOKENIZER) as writer:
             sentences = 10 * (DOCUMENTS + number)
             tokens = random.integers(5, 64, 20 * sentences)
             writer.append(tokens, np.full(sentences, 20), np.full(sentences // 10, 10))
-            writer.finish()
-    write_manifest(root / "train", [f"{number:05}" for number in range(SHARDS)], TOKENIZER)
+            entries.append(writer.finish())
+    write_manifest(root / "train", entries, TOKENIZER)
     write_store(root / "heldout", 5, 1)
     return root
 
@@ -265,7 +266,7 @@ def test_a_manifest_that_names_no_fingerprint_makes_no_directory(url, corpus, tm
 @pytest.mark.parametrize("part", ["train", "heldout"])
 @pytest.mark.parametrize("array", ["tokens", "sentence_offsets"])
 def test_a_file_of_the_cache_that_went_bad_is_fetched_again(url, corpus, tmp_path, part, array):
-    """One byte in the middle, of the right size: in a shard, and in a store that is one."""
+    """One byte in the middle, of the right size."""
     config = settings(tmp_path)
     expected = getattr(getattr(open_corpus(str(corpus), config), part).shards[0], array)
     first = getattr(open_corpus(url, config), part).shards[0]
@@ -278,13 +279,15 @@ def test_a_file_of_the_cache_that_went_bad_is_fetched_again(url, corpus, tmp_pat
 
 
 def test_a_damaged_store_of_one_shard_is_named(url, corpus, tmp_path):
-    shutil.copytree(corpus / "heldout", tmp_path / "flat")
-    data = bytearray((tmp_path / "flat" / "tokens.bin").read_bytes())
+    shutil.copytree(corpus / "heldout", tmp_path / "one")
+    (file,) = (tmp_path / "one").rglob("tokens.bin")
+    data = bytearray(file.read_bytes())
     data[7] ^= 1
-    (tmp_path / "flat" / "tokens.bin").write_bytes(data)
-    files().put(str(tmp_path / "flat"), "gs://corpora/flat", recursive=True, batch_size=1)
-    with pytest.raises(UserError, match=r"gs://corpora/flat is damaged: .* fingerprint"):
-        open_corpus("gs://corpora/flat", settings(tmp_path, window=0))
+    file.write_bytes(data)
+    files().put(str(tmp_path / "one"), "gs://corpora/one", recursive=True, batch_size=1)
+    message = "gs://corpora/one is damaged: .*tokens.bin: the content is not what corpus.json"
+    with pytest.raises(UserError, match=message):
+        open_corpus("gs://corpora/one", settings(tmp_path, window=0))
     assert not list((tmp_path / "cache").rglob("tokens.bin"))
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from one_shard import StoreWriter
 from small_run import TOKENIZER, small_config, write_store
 
 from bert_jax.data.mixture import Mixture
-from bert_jax.data.store_writer import StoreWriter
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -21,7 +21,7 @@ def corpora(tmp_path_factory):
     other = WordPieceTokenizer([*TOKENIZER.vocab[:-1], "else"])
     with StoreWriter(root / "other", other) as writer:
         writer.append(np.full(20, 7), np.full(2, 10), np.array([1, 1]))
-        stores["other"] = writer.finish()
+        stores["other"] = writer.store()
     return stores
 
 

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, nearest, needs_package
 
 _MAX_CHARS = 1000
 """Characters that are looked at: identification costs about as much as tokenizing."""
@@ -11,12 +11,10 @@ _MAX_CHARS = 1000
 
 @functools.cache
 def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
-    try:
+    with needs_package(
+        "finding the language of documents needs py3langid: pip install 'bert_jax[corpora]'."
+    ):
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise UserError(
-            "finding the language of documents needs py3langid: pip install 'bert_jax[corpora]'."
-        ) from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     return identifier.classify, frozenset(identifier.nb_classes)
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from bert_jax.data.corpus.documents import Source, paragraphs
 from bert_jax.data.corpus.kinds.text import FileSource
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 
 _HEADERS = {
     "url": "WARC-Target-URI",
@@ -33,8 +33,8 @@ class _Archive(FileSource):
     def divided(self, size: int) -> Sequence[Source]:
         return [self]
 
-    def _missing(self, package: str) -> UserError:
-        return UserError(
+    def _needs(self, package: str) -> contextlib.AbstractContextManager[None]:
+        return needs_package(
             f"{self.name}: reading such a file needs {package}: pip install 'bert_jax[corpora]'."
         )
 
@@ -44,12 +44,10 @@ class WarcSource(_Archive):
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        try:
+        with self._needs("warcio"):
             from warcio.archiveiterator import ArchiveIterator
             from warcio.bufferedreaders import BufferedReader, ChunkedDataReader
             from warcio.exceptions import ArchiveLoadFailed
-        except ImportError as error:
-            raise self._missing("warcio") from error
         stream, number, most = _Blocks(self._content()), 0, self.options.max_document_chars
         records = ArchiveIterator(stream, no_record_parse=True, verify_http=False)
         records.reader = BufferedReader(stream)  # its own one unpacks, without a bound
@@ -101,10 +99,8 @@ class WikipediaSource(_Archive):
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        try:
+        with self._needs("mwparserfromhell"):
             from bert_jax.data.corpus.kinds.wikitext import SECONDS, plain
-        except ImportError as error:
-            raise self._missing("mwparserfromhell") from error
         left_out, elements, number = {"file", "image", "category"}, 0, 1
         stream = _Blocks(self._content())
         stream.allow(_MOST_PAGE, f"{self.name}, page 1")

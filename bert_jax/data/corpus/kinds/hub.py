@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from bert_jax.errors import UserError, first_few, nearest
+from bert_jax.errors import UserError, first_few, nearest, needs_package
 
 _NAME = re.compile(
     r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[^:]*))?(:(?P<split>[^:]+))?",
@@ -53,13 +53,10 @@ def match_hub(spec: str) -> list[str]:
 
 
 def _info(spec: str, repo: str, revision: str | None) -> Any:
-    try:
+    with needs_package(
+        f"{spec}: reading from the Hugging Face Hub needs a package: pip install 'bert_jax[hub]'"
+    ):
         import huggingface_hub
-    except ImportError as error:
-        raise UserError(
-            f"{spec}: reading from the Hugging Face Hub needs a package: pip install "
-            "'bert_jax[hub]'"
-        ) from error
     from huggingface_hub import constants, errors
 
     try:

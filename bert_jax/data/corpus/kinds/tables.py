@@ -1,10 +1,9 @@
 """Text in tables: parquet, CSV and TSV, and TensorFlow Datasets."""
 
-import contextlib
-import csv
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -19,9 +18,11 @@ from bert_jax.data.corpus.documents import (
 )
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.errors import UserError
+from bert_jax.files.checks import digest_of
 from bert_jax.files.tfds import open_tfds
 from bert_jax.files.untrusted.compressed import plain_suffix
-from bert_jax.files.urls import FileState, file_state, is_url, open_binary
+from bert_jax.files.untrusted.tables import csv_records, open_parquet
+from bert_jax.files.urls import FileState, file_state, is_url
 
 
 class ParquetSource(Source):
@@ -44,7 +45,9 @@ class ParquetSource(Source):
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        with self._opened() as file:
+        if not is_url(self.name) and self.part is None:
+            self._sha256 = digest_of(Path(self.name))
+        with open_parquet(self.name) as file:
             columns = file.schema_arrow.names
             if self._field not in columns:
                 raise UserError(f"{self.name}: {missing_field(self._field, columns)}")
@@ -72,31 +75,6 @@ class ParquetSource(Source):
                     yield paragraphs(text), fields or NO_FIELDS
                 done += batch.num_rows
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """Open the file, and name what goes wrong with it."""
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise UserError(
-                f"{self.name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."
-            ) from error
-        with open_binary(self.name) as content:
-            if not is_url(self.name) and self.part is None:
-                with open(self.name, "rb") as file:
-                    self._sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            try:
-                with pq.ParquetFile(content) as parquet:
-                    yield parquet
-            except UserError:
-                raise
-            except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
-                # ValueError: text that is not UTF-8, a date that Python cannot hold.
-                if getattr(error, "errno", None):  # of the disk
-                    raise
-                raise UserError(f"{self.name} is not a sound parquet file: {error}") from error
-
     @override
     def head(self, size: int) -> Source:
         return self.divided(size)[0]
@@ -106,7 +84,7 @@ class ParquetSource(Source):
         if self.size <= size:
             return [self]
         cuts, rows = [0], 0
-        with self._opened() as file:
+        with open_parquet(self.name) as file:
             total = max(1, file.metadata.num_rows)
             for group in range(1, file.num_row_groups):
                 rows += file.metadata.row_group(group - 1).num_rows
@@ -132,34 +110,25 @@ class DelimitedSource(FileSource):
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        quoting = plain_suffix(self.name) == ".csv"
-        lines = (line + "\n" for line in self.lines())
-        options: dict[str, Any] = {"strict": True} if quoting else {"quoting": csv.QUOTE_NONE}
-        reader = csv.reader(lines, delimiter="," if quoting else "\t", **options)
-        before = csv.field_size_limit(self.options.max_document_chars)
-        begin, header = 1, next(reader, [])
-        try:
-            if self.options.field not in header:
-                raise UserError(f"{self.name}, line 1: {missing_field(self.options.field, header)}")
-            for row in reader:
-                if len(row) == len(header):
-                    found = dict(zip(header, row, strict=True))
-                    text = field_text(found, self.options.field)
-                    yield paragraphs(text), self.options.kept(found)
-                elif row:
-                    raise UserError(
-                        f"{self.name}, line {begin + 1}: {len(row)} fields where the header has "
-                        f"{len(header)}; a text with a {'comma' if quoting else 'tab'} "
-                        f"{'needs double quotes around it' if quoting else 'is two fields here'}"
-                    )
-                begin = reader.line_num
-        except csv.Error as error:
-            raise UserError(
-                f"{self.name}, line {begin + 1}: a stray quote or a field too long ({error}). A "
-                'quote inside a quoted field is written twice ("").'
-            ) from error
-        finally:
-            csv.field_size_limit(before)
+        quoting, lines = plain_suffix(self.name) == ".csv", self.lines()
+        records: Iterator[tuple[int, list[str]]]
+        records = ((n, line.split("\t") if line else []) for n, line in enumerate(lines, 1))
+        if quoting:
+            records = csv_records(self.name, lines, self.options.max_document_chars)
+        _, header = next(records, (1, []))
+        if self.options.field not in header:
+            raise UserError(f"{self.name}, line 1: {missing_field(self.options.field, header)}")
+        for line, row in records:
+            if len(row) == len(header):
+                found = dict(zip(header, row, strict=True))
+                text = field_text(found, self.options.field)
+                yield paragraphs(text), self.options.kept(found)
+            elif row:
+                raise UserError(
+                    f"{self.name}, line {line}: {len(row)} fields where the header has "
+                    f"{len(header)}; a text with a {'comma' if quoting else 'tab'} "
+                    f"{'needs double quotes around it' if quoting else 'is two fields here'}"
+                )
 
     @override
     def divided(self, size: int) -> Sequence[Source]:

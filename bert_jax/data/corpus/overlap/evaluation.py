@@ -1,9 +1,7 @@
 """Evaluation texts: the examples of labelled files, as texts alone."""
 
-import csv
 import functools
 import hashlib
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,11 @@ from typing import Any, NamedTuple
 from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS
 from bert_jax.data.corpus.overlap.words import hash_text, normalised_words
 from bert_jax.errors import UserError
+from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
 from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.files.untrusted.tables import csv_records
+from bert_jax.files.untrusted.whole_file import decode_text
 from bert_jax.tasks.glue import TASKS
 from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tasks.text.sources import read_glue
@@ -115,11 +116,7 @@ def _set(name: str, paths: Sequence[Path], examples: Iterable[Example]) -> Evalu
     kept = tuple(each for each in examples if any(map(str.strip, each.texts)))
     if not kept:
         raise UserError(f"{name}: no text is there to look for. Evaluation texts are {_FORMS}.")
-    digests = []
-    for path in paths:
-        with open(path, "rb") as file:
-            digests.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
-    return EvaluationSet(name, tuple(digests), kept)
+    return EvaluationSet(name, tuple((path.name, digest_of(path)) for path in paths), kept)
 
 
 def _glue(directory: Path, spec: str) -> EvaluationSet:
@@ -164,18 +161,12 @@ def _examples(path: Path) -> Iterator[Example]:
         hint = f" Is it squad:{path}?" if kind == ".json" else ""
         raise UserError(f"{path}: files named *{kind} are not read.{hint} Evaluation texts are "
                         f"{_FORMS}.")  # fmt: skip
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert the file.") from error
+    lines = decode_text(raw, where=f"{path}").split("\n")
     if kind == ".csv":
-        rows: Iterable[list[str]] = csv.reader(io.StringIO(text, newline=""))
+        rows = [fields for _, fields in csv_records(f"{path}", lines, MAX_BYTES)]
     else:
-        rows = (line.split("\t") if kind == ".tsv" else [line] for line in text.split("\n"))
-    try:
-        first, *others = rows = [*rows]
-    except csv.Error as error:
-        raise UserError(f"{path}: not a CSV file: {error}") from error
+        rows = [line.split("\t") if kind == ".tsv" else [line] for line in lines]
+    first, *others = rows
     # Names of columns: too short to be judged, unlike what is below them.
     has_names = kind in (".csv", ".tsv") and not _is_long(first) and any(map(_is_long, others))
     yield from (Example(path.name, tuple(row)) for row in (others if has_names else rows))

@@ -1,16 +1,15 @@
 """Held-out documents that are near-duplicates of training documents."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bert_jax.data.corpus.overlap.report import DIRECTORY, HELDOUT
-from bert_jax.data.corpus.overlap.search import Span, decoded, store_spans
+from bert_jax.data.corpus.overlap.search import decoded, map_spans, store_spans
 from bert_jax.data.corpus.overlap.signatures import SHINGLE, sign, similarity
-from bert_jax.data.corpus.workers import map_ordered
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
@@ -106,9 +105,7 @@ def heldout_twins(
     best: dict[int, tuple[float, int]] = {}
     bases = np.cumsum([0, *(counts.num_documents for counts in train.counts)])
     spans = store_spans(train)
-    compared = map_ordered(
-        _compare, show(spans), num_workers, initializer=_start, arguments=(corpus / "train", index)
-    )
+    compared = map_spans(_compare, index, corpus / "train", show(spans), num_workers)
     for span, found in zip(spans, compared, strict=True):
         for row, other, value in found:
             document = int(numbers[row])
@@ -159,19 +156,9 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
     return texts
 
 
-_worker: tuple[TokenStore, Tokenizer, _Index] | None = None
-
-
-def _start(path: Path, index: _Index) -> None:
-    global _worker
-    _worker = open_store(path), load_tokenizer(path / "tokenizer"), index
-
-
-def _compare(span: Span) -> list[tuple[int, int, float]]:
-    """Return row of the index, document of the span, and similarity, of near-duplicates."""
-    assert _worker is not None
-    store, tokenizer, index = _worker
-    found = sign(list(decoded(store, tokenizer, span)))
+def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
+    """Compute row of the index, number of the text, and similarity, of near-duplicates."""
+    found = sign(list(texts))
     offsets = np.concatenate([[0], np.cumsum(found.sketch_lengths)])
     keys = found.bands.reshape(-1)
     begins = np.searchsorted(index.keys, keys)

@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.terminal import table_lines
 
 DIRECTORY = "contamination"
 """Directory of the reports, in the token store."""
@@ -70,14 +71,9 @@ class Report:
              f"{each['share']:.2%}")
             for name, each in self.counts().items()
         ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        table = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in (head, *rows)
-        ]
         return [
             f"{self.evaluation} in {self.corpus}: {ngram}-grams of normalised words",
-            *table,
+            *table_lines([head, *rows]),
             f"seen: one of its {ngram}-grams is in the corpus; a text of {shortest} to {ngram - 1} "
             f"words: the whole of it; fewer than {shortest} words: too short to be judged",
         ]

@@ -4,6 +4,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,10 +45,7 @@ def search_store(
     tokenizer = load_tokenizer(path / "tokenizer")
     encoded = (tokenizer.encode_batch([text])[0] for text in evaluation.texts)
     table = NgramTable(normalised_words(tokenizer.decode(ids)) for ids in encoded)
-    spans = store_spans(store)
-    found = map_ordered(
-        _search_span, show(spans), num_workers, initializer=_start, arguments=(path, table)
-    )
+    found = map_spans(_search_texts, table, path, show(store_spans(store)), num_workers)
     name = path.resolve().parent.name if path.name == "train" else path.resolve().name
     return _report(name, store.fingerprint, evaluation, table, found)
 
@@ -81,18 +79,27 @@ def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str
         yield tokenizer.decode(shard.tokens[begin:end].tolist())
 
 
-_worker: tuple[TokenStore, Tokenizer, NgramTable] | None = None
+def map_spans(
+    function: Callable, state: Any, path: Path, spans: Iterable[Span], num_workers: int
+) -> Iterator[Any]:
+    """Apply a function to `state` and the texts of each span of a store, in processes."""
+    given = function, state, path
+    return map_ordered(_of_span, spans, num_workers, initializer=_start, arguments=given)
 
 
-def _start(path: Path, table: NgramTable) -> None:
+_worker: tuple[Callable[[Iterable[str]], Any], TokenStore, Tokenizer] | None = None
+
+
+def _start(function: Callable, state: Any, path: Path) -> None:
     global _worker
-    _worker = open_store(path), load_tokenizer(path / "tokenizer"), table
+    bound = functools.partial(function, state)
+    _worker = bound, open_store(path), load_tokenizer(path / "tokenizer")
 
 
-def _search_span(span: Span) -> dict[int, np.ndarray]:
+def _of_span(span: Span) -> Any:
     assert _worker is not None
-    store, tokenizer, table = _worker
-    return _search_texts(table, decoded(store, tokenizer, span))
+    function, store, tokenizer = _worker
+    return function(decoded(store, tokenizer, span))
 
 
 def _search_texts(table: NgramTable, texts: Iterable[str]) -> dict[int, np.ndarray]:

@@ -19,7 +19,7 @@ from bert_jax.data.corpus.overlap.words import (
     normalised_words,
     word_hashes,
 )
-from bert_jax.errors import UserError
+from bert_jax.errors import needs_package
 
 SHINGLE = 5
 BANDS, ROWS = 20, 6
@@ -119,12 +119,8 @@ def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarr
 
 
 def _bands(shingles: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    try:
+    with needs_package("finding near-duplicates needs rensa: pip install 'bert_jax[corpora]'."):
         from rensa import RMinHash
-    except ImportError as error:
-        raise UserError(
-            "finding near-duplicates needs rensa: pip install 'bert_jax[corpora]'."
-        ) from error
     digests = RMinHash.digest_matrix_from_flat_token_hashes(
         shingles, offsets.astype(np.uint64), num_perm=BANDS * ROWS, seed=_SEED
     )

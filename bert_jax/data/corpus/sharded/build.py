@@ -1,34 +1,39 @@
-"""The build of a corpus of several shards: each task makes one, wherever it runs."""
+"""The build of a corpus: each task makes one shard, wherever it runs."""
 
 import contextlib
 import functools
 import hashlib
 import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from bert_jax.data.corpus.cleaning.drops import Drops
 from bert_jax.data.corpus.cleaning.duplicates import find_duplicates
 from bert_jax.data.corpus.cleaning.report import CleaningReport
 from bert_jax.data.corpus.cleaning.scan import scan
-from bert_jax.data.corpus.datasheet import Provenance, Tally, account
-from bert_jax.data.corpus.passes import PARTS, Pass, Recipe, Written, better_thresholds, store_meta
+from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
+from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds, store_meta
 from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine
 from bert_jax.data.corpus.sharded.tasks import Task
 from bert_jax.data.corpus.sharded.workspace import Workspace
+from bert_jax.data.corpus.workers import progress_bar
+from bert_jax.data.store import COUNTS, ShardEntry, open_shard, read_manifest
+from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-_FORMAT = 1
+_FORMAT = 2
 """Number of the way in which tasks make shards; a mark of another is done again."""
+
+
+def _stay(task: Task) -> None:
+    """Move no bar: another process has it."""
+    del task
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Job:
     """Directory of the decisions of a scan, a file for each task."""
     num_workers: int = 1
     """Processes of one task."""
+    advance: Callable[[Task], None] = _stay
+    """Function that is called after each block of a task that is run in this process."""
 
     def load_drops(self, task: Task) -> Drops | None:
         """Return the decisions about a task's documents."""
@@ -82,12 +89,12 @@ def make_shard(job: Job, task: Task) -> dict[str, Any]:
             thresholds=job.thresholds,
             drops=job.load_drops(task),
             samples=job.samples,
-            shard=True,
         ) as made:
-            made.run(task.sources, job.num_workers)
-            made.finish()
+            made.run(task.sources, job.num_workers, lambda: job.advance(task))
+            shards = made.finish()
             mark = {
                 "key": job.key(task),
+                "shards": [[*each, entry._asdict()] for each, entry in shards.items()],
                 "corpora": {name: asdict(each) for name, each in made.written().items()},
                 "report": {
                     "documents": dict(made.report.documents),
@@ -130,23 +137,29 @@ def build_shards(
         thresholds |= better
     if not any(each.train + each.heldout for each in built.written.values()):
         raise UserError("the sources hold no text that gives a token: the corpus is empty.")
-    stores: dict[tuple[str, str], list[str]] = {}
-    for task, mark in zip(tasks, marks, strict=True):
-        for corpus, counts in mark["corpora"].items():
-            for part in PARTS:
-                if counts[part]:  # a shard without documents is left out
-                    stores.setdefault((corpus, part), []).append(task.name)
+    stores: dict[tuple[str, str], list[ShardEntry]] = {}
+    for mark in marks:
+        for corpus, part, entry in mark["shards"]:
+            stores.setdefault((corpus, part), []).append(ShardEntry.read(entry))
     paths = {store: "/".join(filter(None, store)) for store in stores}
     workspace.keep_only(
-        f"{paths[store]}/shards/{name}" for store, names in stores.items() for name in names
+        f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]
     )
-    for (corpus, part), names in stores.items():
-        text_bytes = built.written[corpus].text_bytes
-        accounted = account(built.tallies[corpus], built.sources, provenance or Provenance())
-        meta = store_meta(recipe, part, text_bytes, built.report, accounted)
-        workspace.write_manifest(paths[corpus, part], names, recipe.tokenizer, meta)
-    for corpus in built.written:
-        workspace.write_datasheet(corpus)
+    with workspace.scratch() as root:
+        for (corpus, part), entries in stores.items():
+            path = paths[corpus, part]
+            text_bytes = built.written[corpus].text_bytes
+            accounted = account(built.tallies[corpus], built.sources, provenance or Provenance())
+            meta = store_meta(recipe, part, text_bytes, built.report, accounted)
+            files = (f"{path}/shards/{entry.name}/{COUNTS}.bin" for entry in entries)
+            counts = map(workspace.read, files)
+            write_manifest(root / path, entries, recipe.tokenizer, counts, **meta)
+            if workspace.local is not None:
+                store = read_manifest(root / path)
+                for number in range(len(entries)):
+                    open_shard(store, number, check=False)  # says what is missing
+        for corpus in built.written:
+            write_datasheet(root / corpus)
     workspace.remove_marks()
     return built
 
@@ -172,8 +185,7 @@ def find_drops(
     scans, drops = directory / "scans", directory / "drops"
     job = _ScanJob(recipe, scans)
     todo = [task for task in tasks if not job.is_done(task)]
-    results = _mapped(engine, _scan_task, job, todo)
-    _exhaust(results, todo, "reading for duplicates", progress)
+    _completed(engine, _scan_task, job, todo, "reading for duplicates", progress)
     shutil.rmtree(drops, ignore_errors=True)
     drops.mkdir(parents=True)
     find_duplicates([scans / task.name for task in tasks], recipe.cleaning, drops, map_=engine.map)
@@ -185,6 +197,7 @@ class _ScanJob:
     recipe: Recipe
     directory: Path
     num_workers: int = 1
+    advance: Callable[[Task], None] = _stay
 
     def key(self, task: Task) -> str:
         return _digest([self.recipe.cleaning.record(), task.identity()])
@@ -213,40 +226,42 @@ def _run(job: Job, tasks: Sequence[Task], engine: Engine, progress: bool) -> lis
             if mark.get("key") == job.key(task):
                 marks[task.name] = mark
     todo = [task for task in tasks if task.name not in marks]
-    results = _mapped(engine, make_shard, job, todo)
-    made = _exhaust(results, todo, "corpus", progress)
+    made = _completed(engine, make_shard, job, todo, "corpus", progress)
     marks |= {task.name: mark for task, mark in zip(todo, made, strict=True)}
     return [marks[task.name] for task in tasks]
 
 
-def _mapped(
-    engine: Engine, function: Callable[[Any, Task], Any], job: Any, todo: Sequence[Task]
-) -> Iterator[Any]:
-    """Return the results of tasks; few of them take all cores of this machine, one by one."""
-    if isinstance(engine, LocalEngine) and len(todo) < engine.num_workers:
-        job = replace(job, num_workers=engine.num_workers)
-        return map(functools.partial(function, job), todo)
-    return engine.map(functools.partial(function, job), todo)
-
-
-def _exhaust(
-    results: Iterator[Any], todo: Sequence[Task], description: str, progress: bool
+def _completed(
+    engine: Engine,
+    function: Callable[[Any, Task], Any],
+    job: Any,
+    todo: Sequence[Task],
+    description: str,
+    progress: bool,
 ) -> list[Any]:
-    """Return all results, with a bar on a terminal."""
-    found = []
-    bar = tqdm(
-        total=sum(task.size for task in todo),
-        unit="B",
-        unit_scale=True,
-        desc=description,
-        disable=not (progress and sys.stderr.isatty()),
-    )
+    """Run tasks and return their results, with a bar on a terminal.
+
+    Few tasks are run one by one; each takes all processes of this machine.
+    """
+    found: list[Any] = []
+    bar = progress_bar(sum(task.size for task in todo), description, progress)
+
+    def advance(task: Task) -> None:
+        done = sum(each.size for each in todo[: len(found)])
+        bar.update(done + sum(source.bytes_read for source in task.sources) - bar.n)
+
     with bar, contextlib.ExitStack() as stack:
+        results: Iterator[Any]
+        if isinstance(engine, LocalEngine) and len(todo) < max(2, engine.num_workers):
+            job = replace(job, num_workers=engine.num_workers, advance=advance)
+            results = map(functools.partial(function, job), todo)
+        else:
+            results = engine.map(functools.partial(function, job), todo)
         if isinstance(results, Generator):
             stack.enter_context(contextlib.closing(results))
-        for task, result in zip(todo, results, strict=True):
+        for _, result in zip(todo, results, strict=True):
             found.append(result)
-            bar.update(task.size)
+            bar.update(sum(each.size for each in todo[: len(found)]) - bar.n)
     return found
 
 

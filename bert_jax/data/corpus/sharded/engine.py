@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from bert_jax.data.corpus.workers import map_ordered, worker_count
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,12 +79,10 @@ class RayEngine:
         self.num_workers = worker_count(num_workers)
         if address is None:
             os.environ.update(_LOOPBACK)
-        try:
+        with needs_package(
+            "--engine=ray needs Ray: pip install 'bert_jax[cluster]', on every node."
+        ):
             import ray
-        except ImportError as error:
-            raise UserError(
-                "--engine=ray needs Ray: pip install 'bert_jax[cluster]', on every node."
-            ) from error
         self._ray: Any = ray
         options: dict[str, Any] = {"num_cpus": self.num_workers, "include_dashboard": False}
         try:

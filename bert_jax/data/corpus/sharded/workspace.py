@@ -14,23 +14,19 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.datasheet import write_datasheet
-from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import is_store
-from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.claims import BucketClaims
 from bert_jax.files.lease import Lease, Times
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import failures_named, file_system, is_url, upload
-from bert_jax.tokenization.tokenizer import Tokenizer
 
 _TIMES = Times(patience=30.0)
 """Times of the lease on a bucket; a build that is stopped ends sooner than a run that saves."""
@@ -49,26 +45,25 @@ class Workspace(ABC):
         """Return a local directory whose files are in the workspace when the block ends well."""
 
     @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """Read a file; None where there is none."""
+
+    @abstractmethod
     def marks(self) -> set[str]:
         """Return the names of the complete tasks."""
 
-    @abstractmethod
     def read_mark(self, name: str) -> dict[str, Any]:
         """Return the mark of a complete task; an empty one where it cannot be read."""
+        try:
+            found = parse_json(self.read(f"{MARKS}/{name}.json") or b"", where=name)
+        except UserError:
+            return {}  # the task is done again
+        return found if isinstance(found, dict) else {}
 
-    @abstractmethod
     def write_mark(self, name: str, mark: dict[str, Any]) -> None:
         """Mark a task as complete; its files are there."""
-
-    @abstractmethod
-    def write_manifest(
-        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
-    ) -> None:
-        """Make one store of the shards below a path."""
-
-    @abstractmethod
-    def write_datasheet(self, corpus: str) -> None:
-        """Write the datasheet of a corpus whose manifests are there."""
+        with self.scratch() as root:
+            replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
     @abstractmethod
     def keep_only(self, shards: Iterable[str]) -> None:
@@ -96,27 +91,13 @@ class LocalWorkspace(Workspace):
         yield self.path
 
     @override
+    def read(self, name: str) -> bytes | None:
+        path = self.path / name
+        return path.read_bytes() if path.is_file() else None
+
+    @override
     def marks(self) -> set[str]:
         return {path.stem for path in (self.path / MARKS).glob("*.json")}
-
-    @override
-    def read_mark(self, name: str) -> dict[str, Any]:
-        return _parsed((self.path / MARKS / f"{name}.json").read_bytes(), name)
-
-    @override
-    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
-        replace_file(self.path / MARKS / f"{name}.json", json.dumps(mark).encode())
-
-    @override
-    def write_manifest(
-        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
-    ) -> None:
-        shutil.rmtree(self.path / store / "tokenizer", ignore_errors=True)  # of a cut-off manifest
-        write_manifest(self.path / store, names, tokenizer, **meta)
-
-    @override
-    def write_datasheet(self, corpus: str) -> None:
-        write_datasheet(self.path / corpus)
 
     @override
     def keep_only(self, shards: Iterable[str]) -> None:
@@ -151,54 +132,16 @@ class BucketWorkspace(Workspace):
             upload(Path(name), self.url)
 
     @override
+    def read(self, name: str) -> bytes | None:
+        try:
+            data: bytes = self._files().cat_file(self._key(name))
+        except FileNotFoundError:
+            return None
+        return data
+
+    @override
     def marks(self) -> set[str]:
         return {Path(key).stem for key in self._find(MARKS)}
-
-    @override
-    def read_mark(self, name: str) -> dict[str, Any]:
-        return _parsed(self._read(f"{MARKS}/{name}.json") or b"", name)
-
-    @override
-    def write_mark(self, name: str, mark: dict[str, Any]) -> None:
-        with self.scratch() as root:
-            replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
-
-    @override
-    def write_manifest(
-        self, store: str, names: Sequence[str], tokenizer: Tokenizer, meta: dict[str, Any]
-    ) -> None:
-        with self.scratch() as root:
-            for name in names:
-                self._outline(f"{store}/shards/{name}", root / store / "shards" / name)
-            write_manifest(root / store, names, tokenizer, **meta)
-            shutil.rmtree(root / store / "shards")
-
-    @override
-    def write_datasheet(self, corpus: str) -> None:
-        with self.scratch() as root:
-            for part in ("train", "heldout"):
-                if header := self._read("/".join(filter(None, (corpus, part, "corpus.json")))):
-                    replace_file(root / corpus / part / "corpus.json", header)
-            write_datasheet(root / corpus)
-            for part in ("train", "heldout"):  # the bucket has them
-                shutil.rmtree(root / corpus / part, ignore_errors=True)
-
-    def _outline(self, shard: str, local: Path) -> None:
-        """Write a shard's header and counts, and in place of its arrays holes of their size."""
-        local.mkdir(parents=True)
-        header = self._read(f"{shard}/corpus.json") or b""
-        counts = self._read(f"{shard}/unigram_counts.bin") or b""
-        (local / "corpus.json").write_bytes(header)
-        (local / "unigram_counts.bin").write_bytes(counts)
-        found = parse_json(header, where=f"{self.url}/{shard}/corpus.json")
-        sizes = {
-            "tokens": found["num_tokens"] * token_dtype(found["vocab_size"]).itemsize,
-            "sentence_offsets": (found["num_sentences"] + 1) * OFFSET_DTYPE.itemsize,
-            "document_offsets": (found["num_documents"] + 1) * OFFSET_DTYPE.itemsize,
-        }
-        for name, size in sizes.items():
-            with open(local / f"{name}.bin", "wb") as file:
-                file.truncate(size)
 
     @override
     def keep_only(self, shards: Iterable[str]) -> None:
@@ -222,13 +165,6 @@ class BucketWorkspace(Workspace):
         claims = BucketClaims(self._files(), self.url)
         say = functools.partial(print, file=sys.stderr, flush=True)
         return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            data: bytes = self._files().cat_file(self._key(name))
-        except FileNotFoundError:
-            return None
-        return data
 
     def _find(self, name: str = "") -> list[str]:
         """Return the keys below a directory; none where it is not there."""
@@ -291,11 +227,3 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
         yield bucket
     finally:
         lease.release()
-
-
-def _parsed(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        found = parse_json(data, where=f"{MARKS}/{name}.json")
-    except UserError:
-        return {}  # the task is done again
-    return found if isinstance(found, dict) else {}

@@ -49,7 +49,7 @@ def test_bad_tables(tmp_path, name, data, message):
 def test_a_field_too_long(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('text\n"' + "long\n" * 100 + '"\n')
-    with pytest.raises(UserError, match="line 2: a stray quote or a field too long"):
+    with pytest.raises(UserError, match="line 2: a stray quote or line end, or a field too long"):
         read(path, max_document_chars=100)
 
 

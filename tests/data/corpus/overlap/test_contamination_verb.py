@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from one_shard import StoreWriter
 from task_examples import TOKENIZER, put
 
 from bert_jax.artefacts.saved.contamination import reports_on_ancestors
 from bert_jax.cli.main import main
 from bert_jax.data.corpus.overlap import heldout, search
 from bert_jax.data.corpus.overlap.report import read_report, reports_of
-from bert_jax.data.store_writer import StoreWriter
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DRAW = random.Random(0)
@@ -26,7 +26,7 @@ def write_store(path: Path, documents: list[list[list[str]]]) -> str:
             tokens = TOKENIZER.encode_batch([" ".join(sentence) for sentence in document])
             lengths = np.array(list(map(len, tokens)))
             writer.append(np.concatenate(tokens), lengths, np.array([len(lengths)]))
-        return writer.finish().fingerprint
+        return writer.store().fingerprint
 
 
 @pytest.fixture

@@ -163,7 +163,8 @@ def test_squad_and_glue(tmp_path):
         ("squad:none.json", "none.json is not there"),
         ("x.json", "Is it squad:"),
         ("blank.txt", "no text is there"),
-        ("bad.txt", "not UTF-8 at byte 2"),
+        ("bad.txt", "bad.txt, line 1, byte 3: 0xff is not UTF-8"),
+        ("bad.csv", "bad.csv, line 2: a stray quote"),
     ],
 )
 def test_evaluation_texts_that_cannot_be_read(tmp_path, monkeypatch, spec: str, said: str):
@@ -171,6 +172,7 @@ def test_evaluation_texts_that_cannot_be_read(tmp_path, monkeypatch, spec: str, 
     (tmp_path / "x.json").write_text("{}")
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "bad.txt").write_bytes(b"ab\xff")
+    (tmp_path / "bad.csv").write_text('a,b\n"c" d,e\n')
     with pytest.raises(UserError, match=re.escape(said)):
         read_evaluation(spec)
 

@@ -1,5 +1,6 @@
 """A corpus of several shards: the same for any number of workers and after any end."""
 
+import contextlib
 import itertools
 import json
 import resource
@@ -10,6 +11,7 @@ import pytest
 from made_texts import make_text
 from word_tokenizer import Failing, WordTokenizer
 
+from bert_jax.data.corpus import passes
 from bert_jax.data.corpus.build import build_corpora, build_corpus
 from bert_jax.data.corpus.cleaning.config import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe, Written
@@ -113,6 +115,27 @@ def test_a_build_that_ended_early_is_continued(texts, tmp_path, made):
     assert again.train.fingerprint == whole.train.fingerprint
     assert left(tmp_path) == ["out", "whole"]
     assert not (tmp_path / "out" / "tasks").exists()
+
+
+def test_the_bar_moves_inside_a_task(texts, tmp_path, monkeypatch):
+    places: list[int] = []
+
+    class Bar(contextlib.nullcontext):
+        n = 0
+
+        def __enter__(self):
+            return self
+
+        def update(self, more: int) -> None:
+            assert more >= 0
+            self.n += more
+            places.append(self.n)
+
+    monkeypatch.setattr(shard_build, "progress_bar", lambda *_: Bar())
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 3000)
+    build(texts, tmp_path / "out", shard_bytes=1 << 30)
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "in").iterdir())]
+    assert sorted(set(places)) == list(itertools.accumulate(sizes))
 
 
 def test_work_of_another_build_is_not_taken(texts, tmp_path, made):
