@@ -82,7 +82,7 @@ def summary_of_run(
         lines.append(f"{name:8} {head}")
     if teacher := config.distil.teacher:
         lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
-    if not trains_all(setup.objective):
+    if not trains_all(setup.step.objective):
         lines.append(f"trained  {_trained(setup)}")
     if math.isfinite(constant):
         lines.append(
