@@ -26,7 +26,8 @@ from bert_jax.artefacts.formats.modern_tables import MODERN, Modern
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, param_shapes
-from bert_jax.model.task_heads import Pooled, TaskHeadConfig, TaskModel
+from bert_jax.model.pooling import Pooled
+from bert_jax.model.task_heads import TaskHeadConfig, TaskModel
 
 _BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids)")
 _HEADS = {**CLASSES, MULTIPLE_CHOICE: "classification"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_jax.artefacts.formats.entries import Entry, affine, norm
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import Pooled
+from bert_jax.model.pooling import Pooled
 
 _EMBEDDINGS, _LAYERS = ("encoder", "embeddings"), ("encoder", "layers")
 _ATTENTION, _MLP = (*_LAYERS, "attention"), (*_LAYERS, "mlp")
@@ -160,7 +160,7 @@ _MODERNBERT = Modern(
             *affine("classifier", "head"),
         ),
     ),
-    poolings={"cls": "first", "mean": "mean"},
+    poolings={"cls": "cls", "mean": "mean"},
     follows={"hidden_dropout_rate": "attention_dropout_rate"},
     local=True,
 )  # fmt: skip
@@ -204,7 +204,7 @@ _EUROBERT = Modern(
         "classification": (*affine("dense", "transform", "dense"), *affine("classifier", "head")),
         "tagging": tuple(affine("classifier", "head")),
     },
-    poolings={"late": "late", "bos": "first", "mean": "mean"},
+    poolings={"late": "late", "bos": "cls", "mean": "mean"},
     classifies={"head_activation": "gelu", "head_bias": True},
     follows={"decoder_bias": "mlp_bias"},
 )  # fmt: skip

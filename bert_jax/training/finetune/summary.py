@@ -26,15 +26,11 @@ from bert_jax.training.sweep.statistics import Outcome, Summary
 
 _MAX_STATISTICS_BYTES = 1 << 28
 _POOLINGS = {
-    "first": "the first token's state",
+    "cls": "the first token's state",
     "mean": "the mean of the tokens' states",
     "late": "the mean of the tokens' logits",
-}
-_VECTORS = {
-    "mean": "mean of the tokens' states",
-    "cls": "the first token's state",
     "last": "the last token's state",
-    "weighted": "mean of the tokens' states, with learned weights",
+    "weighted": "the mean of the tokens' states, with learned weights",
 }
 
 
@@ -97,7 +93,7 @@ def _head(setup: Setup) -> str:
     """Describe what vectors are, or what a head without a pooler reads and how its map begins."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
-        return _VECTORS[head.pooling]
+        return _POOLINGS[head.pooling]
     said = []
     if head.kind == "classification" and not model.pooler:
         said.append(f"from {_POOLINGS[head.pooling]}")
