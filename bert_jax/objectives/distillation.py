@@ -21,12 +21,12 @@ from bert_jax.config.mapping import check_values
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.flops import TRAIN_OVER_FORWARD
 from bert_jax.model.heads import (
     LinearHead,
     encode,
     encode_layers,
-    end_norm,
     init_params,
     layer_projections,
     logical_axes,
@@ -261,14 +261,16 @@ class Distilled(Objective):
         return Forward(sums, found.outputs)
 
     def run(
-        self, model: ModelConfig, params: Any, inputs: Any, layout: Layout | None
+        self,
+        model: ModelConfig,
+        params: Any,
+        inputs: tuple[Array, Array, Array, DropoutStream | None],
+        layout: Layout | None,
     ) -> tuple[Float[Array, "B L D"], ...]:
         """Compute the last states of a model, and before them all others if they are compared."""
-        tokens, types, segments, stream = inputs
-        if not (self.config.hidden_weight or self.config.attention_weight):
-            return (encode(model, params, tokens, types, segments, stream, layout),)
-        states = encode_layers(model, params, tokens, types, segments, stream, layout)
-        return (*states[:-1], end_norm(model, params, states[-1]))
+        if self.config.hidden_weight or self.config.attention_weight:
+            return encode_layers(model, params, *inputs, layout)
+        return (encode(model, params, *inputs, layout),)
 
     def run_teacher(
         self, params: Any, rows: Batch, layout: Layout | None
