@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def configured(
-    arguments: argparse.Namespace, layers: int, steps: int, objective: dict[str, Any], seed: int = 0
+    arguments: argparse.Namespace, layers: int, steps: int, distil: dict[str, Any], seed: int = 0
 ) -> PretrainConfig:
     """Return the configuration of the teacher or of the students."""
     fields = {
@@ -96,7 +96,7 @@ def configured(
         "optimizer.warmup_steps": max(1, steps // 12),
         "checkpoint.save_every_steps": steps,
         "seed": seed,
-        **{f"objective.{name}": value for name, value in objective.items()},
+        **{f"distil.{name}": value for name, value in distil.items()},
     }
     overrides = [f"--config.{name}={value}" for name, value in fields.items()]
     return load_config(PretrainConfig, "configs/pretrain/demo.py", overrides)
@@ -106,13 +106,12 @@ class Students:
     """Students of one arm, whose step is compiled once."""
 
     def __init__(self, arguments: argparse.Namespace, arm: str) -> None:
-        objective: dict[str, Any] = {}
+        distil: dict[str, Any] = {}
         if ARMS[arm]:
-            teacher = str(arguments.out / "teacher")
-            objective = {"name": "distilled_masked_lm", "teacher": teacher, **ARMS[arm]}
+            distil = {"teacher": str(arguments.out / "teacher"), **ARMS[arm]}
         corpus = open_corpus(arguments.corpus)
         assert corpus.heldout is not None
-        config = configured(arguments, arguments.layers // 2, arguments.steps, objective)
+        config = configured(arguments, arguments.layers // 2, arguments.steps, distil)
         config, self.teacher = resolve_teacher(config, corpus.train.tokenizer_fingerprint)
         self.config = config = config.with_vocabulary(corpus.train.vocab_size)
         self.store, self.mesh = corpus.train, make_mesh(config.mesh)

@@ -114,8 +114,8 @@ RUNS = {
     "student": Run(
         "pretrain", "pretrain/distil_mini.py",
         {
-            **BERT, "objective.teacher": "{whole-words}", "objective.hidden_weight": 0.1,
-            "objective.attention_weight": 0.1, "model.num_layers": 1,
+            **BERT, "distil.teacher": "{whole-words}", "distil.hidden_weight": 0.1,
+            "distil.attention_weight": 0.1, "model.num_layers": 1,
         },
     ),
     "translation": Run(

@@ -89,6 +89,8 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     if not by:
         return cls
     name = mapping.get(by, getattr(cls, by))
+    if instead := getattr(cls, "FORMER", {}).get(name):
+        raise UserError(f"{cls.SECTION}.{by} is {name!r}; {instead}")
     if not isinstance(name, str) or name not in variants:
         near = nearest(str(name), variants)
         hint = f" (did you mean {near!r}?)" if near else ""

@@ -8,7 +8,7 @@ program of twelve layers for as long as the first answer takes (docs/experiments
 import dataclasses
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,13 @@ from jaxtyping import Array, Float, Int
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig, TokenPooling, pool_tokens
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
+from bert_jax.model.pooling import Pooling, pool_tokens
 from bert_jax.model.rotation import Context, make_context
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tokens
 from bert_jax.tasks.rows import Batch
 
-Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
 FEW_TOKENS = 128
 """Tokens in a batch up to which the last layer computes all places."""
 
@@ -150,16 +149,13 @@ def pooled(
         first: Array = _first(config, pooling == "pooler", *_before_end(model, batch))
         return first
     ids = model.tokenizer.special_ids
-    ignored = () if special_tokens else (ids.cls, ids.sep)
+    ignored = () if special_tokens or pooling not in ("mean", "max") else (ids.cls, ids.sep)
     states, _ = _states(model, batch, layers[-1])
     wanted = [states[n] for n in layers]
     if layers[-1] == config.num_layers:
         wanted[-1] = _normed(config, model.params, wanted[-1])
-    if pooling in ("last", "weighted"):
-        weights = {"pooling": model.params.get("pooling", {})}
-        found: Array = _pool_tokens(config, pooling, weights, wanted, segment_ids)
-        return found
-    vectors: Array = _pool(pooling, ignored, wanted, batch["tokens"], segment_ids)
+    weights = {"pooling": model.params.get("pooling", {})}
+    vectors: Array = _pool(pooling, ignored, wanted, batch["tokens"], segment_ids, weights)
     return vectors
 
 
@@ -287,30 +283,12 @@ def _pool(
     states: list[Float[Array, "B L D"]],
     tokens: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
+    params: Any,
 ) -> Float[Array, "B D"]:
-    hidden = _mean_of(states)
-    if pooling == "cls":
-        return hidden[:, 0]
     counts = segment_ids > 0
     for id in ignored:
         counts &= tokens != id
-    if pooling == "max":
-        greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)
-        return jnp.where(counts.any(1, keepdims=True), greatest, 0.0)
-    total = jnp.where(counts[..., None], hidden, 0.0).sum(1)
-    return total / jnp.maximum(counts.sum(1, keepdims=True), 1)
-
-
-@_program(0, 1)
-def _pool_tokens(
-    config: ModelConfig,
-    pooling: TokenPooling,
-    params: Any,
-    states: list[Float[Array, "B L D"]],
-    segment_ids: Int[Array, "B L"],
-) -> Float[Array, "B D"]:
-    embedding = EmbeddingConfig(pooling)
-    return pool_tokens(config, embedding, params, _mean_of(states), segment_ids)
+    return pool_tokens(pooling, _mean_of(states), counts, params)
 
 
 # Parts of a program, while it is traced

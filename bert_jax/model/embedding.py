@@ -7,13 +7,10 @@
 Parameters are a nested dict with the entry `encoder`, without pooler, and with `pooling` where the
 pooling is learned. Texts are compared by the cosine of their vectors.
 
-Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3 (pooling); Lin et al. 2017, section 2
-(learned weights of tokens); Kusupati et al. 2022 (Matryoshka: the first numbers of a vector are a
-vector).
+Source: Kusupati et al. 2022 (Matryoshka: the first numbers of a vector are a vector).
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +21,9 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import Params, encode, init_params, with_params
-from bert_jax.model.layers import parameter
+from bert_jax.model.heads import Params, encode, init_params
 from bert_jax.model.layout import Layout
-
-TokenPooling = Literal["mean", "cls", "last", "weighted"]
-
-_HIDDEN_SCORE = -1e30
-"""Score of padding: weight exactly 0."""
+from bert_jax.model.pooling import TokenPooling, TokenWeights, pool_tokens
 
 
 @dataclass(frozen=True)
@@ -77,20 +69,6 @@ PLAIN = EmbeddingConfig("mean", normalize=False)
 """Vectors of a model that was not trained for vectors."""
 
 
-class TokenWeights(nnx.Module):
-    """Weights of the tokens of a row, from one score a token; equal weights at the beginning."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
-        self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
-
-    def __call__(
-        self, hidden: Float[Array, "B L D"], counted: Float[Array, "B L"]
-    ) -> Float[Array, "B L"]:
-        """Compute weights that add up to 1 over the tokens that are counted, in float32."""
-        scores = hidden.astype(jnp.float32) @ self.score[...]
-        return jax.nn.softmax(jnp.where(counted > 0, scores, _HIDDEN_SCORE), axis=-1) * counted
-
-
 class EmbeddingModel(nnx.Module):
     """Encoder, and the weights of its tokens where these are learned."""
 
@@ -125,27 +103,7 @@ def apply_embedding(
     `heads.encode`.
     """
     hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
-    return pool_tokens(config, embedding, params, hidden, segment_ids)
-
-
-def pool_tokens(
-    config: ModelConfig,
-    embedding: EmbeddingConfig,
-    params: Params,
-    hidden: Float[Array, "B L D"],
-    segment_ids: Integer[Array, "B L"],
-) -> Float[Array, "B D"]:
-    """Pool the last states of rows of one segment each, in float32; 0 for a row without tokens."""
-    counted = (segment_ids > 0).astype(jnp.float32)
-    if embedding.pooling == "mean":
-        weights = counted / jnp.maximum(counted.sum(1, keepdims=True), 1.0)
-    elif embedding.pooling == "weighted":
-        weights = with_params(params["pooling"], TokenWeights, config)(hidden, counted)
-    else:
-        last = jnp.maximum(counted.sum(1, keepdims=True) - 1, 0)
-        at = last if embedding.pooling == "last" else jnp.zeros_like(last)
-        weights = (jnp.arange(counted.shape[1]) == at) * counted
-    return jnp.einsum("BLD,BL->BD", hidden.astype(jnp.float32), weights)
+    return pool_tokens(embedding.pooling, hidden, segment_ids > 0, params)
 
 
 def finish(

@@ -319,26 +319,13 @@ class Encoder(nnx.Module):
         segment_ids: Integer[Array, "B L"],
         stream: DropoutStream | None = None,
         layout: Layout | None = None,
-    ) -> Float[Array, "B L D"]:
-        """Return the states after the last layer, in the compute type.
-
-        `heads.end_norm` applies `final_norm`.
-        """
-        return self.states(tokens, type_ids, segment_ids, stream, layout, every=False)[-1]
-
-    def states(
-        self,
-        tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
-        type_ids: Integer[Array, "B L"],
-        segment_ids: Integer[Array, "B L"],
-        stream: DropoutStream | None,
-        layout: Layout | None,
         *,
-        every: bool,
+        every: bool = False,
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Return the states after the last layer, or with `every` before and after each layer.
+        """Compute the last states, with `every` after those before each layer, in the compute type.
 
-        With `every` the layers are straight code, whatever `scan_unroll` says.
+        The last states are normed. With `every` the layers are straight code, whatever
+        `scan_unroll` says.
         """
         context = make_context(self.config, segment_ids)
         gather = None if layout is None else layout.gather
@@ -359,11 +346,12 @@ class Encoder(nnx.Module):
 
         config, gathers = self.config, gather is not None
         frozen = 0 if layout is None else layout.frozen_layers
-        if not every:
-            return (run_layers(config, apply_layer, stacked, x, gathers, frozen),)
-        config = dataclasses.replace(config, scan_unroll=config.num_layers)
-        kept: tuple[Array, ...] = run_layers(config, apply_and_keep, stacked, (x,), gathers, frozen)
-        return kept
+        if every:
+            config = dataclasses.replace(config, scan_unroll=config.num_layers)
+            *states, x = run_layers(config, apply_and_keep, stacked, (x,), gathers, frozen)
+        else:
+            states, x = [], run_layers(config, apply_layer, stacked, x, gathers, frozen)
+        return (*states, self.final_norm(x) if config.norm_order == "pre" else x)
 
 
 class VectorEncoder(Encoder):

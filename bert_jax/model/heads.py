@@ -225,8 +225,7 @@ def encode(
       UserError: L is beyond `num_positions`.
     """
     layout = None if layout is None else layout.of("encoder")
-    hidden = _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)
-    return end_norm(config, params, hidden)
+    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)[-1]
 
 
 def encode_layers(
@@ -238,13 +237,12 @@ def encode_layers(
     stream: DropoutStream | None = None,
     layout: Layout | None = None,
 ) -> tuple[Float[Array, "B L D"], ...]:
-    """Compute the states before the layers and after each layer, without the final norm.
+    """Compute the states before the layers and after each layer; the last ones are `encode`'s.
 
-    Arguments and errors are those of `encode`, whose states are `end_norm` of the last ones.
+    Arguments and errors are those of `encode`.
     """
     layout = None if layout is None else layout.of("encoder")
-    encoder = _encoder(config, params)
-    return encoder.states(tokens, type_ids, segment_ids, stream, layout, every=True)
+    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout, every=True)
 
 
 def layer_projections(
@@ -259,13 +257,15 @@ def layer_projections(
 
     `x` is an entry of `encode_layers`.
     """
-    layer = jax.tree.map(lambda leaf: leaf[number], params["encoder"]["layers"])
+    context, kind = make_context(config, segment_ids), config.layer_kind(number)
+    return _layer(config, params, number, layout).projections(x, context, kind)
+
+
+def _layer(config: ModelConfig, params: Params, number: int, layout: Layout | None = None) -> Layer:
+    own = jax.tree.map(lambda leaf: leaf[number], params["encoder"]["layers"])
     gather = None if layout is None else layout.of("encoder").gather
-    layer = with_params(layer if gather is None else gather(layer), Layer, config)
-    found: tuple[Array, Array, Array] = layer.projections(
-        x, make_context(config, segment_ids), config.layer_kind(number)
-    )
-    return found
+    layer: Layer = with_params(own if gather is None else gather(own), Layer, config)
+    return layer
 
 
 def _encoder(config: ModelConfig, params: Params) -> Encoder:
@@ -354,18 +354,11 @@ def layer_outputs(
 
     The other arguments are those of `encode`. A padding token attends to padding.
     """
-    encoder = _encoder(config, params)
-    context = make_context(config, segment_ids)
-    states = [encoder.embeddings(tokens, type_ids, context.segment_ids, None)]
-    weights = []
-    graphdef, stacked = nnx.split(encoder.layers)
-    for n in range(config.num_layers):
-        layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked))
-        kind = config.layer_kind(n)
-        if with_weights:
-            weights.append(layer.weights(states[-1], context, kind))
-        states.append(layer(states[-1], context, None, n, kind))
-    states[-1] = end_norm(config, params, states[-1])
-    return LayerOutputs(
-        jnp.stack(states).astype(jnp.float32), jnp.stack(weights) if weights else None
-    )
+    states, weights = encode_layers(config, params, tokens, type_ids, segment_ids), None
+    if with_weights:
+        context = make_context(config, segment_ids)
+        weights = jnp.stack([
+            _layer(config, params, n).weights(states[n], context, config.layer_kind(n))
+            for n in range(config.num_layers)
+        ])  # fmt: skip
+    return LayerOutputs(jnp.stack(states).astype(jnp.float32), weights)

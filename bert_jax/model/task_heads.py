@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
@@ -26,10 +25,8 @@ from bert_jax.model.encoder import Encoder, PooledEncoder
 from bert_jax.model.heads import Build, LinearHead, Params, encode, init_params, pool, with_params
 from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, output_std
 from bert_jax.model.layout import Layout
+from bert_jax.model.pooling import Pooled, pool_tokens
 
-Pooled = Literal["first", "mean", "late"]
-"""Input of a classification without a pooler: the first token's state, the mean of all tokens'
-states, or, with `late`, each token's state, and the mean of the logits."""
 _SITE = 1 << 16
 """Number of the head's dropout, beyond those of any encoder."""
 
@@ -53,7 +50,7 @@ class TaskHeadConfig:
     num_labels: int = 2
     dropout_rate: float = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""
-    pooling: Pooled = "first"
+    pooling: Pooled = "cls"
     """Choice of a classification without a pooler."""
 
     def __post_init__(self) -> None:
@@ -94,7 +91,7 @@ def has_transform(config: ModelConfig, head: TaskHeadConfig) -> bool:
 
 def reads_all_tokens(config: ModelConfig, head: TaskHeadConfig) -> bool:
     """Say whether a head reads other tokens than the first one."""
-    return head.kind != "classification" or not (config.pooler or head.pooling == "first")
+    return head.kind != "classification" or not (config.pooler or head.pooling == "cls")
 
 
 class TaskModel(nnx.Module):
@@ -167,27 +164,16 @@ def head_logits(
     The first token's states are enough where `reads_all_tokens` says no. A row of a classification
     is one segment; its tokens are those whose segment id is not 0.
     """
-    x = hidden
-    if head.kind == "classification":
-        x = pool(config, params, hidden) if config.pooler else _pooled(head, hidden, segment_ids)
+    x, pooling = hidden, head.pooling if head.kind == "classification" else None
+    if pooling and config.pooler:
+        x = pool(config, params, hidden)
+    elif pooling == "cls":
+        x = hidden[:, 0]
+    elif pooling == "mean":
+        x = pool_tokens("mean", hidden, segment_ids > 0).astype(hidden.dtype)
     if has_transform(config, head):
         x = with_params(params["transform"], TaskTransform, config)(x)
     x = dropout(x, head.dropout_rate, stream, _SITE)
     logits: Array = with_params(params["head"], NETWORKS[head.kind], config, head.num_labels)(x)
-    late = head.kind == "classification" and not config.pooler and head.pooling == "late"
-    return _mean(logits, segment_ids) if late else logits
-
-
-def _pooled(
-    head: TaskHeadConfig, hidden: Float[Array, "B P D"], segment_ids: Integer[Array, "B L"]
-) -> Float[Array, "B D"] | Float[Array, "B P D"]:
-    if head.pooling == "mean":
-        return _mean(hidden, segment_ids)
-    return hidden if head.pooling == "late" else hidden[:, 0]
-
-
-def _mean(x: Float[Array, "B L D"], segment_ids: Integer[Array, "B L"]) -> Float[Array, "B D"]:
-    """Compute the mean over the tokens that are no padding, in float32; in the type of `x`."""
-    counted = (segment_ids > 0)[..., None].astype(jnp.float32)
-    total = (x.astype(jnp.float32) * counted).sum(1)
-    return (total / jnp.maximum(counted.sum(1), 1.0)).astype(x.dtype)
+    late = pooling == "late" and not config.pooler
+    return pool_tokens("mean", logits, segment_ids > 0) if late else logits

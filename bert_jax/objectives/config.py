@@ -1,6 +1,5 @@
 """The section `objective` of a configuration, and the objectives that it can name."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -16,11 +15,10 @@ from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.objectives import translation
-from bert_jax.objectives.distillation import PROJECTION, TEACHER, DistillationConfig, parts_of
-from bert_jax.objectives.distilled import DistilledMaskedLM
+from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.objectives.objective import Metric, Objective
+from bert_jax.objectives.objective import Metric, Objective, Teachable
 from bert_jax.objectives.replaced_tokens import (
     METRICS,
     ReplacedTokens,
@@ -57,6 +55,11 @@ class ObjectiveConfig(Bounded, section="objective"):
 
     name: str = "masked_lm"
     """Objective of the run."""
+    FORMER: ClassVar[Mapping[str, str]] = {
+        "distilled_masked_lm": "a student has objective.name 'masked_lm', and its teacher and "
+        "weights in the section distil: --config.distil.teacher=DIR"
+    }
+    """Names that there were, and what takes their place."""
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
@@ -65,10 +68,6 @@ class ObjectiveConfig(Bounded, section="objective"):
     def make(self, given: Given) -> Objective:
         """Make the objective."""
         raise NotImplementedError
-
-    def for_evaluation(self) -> "ObjectiveConfig":
-        """Return the choice for evaluations: without what training alone needs."""
-        return self
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Lay out the parameters of a model that a run starts from, by the objective's names.
@@ -103,58 +102,14 @@ class MaskedLMConfig(ObjectiveConfig):
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
         """Take the model with its head, which a tied decoder without a bias leaves empty."""
-        return {"model": (model, {"mlm": {}, **params})}
+        known = {name: tree for name, tree in params.items() if name in ("encoder", "mlm", "nsp")}
+        return {"model": (model, {"mlm": {}, **known})}
 
     def make(self, given: Given) -> MaskedLM:
         """Make the objective."""
         return MaskedLM(
             given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
             baseline=given.baseline,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class DistilledMaskedLMConfig(DistillationConfig, ObjectiveConfig, section="objective"):
-    """Masked words, and the predictions that a trained model has for them (Hinton et al. 2015)."""
-
-    name: str = "distilled_masked_lm"
-    """Objective: distilled_masked_lm."""
-    from_teacher: bool = False
-    """Whether the student starts from the teacher: embeddings, heads and the layers that `layers`
-    names. All sizes but model.num_layers must be the teacher's."""
-    architecture: ModelConfig | None = None
-    """Architecture of the teacher; a run reads it from `teacher`."""
-
-    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
-        """List the metrics of a run, before its model and corpus are known."""
-        return (*MaskedLM.metrics_of(pairs), *parts_of(self))
-
-    def for_evaluation(self) -> MaskedLMConfig:
-        """Return the choice of masked words alone."""
-        return MaskedLMConfig()
-
-    def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Take the student alone."""
-        student = {n: tree for n, tree in params.items() if n not in (TEACHER, PROJECTION)}
-        return {"model": (model, {"mlm": {}, **student})}
-
-    def make(self, given: Given) -> DistilledMaskedLM:
-        """Make the objective; the teacher computes as the student does.
-
-        Raises:
-            UserError: The architecture of the teacher is not known.
-        """
-        if self.architecture is None:
-            raise UserError(
-                f"objective.teacher is {self.teacher!r}; give the directory of a model with a "
-                "masked-LM head: a pretraining run, or a directory in Hugging Face's format"
-            )
-        how = ("dtype", "attention_impl", "scan_unroll")
-        computed = {name: getattr(given.model, name) for name in how}
-        return DistilledMaskedLM(
-            given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
-            baseline=given.baseline, distillation=self,
-            teacher=dataclasses.replace(self.architecture, **computed),
         )  # fmt: skip
 
 
@@ -272,9 +227,30 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
         return RecurrentNetwork(model, RecurrentConfig(**{n: getattr(self, n) for n in names}))
 
 
+@dataclass(frozen=True)
+class StudentConfig(DistillationConfig):
+    """A teacher with a masked-LM head, and what a student takes from it."""
+
+    from_teacher: bool = False
+    """Whether the student starts from the teacher: embeddings, heads and the layers that `layers`
+    names. All sizes but model.num_layers must be the teacher's."""
+    architecture: ModelConfig | None = None
+    """Architecture of the teacher; a run reads it from `teacher`."""
+
+    def taught(self, objective: ObjectiveConfig, given: Given) -> Objective:
+        """Make the objective of a run, with the teacher if there is one."""
+        student = objective.make(given)
+        if not self.teacher:
+            return student
+        assert self.architecture is not None  # of `resolve_teacher`
+        teacher = objective.make(given._replace(model=self.architecture))
+        assert isinstance(student, Teachable)
+        assert isinstance(teacher, Teachable)
+        return Distilled(student, teacher, self)
+
+
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "masked_lm": MaskedLMConfig,
-    "distilled_masked_lm": DistilledMaskedLMConfig,
     "replaced_tokens": ReplacedTokensConfig,
     "translation": TranslationConfig,
     "recurrent_translation": RecurrentTranslationConfig,

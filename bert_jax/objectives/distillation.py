@@ -8,10 +8,10 @@ The teacher is the entry `teacher` of the parameters, which no step changes. Tea
 read the same rows: their tokenizers are the same, their widths and depths need not be.
 """
 
-import dataclasses
 import math
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from itertools import compress
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,12 @@ from bert_jax.config.bounds import Bounded, Fraction, Natural, NonNegative, Posi
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.flops import TRAIN_OVER_FORWARD
 from bert_jax.model.heads import (
     LinearHead,
     encode,
     encode_layers,
-    end_norm,
     init_params,
     layer_projections,
     logical_axes,
@@ -34,12 +34,19 @@ from bert_jax.model.heads import (
 )
 from bert_jax.model.layers import einsum_float32
 from bert_jax.model.layout import Layout
-from bert_jax.objectives.losses import ratio
-from bert_jax.objectives.objective import Batch, Metric, Objective, Scalars
+from bert_jax.objectives.losses import divergences, ratio
+from bert_jax.objectives.objective import (
+    Batch,
+    Forward,
+    Metric,
+    Objective,
+    Scalars,
+    Shown,
+    Teachable,
+)
 
 TEACHER, PROJECTION = "teacher", "projection"
 """Entries of the parameters: the teacher, and the map of the student's states to its width."""
-Plain = TypeVar("Plain", bound=Objective)
 
 _SOFT = Metric("soft_loss", "loss against the teacher", "soft_loss", "soft_count", "nats",
                short="soft loss")  # fmt: skip
@@ -57,9 +64,9 @@ _ATTENTION = Metric(
 class DistillationConfig(Bounded, section="distil"):
     """Parts of the loss that a student has from a teacher, and their weights."""
 
-    teacher: str = ""
+    teacher: str | None = None
     """Directory of the teacher: a run, or a model in Hugging Face's format, with the same tokenizer
-    and a head of the same kind. Empty: no teacher."""
+    and a head of the same kind. None: no teacher."""
     temperature: Positive = 2.0
     """Divisor of both models' logits before they are compared."""
     hard_weight: Fraction = 0.5
@@ -75,6 +82,25 @@ class DistillationConfig(Bounded, section="distil"):
     layers: tuple[int, ...] = ()
     """Teacher's layer, counted from 1, for each layer of the student; empty: evenly spaced."""
 
+    def check_section(self) -> None:
+        """Refuse a section that is set without a teacher.
+
+        Raises:
+            UserError: Names the field of the teacher.
+        """
+        if not self.teacher and any(getattr(self, f.name) != f.default for f in fields(self)):
+            raise UserError(
+                "the section distil is set, but distil.teacher is empty; give "
+                "--config.distil.teacher=DIR, the work directory of a run or a directory in "
+                "Hugging Face's format, or leave the section out"
+            )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of the comparison with the teacher; none without one."""
+        has = bool(self.teacher), bool(self.hidden_weight), bool(self.attention_weight)
+        return tuple(compress((_SOFT, _HIDDEN, _ATTENTION), has))
+
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
         """Return the teacher's layer, counted from 1, for each layer of the student.
 
@@ -86,7 +112,7 @@ class DistillationConfig(Bounded, section="distil"):
             return tuple(-(-n * most // count) for n in range(1, count + 1))
         if len(self.layers) != count or not all(1 <= n <= most for n in self.layers):
             raise UserError(
-                f"{self.SECTION}.layers is {self.layers}; it must have {count} numbers from 1 to "
+                f"distil.layers is {self.layers}; it must have {count} numbers from 1 to "
                 f"{most}: a layer of the teacher for each layer of the student"
             )
         return self.layers
@@ -105,7 +131,7 @@ class DistillationConfig(Bounded, section="distil"):
         }
         if any(width % count for width in widths):
             raise UserError(
-                f"{self.SECTION}.relation_heads is {count}; it must divide the widths of queries "
+                f"distil.relation_heads is {count}; it must divide the widths of queries "
                 f"and keys of student and teacher: {', '.join(map(str, sorted(widths)))}"
             )
         return count
@@ -113,85 +139,86 @@ class DistillationConfig(Bounded, section="distil"):
 
 @dataclass(frozen=True)
 class Distilled(Objective):
-    """Base of the objectives with a teacher, before the plain objective among their bases.
+    """Objective of a student, with the losses against a teacher added to its own."""
 
-    The plain objective gives labels, heads and the loss against labels.
-    """
-
-    distillation: DistillationConfig = field(default=DistillationConfig(), kw_only=True)
+    model: ModelConfig = field(init=False)
+    baseline: float | None = field(init=False)
+    frozen: frozenset[str] = field(init=False)
+    frozen_layers: int = field(init=False)
+    student: Teachable
+    """Objective without the teacher: it gives labels, heads and the loss against labels."""
+    teacher: Teachable
+    """Objective of the same class, with the architecture and the head of the teacher."""
+    config: DistillationConfig
     """Weights of the parts of the loss."""
-    teacher: ModelConfig = field(default=ModelConfig(), kw_only=True)
-    """Architecture of the teacher."""
 
     def __post_init__(self) -> None:
-        """Freeze the teacher, and refuse layers and heads that cannot be compared."""
-        object.__setattr__(self, "frozen", self.frozen | {TEACHER})
-        self.distillation.layer_map(self.model, self.teacher)
-        if self.distillation.attention_weight:
-            self.distillation.heads_of_relations(self.model, self.teacher)
+        """Freeze the teacher, which computes as the student does; refuse what is not compared."""
+        student = self.student
+        computes = {
+            n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
+        }
+        taught = {
+            "model": student.model,
+            "baseline": student.baseline,
+            "frozen": student.frozen | {TEACHER},
+            "frozen_layers": student.frozen_layers,
+            "teacher": replace(self.teacher, model=replace(self.teacher.model, **computes)),
+        }
+        for name, value in taught.items():
+            object.__setattr__(self, name, value)
+        self.config.layer_map(self.model, self.teacher.model)
+        if self.config.attention_weight:
+            self.config.heads_of_relations(self.model, self.teacher.model)
 
-    def as_plain(self, kind: type[Plain]) -> Plain:
-        """Return the objective without the teacher."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(kind)}
-        return kind(**values | {"frozen": self.frozen - {TEACHER}})
+    def for_evaluation(self) -> Objective:
+        """Return the objective of the student."""
+        return self.student
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the plain objective, and those of the comparison."""
-        return (*super().metrics, *parts_of(self.distillation))  # type: ignore[safe-super]
-
-    def teacher_init(self, key: Array) -> Any:
-        """Make fresh parameters of a teacher, whose place those of the real one take."""
-        raise NotImplementedError
-
-    def teacher_axes(self) -> Any:
-        """Name the logical axes of the teacher's parameters."""
-        raise NotImplementedError
+        """Metrics of the student, and of the comparison."""
+        return (*self.student.metrics, *self.config.metrics)
 
     @property
     def projects(self) -> bool:
         """Whether the student's states go through a learned map."""
-        return bool(self.distillation.hidden_weight) and (
-            self.model.hidden_dim != self.teacher.hidden_dim
-        )
+        other_width = self.model.hidden_dim != self.teacher.model.hidden_dim
+        return bool(self.config.hidden_weight) and other_width
 
     def init(self, key: Array) -> Any:
         """Make fresh parameters of student and teacher; the student's are as without a teacher."""
-        params = super().init(key)  # type: ignore[safe-super]
+        params = self.student.init(key)
         if self.projects:
             made = jax.random.fold_in(key, 1)
-            width = self.teacher.hidden_dim
+            width = self.teacher.model.hidden_dim
             params = {**params, PROJECTION: init_params(self.model, made, LinearHead, width)}
-        return {**params, TEACHER: self.teacher_init(jax.random.fold_in(key, 2))}
+        return {**params, TEACHER: self.teacher.init(jax.random.fold_in(key, 2))}
 
     def axes(self) -> Any:
         """Name the logical axes of each parameter."""
-        axes = super().axes()  # type: ignore[safe-super]
+        axes = self.student.axes()
         if self.projects:
-            projection = logical_axes(self.model, LinearHead, self.teacher.hidden_dim)
+            projection = logical_axes(self.model, LinearHead, self.teacher.model.hidden_dim)
             axes = {**axes, PROJECTION: projection}
-        return {**axes, TEACHER: self.teacher_axes()}
+        return {**axes, TEACHER: self.teacher.axes()}
 
-    def soft_weights(self, rows: Batch) -> Float[Array, "*predicted"]:
-        """Return the weight of each prediction that is compared."""
-        raise NotImplementedError
-
-    def token_weights(self, rows: Batch) -> Float[Array, "B L"]:
-        """Return the weight of each token whose states are compared."""
-        return (rows["segment_ids"] > 0).astype(jnp.float32)
+    def prepare(self, batch: Batch, seed: int | Array) -> Batch:
+        """Prepare the batch for the student; the teacher reads the same rows."""
+        return self.student.prepare(batch, seed)
 
     def counts(self, rows: Batch) -> Scalars:
         """Count labels, predictions and tokens."""
         return {
-            **super().counts(rows),  # type: ignore[safe-super]
-            "soft_count": jnp.sum(self.soft_weights(rows)),
-            "token_count": jnp.sum(self.token_weights(rows)),
+            **self.student.counts(rows),
+            "soft_count": jnp.sum(self.student.soft_weights(rows)),
+            "token_count": jnp.sum(self.student.token_weights(rows)),
         }
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Add the loss of the plain objective and the losses against the teacher, weighted."""
-        config = self.distillation
-        hard = super().loss(sums, counts)  # type: ignore[safe-super]
+        """Add the loss of the student and the losses against the teacher, weighted."""
+        config = self.config
+        hard = self.student.loss(sums, counts)
         soft = ratio(sums["soft_loss"], counts["soft_count"])
         total = config.hard_weight * hard + (1 - config.hard_weight) * soft
         for name in ("hidden", "attention"):
@@ -199,25 +226,47 @@ class Distilled(Objective):
                 total += weight * ratio(sums[f"{name}_loss"], counts["token_count"])
         return total
 
+    def forward(
+        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Sum the losses against labels and teacher; the outputs are the student's."""
+        student, teacher = self.student, self.teacher
+        inputs, mine = self.inputs(rows, seed), student.computing(params)
+        states = self.run(student.model, mine, inputs, layout)
+        logits, found = student.finish(mine, states[-1], rows, inputs[-1])
+        theirs = self.run_teacher(params, rows, layout)
+        wanted, _ = teacher.finish(params[TEACHER], theirs[-1], rows, None)
+        losses = student.soft_losses(logits, wanted, rows, self.config.temperature)
+        weights = student.soft_weights(rows)
+        sums = {
+            **found.sums,
+            "soft_loss": jnp.sum(losses * weights),
+            "soft_count": jnp.sum(weights),
+            "token_count": jnp.sum(student.token_weights(rows)),
+            **self.compare_layers(mine, states, theirs, rows, layout),
+        }
+        return Forward(sums, found.outputs)
+
     def run(
-        self, model: ModelConfig, params: Any, inputs: Any, layout: Layout | None
-    ) -> tuple[Float[Array, "B L D"], tuple[Float[Array, "B L D"], ...]]:
-        """Compute the last states of a model, and the states of all layers if they are compared."""
-        tokens, types, segments, stream = inputs
-        if not (self.distillation.hidden_weight or self.distillation.attention_weight):
-            return encode(model, params, tokens, types, segments, stream, layout), ()
-        states = encode_layers(model, params, tokens, types, segments, stream, layout)
-        last = end_norm(model, params, states[-1])
-        return last, (*states[:-1], last)
+        self,
+        model: ModelConfig,
+        params: Any,
+        inputs: tuple[Array, Array, Array, DropoutStream | None],
+        layout: Layout | None,
+    ) -> tuple[Float[Array, "B L D"], ...]:
+        """Compute the last states of a model, and before them all others if they are compared."""
+        if self.config.hidden_weight or self.config.attention_weight:
+            return encode_layers(model, params, *inputs, layout)
+        return (encode(model, params, *inputs, layout),)
 
     def run_teacher(
         self, params: Any, rows: Batch, layout: Layout | None
-    ) -> tuple[Float[Array, "B L D"], tuple[Float[Array, "B L D"], ...]]:
+    ) -> tuple[Float[Array, "B L D"], ...]:
         """Compute the states of the teacher, without dropout (see `run`)."""
-        tokens, types, segments, _ = self.inputs(rows, None)
-        types = jnp.minimum(types, max(self.teacher.num_types, 1) - 1)
+        model, (tokens, types, segments, _) = self.teacher.model, self.inputs(rows, None)
+        types = jnp.minimum(types, max(model.num_types, 1) - 1)
         inside = None if layout is None else layout.of(TEACHER)
-        return self.run(self.teacher, params[TEACHER], (tokens, types, segments, None), inside)
+        return self.run(model, params[TEACHER], (tokens, types, segments, None), inside)
 
     def compare_layers(
         self, params: Any, student: Any, teacher: Any, rows: Batch, layout: Layout | None
@@ -226,14 +275,13 @@ class Distilled(Objective):
 
         `student` and `teacher` are the states of all layers, from `run`.
         """
-        config, sums = self.distillation, {}
-        numbers = (0, *config.layer_map(self.model, self.teacher))
-        weights = self.token_weights(rows)
+        config, sums, model = self.config, {}, self.teacher.model
+        numbers = (0, *config.layer_map(self.model, model))
+        weights = self.student.token_weights(rows)
         if config.hidden_weight:
             project: Any = lambda x: x.astype(jnp.float32)  # noqa: E731
             if self.projects:
-                width = self.teacher.hidden_dim
-                project = with_params(params[PROJECTION], LinearHead, self.model, width)
+                project = with_params(params[PROJECTION], LinearHead, self.model, model.hidden_dim)
             each = [
                 jnp.mean(jnp.square(project(x) - teacher[n].astype(jnp.float32)), axis=-1)
                 for x, n in zip(student, numbers, strict=True)
@@ -247,19 +295,20 @@ class Distilled(Objective):
                     self.model, params, student[-2], self.model.num_layers - 1, segments, layout
                 ),
                 layer_projections(
-                    self.teacher, params[TEACHER], teacher[numbers[-1] - 1], numbers[-1] - 1,
+                    model, params[TEACHER], teacher[numbers[-1] - 1], numbers[-1] - 1,
                     segments, inside,
                 ),
                 segments,
-                config.heads_of_relations(self.model, self.teacher),
+                config.heads_of_relations(self.model, model),
             )  # fmt: skip
             sums["attention_loss"] = jnp.sum(found * weights)
         return sums
 
-    def comparison_flops(self, length: int) -> int:
-        """Count the operations of one row for the teacher's layers and the comparison of layers."""
-        config, total = self.distillation, encoder_flops(self.teacher, length)
-        mine, theirs = self.model.hidden_dim, self.teacher.hidden_dim
+    def flops(self, rows: Batch) -> int:
+        """Count the operations of one row in a training step, the teacher's included."""
+        config, length = self.config, rows["tokens"].shape[-1]
+        mine, theirs = self.model.hidden_dim, self.teacher.model.hidden_dim
+        total = self.student.flops(rows) + self.teacher.flops(rows) // TRAIN_OVER_FORWARD
         if self.projects:
             states = self.model.num_layers + 1
             total += TRAIN_OVER_FORWARD * states * 2 * length * mine * theirs
@@ -267,33 +316,13 @@ class Distilled(Objective):
             total += 3 * 2 * length**2 * (TRAIN_OVER_FORWARD * mine + theirs)
         return total
 
+    def has_dropout(self) -> bool:
+        """Say whether training draws random numbers for the student's dropout."""
+        return self.student.has_dropout()
 
-def parts_of(config: DistillationConfig) -> tuple[Metric, ...]:
-    """List the metrics of a comparison with a teacher."""
-    hidden = (_HIDDEN,) if config.hidden_weight else ()
-    return (_SOFT, *hidden, *((_ATTENTION,) if config.attention_weight else ()))
-
-
-def divergences(
-    student: Float[Array, "*rows C"], teacher: Float[Array, "*rows C"], temperature: float = 1.0
-) -> Float[Array, "*rows"]:
-    """Return T² KL(teacher || student) in nats, of softmax(logits / T); without teacher's gradient.
-
-    The factor keeps the size of the gradient when T changes (Hinton et al. 2015, section 2).
-    """
-    mine, theirs = (
-        jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
-        for logits in (student, jax.lax.stop_gradient(teacher))
-    )
-    return temperature**2 * jnp.sum(jnp.exp(theirs) * (theirs - mine), axis=-1)
-
-
-def binary_divergences(
-    student: Float[Array, "*rows"], teacher: Float[Array, "*rows"], temperature: float = 1.0
-) -> Float[Array, "*rows"]:
-    """Return `divergences` of single yes-or-no logits, of sigmoid(logits / T)."""
-    mine, theirs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
-    return divergences(mine, theirs, temperature)
+    def shown(self, rows: Batch) -> Shown:
+        """Show the rows of the student."""
+        return self.student.shown(rows)
 
 
 def relation_losses(

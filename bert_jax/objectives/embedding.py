@@ -23,7 +23,6 @@ from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.embedding import (
     EmbeddingConfig,
     EmbeddingModel,
-    TokenPooling,
     apply_embedding,
     init_embedding_params,
     unit,
@@ -32,6 +31,7 @@ from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import logical_axes
 from bert_jax.model.layout import Layout
 from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
+from bert_jax.model.pooling import TokenPooling
 from bert_jax.objectives.losses import ratio
 from bert_jax.objectives.objective import Batch, CoupledObjective, Metric, Scalars, Shown
 

@@ -78,6 +78,28 @@ def _backward(smoothing, num_classes, residuals, cotangents):
 _cross_entropy.defvjp(_forward, _backward)
 
 
+def divergences(
+    student: Float[Array, "*rows C"], teacher: Float[Array, "*rows C"], temperature: float = 1.0
+) -> Float[Array, "*rows"]:
+    """Return T² KL(teacher || student) in nats, of softmax(logits / T); without teacher's gradient.
+
+    The factor keeps the size of the gradient when T changes (Hinton et al. 2015, section 2).
+    """
+    mine, theirs = (
+        jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
+        for logits in (student, jax.lax.stop_gradient(teacher))
+    )
+    return temperature**2 * jnp.sum(jnp.exp(theirs) * (theirs - mine), axis=-1)
+
+
+def binary_divergences(
+    student: Float[Array, "*rows"], teacher: Float[Array, "*rows"], temperature: float = 1.0
+) -> Float[Array, "*rows"]:
+    """Return `divergences` of single yes-or-no logits, of sigmoid(logits / T)."""
+    mine, theirs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
+    return divergences(mine, theirs, temperature)
+
+
 _LEAST_BLOCK = 3000
 """Least number of columns of a block of `cross_entropy_in_blocks`.
 

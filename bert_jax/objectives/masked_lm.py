@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     Projection,
@@ -17,12 +18,19 @@ from bert_jax.model.heads import (
     init_params,
     logical_axes,
     pair_logits,
+    vocabulary_logits,
     vocabulary_projection,
 )
 from bert_jax.model.layout import Layout, platform
-from bert_jax.objectives.losses import cross_entropy, cross_entropy_in_blocks, num_blocks, ratio
+from bert_jax.objectives.losses import (
+    cross_entropy,
+    cross_entropy_in_blocks,
+    divergences,
+    num_blocks,
+    ratio,
+)
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
-from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, Teachable
 from bert_jax.tokenization.special_ids import SpecialIds
 
 _MASKED = (
@@ -52,7 +60,7 @@ def check_decoder(model: ModelConfig) -> None:
 
 
 @dataclass(frozen=True)
-class MaskedLM(Objective):
+class MaskedLM(Teachable):
     """Prediction of masked tokens, and of the label of a pair of sentences where rows have one.
 
     `baseline` is the unigram entropy of the training corpus, nats.
@@ -118,13 +126,39 @@ class MaskedLM(Objective):
         """Sum losses (nats), right answers and counts over the rows."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
-        masked = masked_sums(
-            *projected_cross_entropy(projection, rows["labels"], layout), rows["weights"]
-        )
+        judged = projected_cross_entropy(projection, rows["labels"], layout)
+        return self._summed(params, states, judged, rows)
+
+    def _summed(
+        self, params: Any, states: Array, judged: tuple[Array, Array], rows: Batch
+    ) -> Forward:
+        masked = masked_sums(*judged, rows["weights"])
         if not self.model.pooler:
             return Forward(masked)
         pairs = pair_logits(self.model, params, states)
         return Forward(masked | pair_sums(pairs, rows["pair_labels"]))
+
+    def finish(
+        self, params: Any, states: Array, rows: Batch, stream: DropoutStream | None
+    ) -> tuple[Float[Array, "B P V"], Forward]:
+        """Compute the logits at the masked positions, and the sums of `forward`."""
+        del stream  # the head has no dropout
+        logits = vocabulary_logits(self.model, params, states, rows["positions"])
+        judged = cross_entropy(logits, rows["labels"])
+        return logits, self._summed(params, states, judged, rows)
+
+    def soft_losses(
+        self, logits: Array, wanted: Array, rows: Batch, temperature: float
+    ) -> Float[Array, "B P"]:
+        """Compute the divergence from the teacher's predictions at each masked position."""
+        if wanted.shape != logits.shape:  # other padding of the same vocabulary
+            count = self.model.vocab_size
+            logits, wanted = logits[..., :count], wanted[..., :count]
+        return divergences(logits, wanted, temperature)
+
+    def soft_weights(self, rows: Batch) -> Float[Array, "B P"]:
+        """Return 1 for each masked position."""
+        return jnp.asarray(rows["weights"])
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Add the masked-LM loss and the sentence-pair loss (appendix A.2)."""

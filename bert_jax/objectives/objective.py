@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.heads import encode
 from bert_jax.model.layout import Layout
 from bert_jax.objectives.losses import ratio
 
@@ -166,6 +167,43 @@ class Objective(ABC):
             index = (index[:, None] * group + jnp.arange(group, dtype=index.dtype)).reshape(-1)
             tokens, types, segments = (x.reshape(-1, length) for x in (tokens, types, segments))
         return tokens, types, segments, None if seed is None else DropoutStream(seed, index)
+
+
+@dataclass(frozen=True)
+class Teachable(Objective):
+    """Objective whose predictions a teacher, an objective of the same class, can make too."""
+
+    def forward(
+        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
+    ) -> Forward:
+        """Run the model, and finish with its last states."""
+        params, inputs = self.computing(params), self.inputs(rows, seed)
+        states = encode(self.model, params, *inputs, layout)
+        return self.finish(params, states, rows, inputs[-1])[1]
+
+    def computing(self, params: Tree) -> Tree:
+        """Return the parameters that the model computes with."""
+        return params
+
+    @abstractmethod
+    def finish(
+        self, params: Tree, states: Array, rows: Batch, stream: DropoutStream | None
+    ) -> tuple[Array, Forward]:
+        """Compute logits from the last states, and compare them with the labels."""
+
+    @abstractmethod
+    def soft_losses(
+        self, logits: Array, wanted: Array, rows: Batch, temperature: float
+    ) -> Float[Array, "*predicted"]:
+        """Compute the loss of each prediction against a teacher's logits."""
+
+    @abstractmethod
+    def soft_weights(self, rows: Batch) -> Float[Array, "*predicted"]:
+        """Return the weight of each prediction that is compared with the teacher's."""
+
+    def token_weights(self, rows: Batch) -> Float[Array, "B L"]:
+        """Return the weight of each token whose states are compared with the teacher's."""
+        return (rows["segment_ids"] > 0).astype(jnp.float32)
 
 
 @dataclass(frozen=True)

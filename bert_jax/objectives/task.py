@@ -11,20 +11,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, logical_axes
-from bert_jax.model.layout import Layout
 from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
 from bert_jax.model.task_heads import (
     HeadNetwork,
     TaskHeadConfig,
     TaskModel,
-    apply_task,
+    head_logits,
     init_task_params,
 )
 from bert_jax.objectives.arcs import arc_losses, arcs_and_best_relations
-from bert_jax.objectives.losses import cross_entropy, ratio
-from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.objectives.losses import binary_divergences, cross_entropy, divergences, ratio
+from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, Teachable
 from bert_jax.tasks.task import HeadKind
 
 
@@ -158,7 +158,7 @@ for padding, which is no answer of a span here. Adding a head is an entry here."
 
 
 @dataclass(frozen=True)
-class TaskObjective(Objective):
+class TaskObjective(Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
     Batches are those of `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
@@ -201,26 +201,53 @@ class TaskObjective(Objective):
         counted = self.head.counted(rows["labels"], rows["weights"])
         return {"count": self.head.count(rows["labels"], counted, self.classes)}
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
-        """Compute logits, and the sum of losses where rows have labels."""
-        params = merged(self.lora, params)
-        logits = apply_task(self.model, self.config, params, *self.inputs(rows, seed), layout)
-        if rows["tokens"].ndim == 3:  # rows that belong together
-            logits = logits.reshape(*rows["tokens"].shape[:2], *logits.shape[1:])
-        return self.judged(logits, rows)
+    def computing(self, params: Any) -> Any:
+        """Return the parameters with the low-rank updates added."""
+        return merged(self.lora, params)
 
-    def judged(self, logits: Array, rows: Batch) -> Forward:
-        """Compare logits with the labels, where rows have some."""
-        if "labels" not in rows:
-            none = jnp.float32(0)
-            return Forward({"loss": none, "count": none}, self.head.outputs(logits))
-        counted = self.head.counted(rows["labels"], rows["weights"])
-        losses = self.head.losses(logits, rows["labels"], rows["segment_ids"], self.classes)
-        count = self.head.count(rows["labels"], counted, self.classes)
-        sums = {"loss": jnp.sum(losses * counted), "count": count}
-        return Forward(sums, self.head.outputs(logits))
+    def finish(
+        self, params: Any, states: Array, rows: Batch, stream: DropoutStream | None
+    ) -> tuple[Float[Array, "B ..."], Forward]:
+        """Compute logits, and the sum of losses where rows have labels."""
+        *size, length = rows["tokens"].shape
+        segments = rows["segment_ids"].reshape(-1, length)
+        logits = head_logits(self.model, self.config, params, states, segments, stream)
+        if len(size) == 2:  # rows that belong together
+            logits = logits.reshape(*size, *logits.shape[1:])
+        loss = count = jnp.float32(0)
+        if "labels" in rows:
+            counted = self.head.counted(rows["labels"], rows["weights"])
+            losses = self.head.losses(logits, rows["labels"], rows["segment_ids"], self.classes)
+            loss = jnp.sum(losses * counted)
+            count = self.head.count(rows["labels"], counted, self.classes)
+        return logits, Forward({"loss": loss, "count": count}, self.head.outputs(logits))
+
+    def soft_losses(
+        self, logits: Array, wanted: Array, rows: Batch, temperature: float
+    ) -> Float[Array, "*counted"]:
+        """Compute the loss against a teacher's logits, of each row (B,) or token of tags (B, L).
+
+        Scores, which are no logits, have their squared difference.
+        """
+        if self.kind == "regression":
+            return jnp.square(logits - wanted)[:, 0]
+        if self.kind == "multi_label":
+            return jnp.mean(binary_divergences(logits, wanted, temperature), axis=-1)
+        if self.kind == "span":  # start and end, over the tokens that are no padding
+            real = rows["segment_ids"][..., None] > 0
+            logits, wanted = (
+                jnp.moveaxis(jnp.where(real, x, PADDED_LOGIT), -1, 1) for x in (logits, wanted)
+            )
+            return jnp.mean(divergences(logits, wanted, temperature), axis=-1)
+        return divergences(logits, wanted, temperature)
+
+    def soft_weights(self, rows: Batch) -> Float[Array, "*counted"]:
+        """Return the weight of each labelled row or token."""
+        return self.head.counted(rows["labels"], rows["weights"])
+
+    def token_weights(self, rows: Batch) -> Float[Array, "B L"]:
+        """Return 1 for the tokens of rows that do not fill the batch."""
+        return super().token_weights(rows) * rows["weights"][:, None]
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the mean loss of the labels; 0 in a batch without any."""

@@ -4,10 +4,10 @@ Labels and the teacher's predictions weigh the same, at a temperature of 2, as i
 et al. 2019) without its cosine; sizes and phases are those of bert_mini.py.
 
     bert-jax pretrain --config=configs/pretrain/distil_mini.py --workdir=work/student \
-        --config.objective.teacher=work/base --config.data.corpus=work/corpus
+        --config.distil.teacher=work/base --config.data.corpus=work/corpus
 
 The corpus must have been built with the teacher's tokenizer (`bert-jax corpus --tokenizer`).
-`--config.objective.hidden_weight=0.1` adds hidden states, `attention_weight` the last attention.
+`--config.distil.hidden_weight=0.1` adds hidden states, `attention_weight` the last attention.
 """
 
 from ml_collections import ConfigDict
@@ -17,8 +17,7 @@ def get_config() -> ConfigDict:
     """Return the recipe; any field of `PretrainConfig` may be set."""
     return ConfigDict(
         {
-            "objective": {
-                "name": "distilled_masked_lm",
+            "distil": {
                 "teacher": "",
                 "temperature": 2.0,
                 "hard_weight": 0.5,

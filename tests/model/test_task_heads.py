@@ -140,7 +140,7 @@ def test_logits_equal_transformers(kind):
         assert torch.equal(tensor, theirs.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean", "late"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "late"])
 @pytest.mark.parametrize("head_transform", [True, False])
 def test_a_head_without_a_pooler_reads_no_padding(pooling, head_transform):
     model = dataclasses.replace(
@@ -158,7 +158,7 @@ def test_a_head_without_a_pooler_reads_no_padding(pooling, head_transform):
     changed = tokens.at[0, 8].set(tokens[0, 8] % 5 + 5)
     params["encoder"]["layers"]["attention"]["value"]["kernel"] *= 0  # tokens see themselves alone
     pair = [apply_task(model, head, params, t, t * 0, segment_ids) for t in (tokens, changed)]
-    assert bool(jnp.array_equal(*pair)) == (pooling == "first")
+    assert bool(jnp.array_equal(*pair)) == (pooling == "cls")
 
 
 def test_heads_for_tokens_have_the_map_of_the_masked_lm_head():

@@ -18,18 +18,18 @@ from bert_jax.distributed.parallel.sharding import (
 )
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
-from bert_jax.model.heads import init_params, layer_projections
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, vocabulary_flops
+from bert_jax.model.heads import encode, init_params, layer_projections
 from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.objectives import distilled
+from bert_jax.objectives import masked_lm, task
 from bert_jax.objectives.distillation import (
     PROJECTION,
     TEACHER,
     DistillationConfig,
-    divergences,
+    Distilled,
     relation_losses,
 )
-from bert_jax.objectives.distilled import DistilledMaskedLM, DistilledTask, soft_losses
+from bert_jax.objectives.losses import divergences
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import num_frozen, num_params
@@ -44,11 +44,15 @@ MODEL = ModelConfig(
     dtype="float32", scan_unroll=1,
 )  # fmt: skip
 TEACHER_MODEL = replace(MODEL, hidden_dim=32, num_layers=4, num_heads=2, mlp_dim=64)
-ALL = DistillationConfig(hidden_weight=0.5, attention_weight=0.3)
-OBJECTIVE = DistilledMaskedLM(
-    MODEL, MaskingConfig(max_predictions=4), SpecialIds(0, 1, 2, 3, 4), distillation=ALL,
-    teacher=TEACHER_MODEL,
-)  # fmt: skip
+PART = partial(DistillationConfig, "teacher")
+ALL = PART(hidden_weight=0.5, attention_weight=0.3)
+
+
+def masked(model):
+    return MaskedLM(model, MaskingConfig(max_predictions=4), SpecialIds(0, 1, 2, 3, 4))
+
+
+OBJECTIVE = Distilled(masked(MODEL), masked(replace(TEACHER_MODEL, pooler=False)), ALL)
 CONFIG = StepConfig(
     objective=OBJECTIVE,
     optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=2),
@@ -145,7 +149,9 @@ def test_soft_losses_of_each_head(kind):
     else:
         expected = kl(mine, theirs)
     mine, theirs = (jnp.asarray(x, jnp.float32) for x in (mine, theirs))
-    found = soft_losses(kind, mine, theirs, jnp.asarray(real, jnp.int32), temperature)
+    objective = TaskObjective(MODEL, TaskHeadConfig(*HEADS[kind]), kind)
+    rows = {"segment_ids": jnp.asarray(real, jnp.int32)}
+    found = objective.soft_losses(mine, theirs, rows, temperature)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -178,7 +184,7 @@ def sums_of(objective, params, rows):
 
 
 def test_a_teacher_that_is_the_student_teaches_nothing():
-    objective = replace(OBJECTIVE, teacher=MODEL)
+    objective = replace(OBJECTIVE, teacher=masked(replace(MODEL, pooler=False)))
     params = jax.device_get(jax.jit(objective.init)(jax.random.key(0)))
     assert PROJECTION not in params
     params[TEACHER] = {
@@ -203,8 +209,8 @@ def test_layers_are_compared_with_those_that_are_given():
     def compare(objective, params, student, teacher, rows):
         return objective.compare_layers(params, student, teacher, rows, None)
 
-    whole = replace(OBJECTIVE, distillation=replace(ALL, layers=(1, 3), relation_heads=8))
-    ended = replace(whole, teacher=replace(TEACHER_MODEL, num_layers=3))
+    whole = replace(OBJECTIVE, config=replace(ALL, layers=(1, 3), relation_heads=8))
+    ended = replace(whole, teacher=masked(replace(TEACHER_MODEL, num_layers=3)))
     sums = compare(whole, params, student, teacher, rows)
     real = rows["segment_ids"] > 0
     dense = params[PROJECTION]["dense"] if "dense" in params[PROJECTION] else params[PROJECTION]
@@ -231,10 +237,8 @@ def test_tasks_learn_from_a_teacher(kind):
     """Nothing from one that is the student, and from another, without rows that fill a batch."""
     network, width = HEADS[kind]
     head, model = TaskHeadConfig(network, width, dropout_rate=0.0), replace(MODEL, num_layers=1)
-    layers = ALL if kind == "tags" else DistillationConfig()
-    objective = DistilledTask(
-        model, head, kind, distillation=layers, teacher=model, teacher_head=head
-    )
+    plain = TaskObjective(model, head, kind)
+    objective = Distilled(plain, plain, ALL if kind == "tags" else PART())
     params = jax.device_get(jax.jit(objective.init)(jax.random.key(0)))
     run = jax.jit(lambda p, r: objective.forward(p, r, None, None).sums)
     rows = task_batch(kind)
@@ -251,27 +255,27 @@ def test_tasks_learn_from_a_teacher(kind):
     counts = objective.counts(jax.tree.map(jnp.asarray, rows))
     assert counts["soft_count"] == other["soft_count"]
     assert counts["token_count"] == other["token_count"]
-    assert type(objective.for_evaluation()) is TaskObjective
+    assert objective.for_evaluation() == plain
 
 
 def test_predictions_are_compared_at_the_temperature_that_is_set(monkeypatch):
-    used, compared = set(), distilled.divergences
-    monkeypatch.setattr(distilled, "divergences", lambda *x: used.add(x[-1]) or compared(*x))
-    teacher = {"distillation": DistillationConfig(temperature=3.0), "teacher": MODEL}
-    head = TaskHeadConfig("classification", 3)
-    task = DistilledTask(MODEL, head, "single_label", teacher_head=head, **teacher)
-    masked = replace(OBJECTIVE, **teacher)
-    rows = masked.prepare(make_batch(2), 0), task_batch("single_label")
-    for objective, each in zip((masked, task), rows, strict=True):
+    used = set()
+    for module in (masked_lm, task):
+        monkeypatch.setattr(module, "divergences", lambda *x: used.add(x[-1]) or divergences(*x))
+    labelled = TaskObjective(MODEL, TaskHeadConfig("classification", 3), "single_label")
+    for plain in (OBJECTIVE.student, labelled):
+        objective = Distilled(plain, plain, PART(temperature=3.0))
+        batch = make_batch(2) if plain is OBJECTIVE.student else task_batch("single_label")
         params = jax.eval_shape(objective.init, jax.random.key(0))
-        jax.eval_shape(objective.forward, params, each, None, None)
+        jax.eval_shape(objective.forward, params, objective.prepare(batch, 0), None, None)
     assert used == {3.0}
 
 
 def gradients_on(mesh, accumulation=1, gather="layer"):
     config = replace(CONFIG, accumulation=accumulation, gather=gather)
     if gather == "step":  # layers are straight code, of which the teacher has more
-        config = replace(config, objective=replace(OBJECTIVE, model=replace(MODEL, scan_unroll=4)))
+        student = masked(replace(MODEL, scan_unroll=4))
+        config = replace(config, objective=replace(OBJECTIVE, student=student))
     shardings = state_shardings(config, mesh).params
     params = jax.device_put(make_params(), shardings)
 
@@ -329,8 +333,7 @@ def test_steps_come_closer_to_the_teacher_and_leave_it_as_it_is():
 
 
 def test_the_teacher_counts_where_it_costs():
-    plain = MaskedLM(MODEL, OBJECTIVE.masking, OBJECTIVE.special_ids)
-    alone = replace(OBJECTIVE, distillation=DistillationConfig())
+    plain, alone = OBJECTIVE.student, replace(OBJECTIVE, config=PART())
     assert num_params(OBJECTIVE) == num_params(plain)
     assert num_frozen(OBJECTIVE) > 4 * (4 * 32**2 + 2 * 32 * 64)  # the maps of four layers
     rows = make_batch(1)
@@ -342,25 +345,26 @@ def test_the_teacher_counts_where_it_costs():
 
 
 def test_each_part_of_the_loss_has_its_own_weight():
-    parts = DistillationConfig(hard_weight=0.25, hidden_weight=2.0, attention_weight=3.0)
+    parts = PART(hard_weight=0.25, hidden_weight=2.0, attention_weight=3.0)
     sums = {"mlm_loss": 8.0, "nsp_loss": 6.0, "soft_loss": 20.0, "hidden_loss": 14.0,
             "attention_loss": 22.0}  # fmt: skip
     counts = {"mlm_count": 4.0, "nsp_count": 2.0, "soft_count": 5.0, "token_count": 2.0}
     arrays = [jax.tree.map(jnp.float32, each) for each in (sums, counts)]
-    loss = replace(OBJECTIVE, distillation=parts).loss(*arrays)
+    loss = replace(OBJECTIVE, config=parts).loss(*arrays)
     assert loss == 0.25 * (2 + 3) + 0.75 * 4 + 2 * 7 + 3 * 11
 
 
 def test_a_comparison_costs_the_teacher_and_what_is_compared():
     """Products of the student are made three times, with the gradients; of the teacher once."""
-    teacher = encoder_flops(TEACHER_MODEL, LENGTH)
+    rows = make_batch(1)
+    teacher = encoder_flops(TEACHER_MODEL, LENGTH) + vocabulary_flops(TEACHER_MODEL, 4)
     states = TRAIN_OVER_FORWARD * 3 * 2 * LENGTH * 16 * 32  # a map of three states, 16 to 32 wide
     relations = 3 * 2 * LENGTH**2 * (TRAIN_OVER_FORWARD * 16 + 32)
     for fields, cost in (
         ({}, 0), ({"hidden_weight": 1.0}, states), ({"attention_weight": 1.0}, relations),
     ):  # fmt: skip
-        objective = replace(OBJECTIVE, distillation=DistillationConfig(**fields))
-        assert objective.comparison_flops(LENGTH) == teacher + cost
+        objective = replace(OBJECTIVE, config=PART(**fields))
+        assert objective.flops(rows) == objective.student.flops(rows) + teacher + cost
 
 
 def test_the_last_states_that_are_compared_are_normed():
@@ -369,8 +373,9 @@ def test_the_last_states_that_are_compared_are_normed():
     rows = make_batch(2)
     inputs = [jnp.asarray(rows[name], jnp.int32) for name in ("tokens", "type_ids", "segment_ids")]
     run = jax.jit(lambda params, inputs: OBJECTIVE.run(model, params, (*inputs, None), None))
-    last, states = run(params, inputs)
+    states = run(params, inputs)
     assert len(states) == 2
+    last = jax.jit(encode, static_argnums=0)(model, params, *inputs)
     np.testing.assert_array_equal(states[-1], last)
     np.testing.assert_allclose(np.var(last, axis=-1), 1, rtol=1e-3)
 
@@ -378,7 +383,7 @@ def test_the_last_states_that_are_compared_are_normed():
 def test_layers_are_evenly_spaced_or_given():
     def of(count, most, layers=()):
         student, teacher = (replace(MODEL, num_layers=n) for n in (count, most))
-        return DistillationConfig(layers=layers).layer_map(student, teacher)
+        return PART(layers=layers).layer_map(student, teacher)
 
     assert of(2, 4) == (2, 4)
     assert of(4, 12) == (3, 6, 9, 12)
@@ -404,4 +409,10 @@ def test_layers_are_evenly_spaced_or_given():
 )
 def test_what_is_refused(fields, said):
     with pytest.raises(UserError, match=said):
-        replace(OBJECTIVE, distillation=DistillationConfig(**fields))
+        replace(OBJECTIVE, config=PART(**fields))
+
+
+@pytest.mark.parametrize("fields", [{"teacher": ""}, {"hidden_weight": 0.1}, {"layers": (1,)}])
+def test_a_section_without_a_teacher_is_refused(fields):
+    with pytest.raises(UserError, match=r"the section distil is set, but distil.teacher is empty"):
+        DistillationConfig(**fields).check_section()

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 from test_distillation import MODEL, OBJECTIVE, TEACHER_MODEL
 
-from bert_jax.objectives.distillation import (
-    PROJECTION,
-    DistillationConfig,
-    binary_divergences,
-    divergences,
-    relation_losses,
-)
+from bert_jax.objectives.distillation import PROJECTION, DistillationConfig, relation_losses
+from bert_jax.objectives.losses import binary_divergences, divergences
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -81,7 +76,7 @@ def test_relations():
 
 def test_hidden_states():
     rng = np.random.default_rng(2)
-    objective = replace(OBJECTIVE, distillation=DistillationConfig(hidden_weight=1.0))
+    objective = replace(OBJECTIVE, config=DistillationConfig("teacher", hidden_weight=1.0))
     assert (MODEL.num_layers, TEACHER_MODEL.num_layers) == (2, 4)
     student = rng.normal(size=(3, ROWS, LENGTH, 16))
     teacher = rng.normal(size=(5, ROWS, LENGTH, 32)).astype(np.float32)

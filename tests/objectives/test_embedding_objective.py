@@ -19,8 +19,9 @@ from bert_jax.distributed.parallel.sharding import (
 )
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
+from bert_jax.model.embedding import EmbeddingConfig, finish
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
+from bert_jax.model.pooling import pool_tokens
 from bert_jax.objectives.embedding import (
     Compared,
     ContrastConfig,
@@ -161,13 +162,12 @@ def test_vectors_are_pooled_over_the_tokens_that_are_there():
     some = hidden[0, :3]
     wanted = {
         "mean": some.mean(0), "cls": some[0], "last": some[2],
-        "weighted": softmax(some @ score) @ some,
+        "weighted": softmax(some @ score) @ some, "max": some.max(0),
     }  # fmt: skip
     params = {"pooling": {"score": jnp.float32(score)}}
     segments = jnp.array([[1, 1, 1, 0], [0] * 4])
     for pooling, vector in wanted.items():
-        config = EmbeddingConfig(pooling)
-        found = pool_tokens(MODEL, config, params, jnp.float32(hidden), segments)
+        found = pool_tokens(pooling, jnp.float32(hidden), segments > 0, params)
         np.testing.assert_allclose(found, [vector, np.zeros(16)], atol=1e-6)
 
 

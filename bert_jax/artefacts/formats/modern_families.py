@@ -87,7 +87,7 @@ _MODERNBERT = Family(
         ),
     ),
     compares=True,
-    poolings={"cls": "first", "mean": "mean"},
+    poolings={"cls": "cls", "mean": "mean"},
     follows={"hidden_dropout_rate": "attention_dropout_rate"},
     local=True,
 )  # fmt: skip
@@ -128,7 +128,7 @@ _EUROBERT = Family(
         "classification": (*affine("dense", "transform", "dense"), *affine("classifier", "head")),
         "tagging": tuple(affine("classifier", "head")),
     },
-    poolings={"late": "late", "bos": "first", "mean": "mean"},
+    poolings={"late": "late", "bos": "cls", "mean": "mean"},
     classifies={"head_activation": "gelu", "head_bias": True},
     follows={"decoder_bias": "mlp_bias"},
 )  # fmt: skip

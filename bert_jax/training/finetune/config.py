@@ -152,7 +152,7 @@ class FinetuneConfig:
     in Hugging Face's format (BERT, safetensors)."""
     reinitialise: bool = False
     """Take the architecture and the tokenizer of `init` and random weights."""
-    pooling: Literal["auto", "first", "mean", "late"] = "auto"
+    pooling: Literal["auto", "cls", "mean", "late"] = "auto"
     """Choice of a classification by a model without a pooler (ModernBERT, EuroBERT): the first
     token's state, the mean of the tokens' states, or, with `late`, the mean of the tokens' logits.
     auto: what the files of `init` say (`classifier_pooling`), else mean."""

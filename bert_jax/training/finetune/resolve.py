@@ -69,7 +69,7 @@ class TaskScorer:
         """Compile nothing yet."""
         self._setup, self._mesh, self._work = setup, mesh, work
         self._batch_size = config.training.eval_batch_size
-        self._evaluated = setup.objective.for_evaluation()
+        self._evaluated = setup.objective
         evaluation = dataclasses.replace(setup.step, objective=self._evaluated)
         self._step = make_eval_step(evaluation, mesh, seed=0)
         limit = setup.objective.model.num_positions

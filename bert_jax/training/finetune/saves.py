@@ -141,7 +141,7 @@ class FinetuneSaves:
 
     def _of_model(self, params: Any) -> Any:
         """Return the entries of the parameters that the model has, without a teacher."""
-        return self._setup.objective.for_evaluation().own(params)
+        return self._setup.objective.own(params)
 
     def _first_state(self, wave: int) -> SweepState:
         members = self._setup.waves[wave]

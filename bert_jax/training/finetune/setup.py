@@ -14,6 +14,7 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
+from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.batches import TrainBatches, choose_buckets
 from bert_jax.tasks.opening import open_task
@@ -68,8 +69,8 @@ class Setup:
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
-        """Objective of the step."""
-        return cast(TaskObjective | EmbeddingObjective, self.step.objective)
+        """Objective of evaluations and of the model: the step's without its teacher."""
+        return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -112,6 +113,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
             "directory in Hugging Face's format"
         )
+    config.distil.check_section()
     initial = read_start(config.init)
     given: list[SavedModel | None] = [None if config.reinitialise else initial]
     inits = [RANDOM if config.reinitialise else config.init]
@@ -125,7 +127,7 @@ def set_up(config: FinetuneConfig) -> Setup:
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
     skew = task.config.skew
-    objective: TaskObjective | EmbeddingObjective
+    objective: Objective
     if task.objective == "embedding":
         objective, starts = with_vectors(config, model, task, given)
     else:

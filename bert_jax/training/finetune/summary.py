@@ -26,15 +26,11 @@ from bert_jax.training.sweep.statistics import Outcome, Summary
 
 _MAX_STATISTICS_BYTES = 1 << 28
 _POOLINGS = {
-    "first": "the first token's state",
+    "cls": "the first token's state",
     "mean": "the mean of the tokens' states",
     "late": "the mean of the tokens' logits",
-}
-_VECTORS = {
-    "mean": "mean of the tokens' states",
-    "cls": "the first token's state",
     "last": "the last token's state",
-    "weighted": "mean of the tokens' states, with learned weights",
+    "weighted": "the mean of the tokens' states, with learned weights",
 }
 
 
@@ -82,7 +78,7 @@ def summary_of_run(
         lines.append(f"{name:8} {head}")
     if teacher := config.distil.teacher:
         lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
-    if not trains_all(setup.objective):
+    if not trains_all(setup.step.objective):
         lines.append(f"trained  {_trained(setup)}")
     if math.isfinite(constant):
         lines.append(
@@ -97,7 +93,7 @@ def _head(setup: Setup) -> str:
     """Describe what vectors are, or what a head without a pooler reads and how its map begins."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
-        return _VECTORS[head.pooling]
+        return _POOLINGS[head.pooling]
     said = []
     if head.kind == "classification" and not model.pooler:
         said.append(f"from {_POOLINGS[head.pooling]}")

@@ -12,7 +12,7 @@ from bert_jax.distributed.checkpoint import Retention
 from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig
+from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig, StudentConfig
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric
 from bert_jax.training.steps.guard import GuardConfig
@@ -26,13 +26,13 @@ FREE_FIELDS = (
     "data.num_threads",
     "data.prefetch_batches",
     "data.read_timeout",
+    "distil.teacher",  # it may move; the digest of its parameters is compared instead
     "guard",
     "masking.eval_rate",
     "mesh",
     "model.attention_impl",
     "model.remat",
     "model.scan_unroll",
-    "objective.teacher",  # it may move; the digest of its parameters is compared instead
     "training.accumulation",
     "training.eval_every_steps",
     "training.eval_rows",
@@ -161,6 +161,8 @@ class PretrainConfig(Bounded):
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    distil: StudentConfig = field(default_factory=StudentConfig)
+    """Model that the run learns from beside its text."""
     init: str = ""
     """Directory of a model to train on, as of `bert-jax import` or another run; its architecture
     then takes the place of what `model` says. Empty: random parameters."""
@@ -187,6 +189,11 @@ class PretrainConfig(Bounded):
             raise UserError(
                 f"data.pairing is {pairing!r}, but objective.name {objective.name!r} reads rows of "
                 f"data.pairing {' or '.join(map(repr, objective.PAIRINGS))}"
+            )
+        if self.distil.teacher and not isinstance(objective, MaskedLMConfig):
+            raise UserError(
+                f"distil.teacher is {self.distil.teacher!r}, and objective.name is "
+                f"{objective.name!r}; only masked_lm learns from a teacher"
             )
         if self.has_pairs and self.model.num_types == 1:
             raise UserError(
@@ -244,7 +251,7 @@ class PretrainConfig(Bounded):
                 f"evaluated: checkpoint.save_every_steps {checkpoint.save_every_steps} must be a "
                 f"multiple of training.eval_every_steps, which is {every}"
             )
-        evaluated = self.objective.for_evaluation().metrics(self.has_pairs)
+        evaluated = self.objective.metrics(self.has_pairs)
         names = [f"eval/{metric.name}" for metric in evaluated]
         if checkpoint.best_metric not in ("", *names):
             raise UserError(
@@ -335,7 +342,7 @@ class PretrainConfig(Bounded):
         A teacher is left out.
         """
         config = self._masking_at(self.masking.eval_rate)
-        return replace(config, objective=self.objective.for_evaluation())
+        return replace(config, distil=StudentConfig())
 
     def _masking_at(self, rate: float) -> "PretrainConfig":
         nothing: dict[str, Any] = dict.fromkeys(("masking_rate", "accumulation", *THETAS))
@@ -354,7 +361,7 @@ class PretrainConfig(Bounded):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Metrics of the run."""
-        return self.objective.metrics(self.has_pairs)
+        return (*self.objective.metrics(self.has_pairs), *self.distil.metrics)
 
     @property
     def retention(self) -> CheckpointConfig:

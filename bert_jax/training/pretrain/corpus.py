@@ -196,7 +196,7 @@ def settings_of(
         config.model, config.masking, config.has_pairs, special_ids, continues_word, baseline
     )
     return StepConfig(
-        objective=config.objective.make(given),
+        objective=config.distil.taught(config.objective, given),
         optimizer=config.optimizer,
         num_steps=config.training.num_steps,
         accumulation=config.training.accumulation,

@@ -13,7 +13,6 @@ from bert_jax.data.store import TokenStore
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
-from bert_jax.objectives.config import DistilledMaskedLMConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.workdir import begin_workdir, record_there, refuse_other_run
@@ -139,8 +138,8 @@ def prepare_workdir(
             found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
         elif config.init:
             found.append(ancestor_entry("init", config.init, init_step))
-        if isinstance(config.objective, DistilledMaskedLMConfig):
-            found.append(ancestor_entry("objective.teacher", config.objective.teacher))
+        if config.distil.teacher:
+            found.append(ancestor_entry("distil.teacher", config.distil.teacher))
         return found
 
     begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)

@@ -13,7 +13,7 @@ from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.distributed.checkpoint import load_newest
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
-from bert_jax.objectives.distilled import DistilledTask
+from bert_jax.objectives.distillation import Distilled
 from bert_jax.training import loop
 from bert_jax.training.finetune import resolve
 from bert_jax.training.finetune.setup import set_up
@@ -79,8 +79,9 @@ def test_stopped_and_continued_is_uninterrupted(files, teacher, whole, tmp_path)
 
 def test_the_teacher_is_laid_out_by_the_labels_of_the_task(files, teacher):
     setup = set_up(config_of(files, teacher))
-    assert isinstance(setup.objective, DistilledTask)
-    assert setup.objective.teacher_head.dropout_rate == 0
+    objective = setup.step.objective
+    assert isinstance(objective, Distilled)
+    assert objective.teacher.config.dropout_rate == 0
     kept = setup.starts[0]["teacher"]
     np.testing.assert_array_equal(
         kept["head"]["kernel"], read_finetuned(teacher).params["head"]["kernel"]

@@ -73,7 +73,9 @@ def test_from_pairs_to_vectors(tmp_path, files, capsys):
     run, out = str(tmp_path / "run"), str(tmp_path / "out")
     name = write_config(tmp_path / "config.py", config)
     assert main(["finetune", f"--config={name}", f"--workdir={run}"]) == 0
-    assert "vectors  mean of the tokens' states, with learned weights" in capsys.readouterr().out
+    assert (
+        "vectors  the mean of the tokens' states, with learned weights" in capsys.readouterr().out
+    )
     outcomes = json.loads((tmp_path / "run" / "statistics.json").read_text())["outcomes"]
     first, last = (outcomes[0]["scores"][n]["ndcg@10"] for n in (0, -1))
     assert last > max(0.8, first)

@@ -107,13 +107,13 @@ def test_what_a_classification_reads(tmp_path):
         return set_up(config_for(init, tmp_path, **fields)).objective.config
 
     assert head().pooling == "mean"
-    assert head(pooling="first").pooling == "first"
-    assert head(kind="tagging").pooling == "first"  # unread
+    assert head(pooling="cls").pooling == "cls"
+    assert head(kind="tagging").pooling == "cls"  # unread
     with pytest.raises(UserError, match="pooling is 'mean', but this task predicts from each"):
         head(kind="tagging", pooling="mean")
     (init / "config.json").write_text(json.dumps({**found, "classifier_pooling": "cls"}))
-    assert head().pooling == "first"
-    assert read_model(init).pooling == "first"
+    assert head().pooling == "cls"
+    assert read_model(init).pooling == "cls"
     write_model(tmp_path / "n", "nomic_bert")
     with pytest.raises(UserError, match=r"architecture with a pooler, .* leave pooling at 'auto'"):
         set_up(config_for(tmp_path / "n", tmp_path, pooling="mean"))

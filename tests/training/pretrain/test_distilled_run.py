@@ -39,9 +39,8 @@ def teacher(tmp_path_factory, corpus):
 
 
 def config_of(teacher, **changes):
-    objective = {"name": "distilled_masked_lm", "teacher": str(teacher), "from_teacher": True,
-                 "hidden_weight": 0.1, **changes}  # fmt: skip
-    return small_config(**SHORT, model__num_layers=1, objective=objective)
+    distil = {"teacher": str(teacher), "from_teacher": True, "hidden_weight": 0.1, **changes}
+    return small_config(**SHORT, model__num_layers=1, distil=distil)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def test_a_run_reports_what_it_learns_and_saves_the_student_alone(whole, teacher
     assert not any("eval/soft_loss" in row for row in rows)
     record = json.loads((workdir / "config.json").read_text())
     assert len(record["teacher"]) == 64
-    assert [each["role"] for each in record["lineage"]][-1] == "objective.teacher"
+    assert [each["role"] for each in record["lineage"]][-1] == "distil.teacher"
     first = next(row["eval/mlm_loss"] for row in rows if "eval/mlm_loss" in row)
     theirs = [row["eval/mlm_loss"] for row in saved(teacher)[1] if "eval/mlm_loss" in row]
     assert first < 2 * theirs[-1]
@@ -119,10 +118,14 @@ def test_verbs_read_the_student_without_the_teacher(whole, corpus, capsys):
 
 def test_teachers_that_do_not_fit(teacher):
     config = config_of(teacher)
-    with pytest.raises(UserError, match=r"objective.teacher: the tokenizer of .* is not that of"):
+    with pytest.raises(UserError, match=r"distil.teacher: the tokenizer of .* is not that of"):
         resolve_teacher(config, "0" * 64)
-    with pytest.raises(UserError, match=r"objective.teacher is empty; give"):
+    with pytest.raises(UserError, match=r"distil.teacher is empty; give"):
         resolve_teacher(config_of(""))
+    with pytest.raises(UserError, match=r"is 'distilled_masked_lm'; .*--config.distil.teacher=DIR"):
+        small_config(**SHORT, objective={"name": "distilled_masked_lm", "teacher": str(teacher)})
+    with pytest.raises(UserError, match=r"objective.name is 'replaced_tokens'; only masked_lm"):
+        small_config(**SHORT, objective={"name": "replaced_tokens"}, distil={"teacher": "work"})
     long = replace(config.training.phases[0], length=128)
     training = replace(config.training, phases=(long,))
     model = replace(config.model, num_positions=128)

@@ -1,88 +1,46 @@
 """The teacher of a fine-tuning run: a fine-tuned model with the labels of the task."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
-from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.objectives.distillation import DistillationConfig
-from bert_jax.objectives.distilled import DistilledTask
+from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.start.weights import kept_head
 
 _UNTAUGHT = ("arcs", "choice")
 
 
-class Teacher(NamedTuple):
-    """A teacher whose head has the outputs of the task, in their order."""
-
-    model: ModelConfig
-    head: TaskHeadConfig
-    params: Any
-    """Entries encoder, head, and transform where the head begins with one."""
-    name: str
-    """Name for messages."""
-
-    def taught(self, objective: TaskObjective, config: DistillationConfig) -> DistilledTask:
-        """Return the objective of a student of this teacher."""
-        values = {
-            each.name: getattr(objective, each.name) for each in dataclasses.fields(objective)
-        }
-        how = ("dtype", "attention_impl", "scan_unroll")
-        computed = {name: getattr(objective.model, name) for name in how}
-        return DistilledTask(
-            **values, distillation=config, teacher=dataclasses.replace(self.model, **computed),
-            teacher_head=dataclasses.replace(self.head, dropout_rate=0.0),
-        )  # fmt: skip
-
-
 def with_teacher(
     config: DistillationConfig, objective: Objective, initial: SavedModel, task: Task
-) -> tuple[DistilledTask, Any]:
-    """Return the objective of a student, and the parameters of the teacher.
+) -> tuple[Distilled, Any]:
+    """Return the objective of a student, and the parameters of its teacher.
+
+    The parameters are encoder, head, whose outputs are those of the task in its order, and
+    transform where the head begins with one.
 
     Args:
-        config: Section `distil`.
-        objective: Objective of the student, without a teacher.
+        config: Section `distil`, which names a teacher.
+        objective: Objective of the student without a teacher.
         initial: Model that gives the tokenizer.
         task: Task of the run.
 
     Raises:
-        UserError: The task has no teachers, and what `read_teacher` raises.
+        UserError: The task has no teachers, or the teacher has another tokenizer, another head,
+            other labels, or too few positions for the longest row.
     """
+    assert config.teacher
     if not isinstance(objective, TaskObjective) or objective.kind in _UNTAUGHT:
         raise UserError(
             f"distil.teacher is {config.teacher!r}, and task.kind is {task.config.kind!r}; only "
             "classes, scores, tags and spans are learned from a teacher"
         )
-    teacher = read_teacher(config, initial, task, objective.config, task.train_split().rows)
-    return teacher.taught(objective, config), teacher.params
-
-
-def read_teacher(
-    config: DistillationConfig, initial: SavedModel, task: Task, head: TaskHeadConfig, rows: Rows
-) -> Teacher:
-    """Read the teacher of a student that starts from `initial`.
-
-    Args:
-        config: Section `distil`.
-        initial: Model that gives the tokenizer.
-        task: Task of the run.
-        head: Head of the student.
-        rows: Training rows.
-
-    Raises:
-        UserError: The teacher has another tokenizer, another head, other labels, or too few
-            positions for the longest row.
-    """
     saved = read_model(config.teacher)
     ours, theirs = initial.tokenizer.fingerprint, saved.tokenizer.fingerprint
     if ours != theirs:
@@ -91,13 +49,13 @@ def read_teacher(
             f"{initial.name} ({ours[:12]}); teacher and student must read the same tokens"
         )
     try:
-        kept = kept_head(saved, head, task)
+        kept = kept_head(saved, objective.config, task)
     except UserError as error:
         raise UserError(
             f"distil.teacher: {error}; give a model that was fine-tuned on the same labels"
         ) from error
     assert saved.outputs is not None  # else it has no head
-    model, longest = saved.config, int(np.max(rows.lengths))
+    model, longest = saved.config, int(np.max(task.train_split().rows.lengths))
     if longest > model.num_positions:
         if model.positions != "rope":
             raise UserError(
@@ -111,4 +69,6 @@ def read_teacher(
     if not model.pooler:
         encoder = {n: part for n, part in params["encoder"].items() if n != "pooler"}
         params = {**params, "encoder": encoder}
-    return Teacher(model, saved.outputs.head, {**params, "head": kept}, saved.name)
+    head = dataclasses.replace(saved.outputs.head, dropout_rate=0.0)
+    teacher = TaskObjective(model, head, objective.kind)
+    return Distilled(objective, teacher, config), {**params, "head": kept}

@@ -16,7 +16,8 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.task_heads import Pooled, TaskHeadConfig, starting_params
+from bert_jax.model.pooling import Pooled
+from bert_jax.model.task_heads import TaskHeadConfig, starting_params
 from bert_jax.objectives.embedding import ContrastConfig
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.tasks.skew import SkewConfig, class_weights
@@ -109,7 +110,7 @@ def pooling_of(config: FinetuneConfig, initial: SavedModel, network: str) -> Poo
         raise UserError(f"pooling is {config.pooling!r}, but {why}; leave pooling at 'auto'")
     if config.pooling != "auto":
         return config.pooling
-    return "first" if why else initial.pooling
+    return "cls" if why else initial.pooling
 
 
 def read_baseline(name: str, initial: SavedModel) -> SavedModel | None:

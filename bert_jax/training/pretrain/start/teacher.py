@@ -15,7 +15,6 @@ from bert_jax.distributed.checkpoint.record import named_leaves
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.objectives.config import DistilledMaskedLMConfig
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.initial_model import check_tokenizer, initial_params
@@ -30,37 +29,32 @@ def resolve_teacher(
     Without the fingerprint of the corpus's tokenizer the teacher's is not compared.
 
     Raises:
-        UserError: The teacher has another tokenizer than the corpus, no masked-LM head, or too few
-            positions.
+        UserError: The section is set without a teacher, or the teacher has another tokenizer than
+            the corpus, no masked-LM head, or too few positions.
     """
-    objective = config.objective
-    if not isinstance(objective, DistilledMaskedLMConfig):
+    config.distil.check_section()
+    if not config.distil.teacher:
         return config, None
-    if not objective.teacher:
-        raise UserError(
-            "objective.teacher is empty; give --config.objective.teacher=DIR, the work directory "
-            "of a pretraining run or a directory in Hugging Face's format"
-        )
-    teacher = read_model(objective.teacher)
+    teacher = read_model(config.distil.teacher)
     teacher.require("fill-mask", "masked-LM head to learn from")
     if tokenizer_fingerprint is not None:
-        check_tokenizer(teacher, tokenizer_fingerprint, "objective.teacher", objective.teacher)
+        check_tokenizer(teacher, tokenizer_fingerprint, "distil.teacher", config.distil.teacher)
     values = {name: getattr(teacher.config, name) for name in (*ARCHITECTURE, "vocab_size")}
+    values["pooler"] = False  # nothing reads it
     longest = max(phase.length for phase in config.training.phases)
     if longest > values["num_positions"]:
         if values["positions"] != "rope":
             raise UserError(
-                f"objective.teacher: {teacher.name} has {values['num_positions']} positions, and "
+                f"distil.teacher: {teacher.name} has {values['num_positions']} positions, and "
                 f"training.phases have rows of {longest} tokens; shorten the rows"
             )
         values["num_positions"] = longest
-    resolved = dataclasses.replace(objective, architecture=ModelConfig(**values))
+    distil = dataclasses.replace(config.distil, architecture=ModelConfig(**values))
     kept = {
         "encoder": {n: part for n, part in teacher.params["encoder"].items() if n != "pooler"},
         "mlm": teacher.params["mlm"],
     }
-    config = dataclasses.replace(config, objective=resolved)
-    return config, dataclasses.replace(teacher, params=kept)
+    return dataclasses.replace(config, distil=distil), dataclasses.replace(teacher, params=kept)
 
 
 def teacher_digest(teacher: SavedModel) -> str:
@@ -106,28 +100,23 @@ def with_teacher(
     wanted = abstract.params[TEACHER]
     missing = sorted(set(named_leaves(wanted)) - set(named_leaves(teacher.params)))
     if missing:
-        raise UserError(
-            f"objective.teacher: {teacher.name} lacks the parameters {', '.join(missing)}"
-        )
+        raise UserError(f"distil.teacher: {teacher.name} lacks the parameters {', '.join(missing)}")
     placed = initial_params(teacher, wanted, axes[TEACHER])
     return state._replace(params={**state.params, TEACHER: placed})
 
 
 def starts_from_teacher(config: PretrainConfig, work: WorkDir) -> bool:
     """Say whether a run begins with the teacher's layers: it has not saved, and is told so."""
-    objective = config.objective
-    wanted = isinstance(objective, DistilledMaskedLMConfig) and objective.from_teacher
-    return wanted and not by_first(lambda: bool(saved_steps(work.checkpoints)))
+    return config.distil.from_teacher and not by_first(lambda: bool(saved_steps(work.checkpoints)))
 
 
 def student_start(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
-    """Return the student that `objective.from_teacher` names: the teacher with fewer layers.
+    """Return the student that `distil.from_teacher` names: the teacher with fewer layers.
 
     Raises:
         UserError: Sizes other than the number of layers differ.
     """
-    objective, student = config.objective, config.model
-    assert isinstance(objective, DistilledMaskedLMConfig)
+    student = config.model
     given = [
         f"model.{name} {getattr(student, name)!r} and {getattr(teacher.config, name)!r}"
         for name in ARCHITECTURE
@@ -136,10 +125,10 @@ def student_start(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
     ]
     if given:
         raise UserError(
-            "objective.from_teacher is true, but student and teacher differ in more than their "
+            "distil.from_teacher is true, but student and teacher differ in more than their "
             f"layers ({'; '.join(given)}); give the student the teacher's sizes, or set it to false"
         )
-    chosen = np.array(objective.layer_map(student, teacher.config)) - 1
+    chosen = np.array(config.distil.layer_map(student, teacher.config)) - 1
     encoder = dict(teacher.params["encoder"])
     encoder["layers"] = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], encoder["layers"])
     if "position" in encoder["embeddings"]:
