@@ -86,6 +86,23 @@ class Progress:
         )
 
 
+def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:
+    """Find the trial of an initialisation whose model is kept, as (best score, number).
+
+    Of equal trials the first in time wins, then the first in number: the model does not depend on
+    when it is saved. None where no trial has a finite score.
+    """
+    found = [
+        (each.best, -each.best_step, -number)
+        for number, each in enumerate(progress)
+        if each.member.init == init and each.best is not None
+    ]
+    if not found:
+        return None
+    best, _, negative = max(found)
+    return best, -negative
+
+
 class Means:
     """Means over the steps since the last row, of each metric and trial.
 
@@ -136,15 +153,9 @@ class Means:
         return {"sums": sums, "count": self._count.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, in its form of today or of the two loops that there were."""
-        sums = state["sums"] if isinstance(state["sums"], dict) else {"loss": state["sums"]}
-        count = np.zeros_like(self._count) + state["count"]
-        for name, given in sums.items():
-            values = np.array([math.nan if v is None else v for v in np.ravel(given)], np.float64)
-            known = np.isfinite(values)
-            self._sums[name] = np.where(known, values, 0.0)
-            count = np.where(known, count, 0)
-        self._count = count
+        """Continue from the values of `state`."""
+        self._sums = {name: np.array(values) for name, values in state["sums"].items()}
+        self._count = np.array(state["count"])
 
 
 class DivergedError(RuntimeError):

@@ -1,7 +1,7 @@
 """End of training: test scores of all trials, and a report on the model that is saved."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.task import Split
 from bert_jax.training.finetune.evaluate import Judged
 from bert_jax.training.finetune.setup import Setup
-from bert_jax.training.progress import Moment
-from bert_jax.training.sweep.statistics import Outcome
+from bert_jax.training.progress import Moment, best_trial
 
 REPORT_LINES = "report.md"
 _PICTURES = {
@@ -51,7 +50,7 @@ def conclude(
         SaveFailedError: The report cannot be written.
     """
     scores: list[dict[str, float]] = [{} for _ in wave.progress]
-    saved = _saved_trial(setup, wave, wave.outcomes)
+    saved = _saved_trial(setup, wave)
     kept: dict[str, Judged] = {}
     for split in setup.splits[1:]:
         if split not in setup.test and saved is None:
@@ -90,21 +89,14 @@ def conclude(
     return scores
 
 
-def _saved_trial(setup: Setup, wave: Moment, outcomes: Sequence[Outcome]) -> int | None:
-    """Return the trial of a wave whose model is saved so far; None for an earlier wave's.
-
-    The rule of `FinetuneSaves.save_best` decides.
-    """
+def _saved_trial(setup: Setup, wave: Moment) -> int | None:
+    """Return the trial of a wave whose model is saved so far; None for an earlier wave's."""
     own = setup.inits[0]
-    before = [o.best for o in outcomes if o.member.init == own and o.best is not None]
-    mine = [
-        (each.best, -each.best_step, -number)
-        for number, each in enumerate(wave.progress)
-        if each.member.init == own and each.best is not None
-    ]
-    if not mine or (before and max(before) >= max(mine)[0]):
+    before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
+    found = best_trial(wave.progress, own)
+    if found is None or (before and max(before) >= found[0]):
         return None
-    return -max(mine)[2]
+    return found[1]
 
 
 def write_reports(

@@ -36,7 +36,7 @@ from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.finetune.start.weights import RANDOM
-from bert_jax.training.progress import Means, Moment, Progress
+from bert_jax.training.progress import Means, Moment, Progress, best_trial
 from bert_jax.training.run_plan import Stage
 from bert_jax.training.steps.trials import (
     SweepState,
@@ -224,31 +224,23 @@ class FinetuneSaves:
     def save_best(self, at: Moment, *, must: bool) -> None:
         """Save the best member of the first initialisation, if better than the saved model.
 
-        Of equal members the first in time, then in number: the model does not depend on when it is
-        saved.
-
         Raises:
             SaveFailedError: `must`, and it has failed several times.
         """
-        mine = [
-            (each.best, -each.best_step, -number)
-            for number, each in enumerate(at.progress)
-            if each.member.init == self._setup.inits[0] and each.best is not None
-        ]
-        if not mine:
+        found = best_trial(at.progress, self._setup.inits[0])
+        if found is None:
             return
-        best, _, negative = max(mine)
-        total = at.step
+        (best, number), total = found, at.step
         if self._best is not None:
             if best <= self._best[0]:
                 return
             total = max(total, self._best[1] + 1)  # a start that was killed may have come further
-        each = at.progress[-negative]
+        each = at.progress[number]
         content = saved_content(
             self._config, self._setup.objective, self._setup.task,
             each.outcome().best_scores, each.member,
         )  # fmt: skip
-        model = FinetunedState(self._member(at.state.params, at.best, -negative))
+        model = FinetunedState(self._member(at.state.params, at.best, number))
         try:
             self._models.save_last(total, model, read_back=True, **content)
         except SaveFailedError:
