@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import inspect
-import itertools
 import json
 import logging
 import re
@@ -24,8 +23,9 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from bert_jax.config.mapping import build, chosen, old_names, to_dict, unknown_field
-from bert_jax.errors import UserError
+from bert_jax.config.mapping import build, chosen, leaves, old_names, to_dict, unknown_field
+from bert_jax.config.notes import notes
+from bert_jax.errors import UserError, nearest
 
 Config = TypeVar("Config")
 
@@ -83,14 +83,14 @@ def fields_help(cls: type, prefix: str = "--config") -> str:
 
 
 def _fields_help(cls: type, default: Any, prefix: str) -> str:
-    hints, notes = typing.get_type_hints(cls), _notes(cls)
+    hints, texts = typing.get_type_hints(cls), notes(cls)
     lines = []
     for field in dataclasses.fields(cls):
         value, hint, name = getattr(default, field.name), hints[field.name], field.name
         element = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
         indent = " " * 6
         text = textwrap.wrap(
-            notes.get(name, ""), 88, initial_indent=indent, subsequent_indent=indent
+            texts.get(name, ""), 88, initial_indent=indent, subsequent_indent=indent
         )
         if dataclasses.is_dataclass(hint):
             lines.append("\n" + _fields_help(typing.cast(type, hint), value, f"{prefix}.{name}"))
@@ -109,18 +109,6 @@ def _fields_help(cls: type, default: Any, prefix: str) -> str:
     return "\n".join(lines)
 
 
-def _notes(cls: type) -> dict[str, str]:
-    """Return the strings that follow the fields in the source of a dataclass and its bases."""
-    notes: dict[str, str] = {}
-    for kind in reversed(cls.__mro__[:-1]):
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        for field, after in itertools.pairwise(typing.cast(ast.ClassDef, node).body):
-            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-                name = typing.cast(ast.Name, field.target).id
-                notes[name] = " ".join(str(ast.literal_eval(after.value)).split())
-    return notes
-
-
 def _find(named: str) -> tuple[Path, str]:
     """Return the file of a name, and the argument that the name ends with."""
     package = Path(__file__).parents[1]
@@ -136,9 +124,11 @@ def _find(named: str) -> tuple[Path, str]:
             if name and path.is_file():
                 return path, argument
     known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
+    near = nearest(named.rpartition("/")[2], {name.rpartition("/")[2]: name for name in known})
+    hint = f"did you mean {near}? " if near else ""
     raise UserError(
-        f"--config: there is no file {named!r}. Give the path of a configuration file, or one of "
-        f"{', '.join(known)}"
+        f"--config: there is no file {named!r}; {hint}Give the path of a configuration file, or "
+        f"one of {', '.join(known)}"
     )
 
 
@@ -254,7 +244,11 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
                 _warn_renamed(f"{seen}.{part}", f"{seen}.{new}", _WHERE)
                 part = new
             if part not in known:
-                raise unknown_field(part, seen, known, _WHERE)
+                places = [
+                    name for name, _ in leaves(values)
+                    if name.rpartition(".")[2] == part and "[" not in name
+                ]  # fmt: skip
+                raise unknown_field(part, seen, known, _WHERE, places)
             key, hint = part, typing.get_type_hints(hint)[part]
             seen = f"{seen}.{part}" if seen else part
         holder, value = value, value[key]

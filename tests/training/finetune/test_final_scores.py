@@ -299,7 +299,7 @@ def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
     for wrong, said in (
         ([f"--data={data}"], "no column 'text'"),
         ([f"--data={data}", "--columns=txt=review"], "--columns: unknown field txt"),
-        ([f"--data={data}", "--columns=review"], "expected FIELD=VALUE"),
+        ([f"--data={data}", "--columns=review"], "write FIELD=COLUMN"),
         (["--data=test"], "names no test data"),
     ):
         assert main(["evaluate", str(out), *wrong]) == 2

@@ -471,7 +471,7 @@ def test_other_verbs_on_a_fine_tuned_model(one_run, tmp_path, capsys):
         ["pretrain", f"--config={recipe}", f"--workdir={work}"],
         ["replay", work, "--step=0"],
         ["fill-mask", work, "the [MASK] sat"],
-        ["status", work, f"--png={tmp_path / 'x.png'}"],
+        ["status", work, f"--plot={tmp_path / 'x.png'}"],
     ):
         assert main(arguments) == 2, arguments
         assert "fine-tun" in capsys.readouterr().err

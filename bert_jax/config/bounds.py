@@ -1,0 +1,163 @@
+"""Bounds of the fields of a configuration, as annotations: `Annotated[int, AtLeast(2)]`.
+
+A `Bounded` dataclass refuses other values when it is made; --fields prints the bounds.
+"""
+
+import dataclasses
+import math
+import operator
+import typing
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from bert_jax.errors import UserError
+
+
+class Bound(NamedTuple):
+    """An end of a range: words and bracket for messages, comparison and limit."""
+
+    words: str
+    bracket: str
+    holds: Callable[[float, float], bool]
+    limit: float
+
+
+AtLeast = partial(Bound, "at least", "[", operator.ge)
+Above = partial(Bound, "above", "(", operator.gt)
+AtMost = partial(Bound, "at most", "]", operator.le)
+Below = partial(Bound, "below", ")", operator.lt)
+
+
+@dataclass(frozen=True)
+class Or:
+    """A value beside the range, and its meaning."""
+
+    value: Any
+    meaning: str = ""
+
+    def __str__(self) -> str:
+        return f"or {self.value!r}" + (f" for {self.meaning}" if self.meaning else "")
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """A tuple of different entries, at least so many."""
+
+    least: int = 0
+
+    def __str__(self) -> str:
+        return f"at least {self.least} values, each once" if self.least else "each once"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A text that is not empty, and its meaning."""
+
+    meaning: str
+
+    def __str__(self) -> str:
+        return self.meaning
+
+
+Count = Annotated[int, AtLeast(1)]
+Natural = Annotated[int, AtLeast(0)]
+Positive = Annotated[float, Above(0)]
+NonNegative = Annotated[float, AtLeast(0)]
+Fraction = Annotated[float, AtLeast(0), AtMost(1)]
+Part = Annotated[float, Above(0), AtMost(1)]
+"""A share that is not nothing."""
+Rate = Annotated[float, AtLeast(0), Below(1)]
+"""A share that is not the whole."""
+
+
+class Bounded:
+    """A dataclass that refuses values out of the bounds of its fields."""
+
+    SECTION: ClassVar[str] = ""
+    """Name of the section in messages."""
+
+    def __init_subclass__(cls, section: str | None = None) -> None:
+        """Take the name of the section; None: the name that the parent has."""
+        cls.SECTION = cls.SECTION if section is None else section
+
+    def __post_init__(self) -> None:
+        """Check all fields; subclasses go on with rules of several fields.
+
+        Raises:
+            UserError: Names the first wrong field, its value and what the value must be.
+        """
+        _check(self.SECTION, self)
+
+
+def wanted(hint: Any) -> str:
+    """Describe the values that an annotation allows; empty: all values of the type."""
+    kind, arguments = _kind(hint), typing.get_args(hint)
+    if kind is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if kind is Annotated:
+        return " and ".join(filter(None, [_described(arguments[1:]), wanted(arguments[0])]))
+    inner = wanted(arguments[0]) if arguments else ""
+    return f"each {inner}" if inner and kind is tuple else inner and f"{inner}, or None"
+
+
+def _kind(hint: Any) -> Any:
+    """Return `Annotated`, `Literal`, `tuple`, or the type of a union; None for a plain type."""
+    return Annotated if hasattr(hint, "__metadata__") else typing.get_origin(hint)
+
+
+def _described(bounds: tuple[Any, ...]) -> str:
+    ends = [bound for bound in bounds if isinstance(bound, Bound)]
+    words = [f"{end.words} {end.limit}" for end in ends]
+    if len(ends) == 2:
+        low, high = ends
+        words = [f"in {low.bracket}{low.limit}, {high.limit}{high.bracket}"]
+    return ", ".join([*words, *(f"{bound}" for bound in bounds if not isinstance(bound, Bound))])
+
+
+def _check(section: str, config: Any) -> None:
+    for name, hint in _hints(config.__class__).items():
+        where = f"{section}.{name}" if section else name
+        for wrong, value, right in faults(where, hint, getattr(config, name)):
+            raise UserError(f"{wrong} is {value!r}; it must be {right}")
+
+
+@cache
+def _hints(cls: Hashable) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = dataclasses.fields(typing.cast(Any, cls))
+    return {field.name: hints[field.name] for field in fields}
+
+
+def faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield field, value and right values of what an annotation does not allow."""
+    kind, arguments = _kind(hint), typing.get_args(hint)
+    if kind is Annotated:
+        yield from faults(where, arguments[0], value)
+        if not _holds(arguments[1:], value):
+            finite = " and finite" if isinstance(value, float) and math.isinf(value) else ""
+            yield where, value, wanted(hint) + finite
+    elif kind is Literal:
+        if value not in arguments:
+            yield where, value, wanted(hint)
+    elif kind is tuple:
+        for number, each in enumerate(value):
+            if dataclasses.is_dataclass(each):
+                _check(f"{where}[{number}]", each)
+            yield from faults(f"{where}[{number}]", arguments[0], each)
+    elif arguments and value is not None:  # X | None
+        for wrong, found, right in faults(where, arguments[0], value):
+            yield wrong, found, f"{right}, or None"
+
+
+def _holds(bounds: tuple[Any, ...], value: Any) -> bool:
+    for bound in bounds:
+        if isinstance(bound, Or) and value == bound.value:
+            return True
+        if isinstance(bound, Given) and not value:
+            return False
+        if isinstance(bound, Distinct) and len(set(value)) < max(bound.least, len(value)):
+            return False
+    ends = [bound for bound in bounds if isinstance(bound, Bound)]
+    return not ends or (math.isfinite(value) and all(e.holds(value, e.limit) for e in ends))
