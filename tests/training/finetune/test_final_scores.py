@@ -278,7 +278,7 @@ def test_options_of_other_verbs(sweep, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"bert_jax": "0", "config": {}}))
     for option in ("--report=x", "--versus=x"):
         assert main(["evaluate", f"{tmp_path}", option]) == 2
-        assert "is for one" in capsys.readouterr().err
+        assert "is for a fine-tuning run" in capsys.readouterr().err
         assert main(["evaluate", f"{tmp_path}", option, "--pairs", "a", "b"]) == 2
         assert "does not go with --pairs" in capsys.readouterr().err
 

@@ -484,7 +484,7 @@ def test_fine_tuned_verbs_on_other_directories(files, tmp_path, capsys):
     assert main(["predict", f"{tmp_path}", "--data=x", f"--out={tmp_path / 'out'}"]) == 2
     assert "not one of fine-tuning" in capsys.readouterr().err
     assert main(["evaluate", f"{tmp_path}", "--data", files["dev"]]) == 2
-    assert "--data is for one" in capsys.readouterr().err
+    assert "--data is for a fine-tuning run" in capsys.readouterr().err
 
 
 def test_status_of_a_run_that_stopped(files, tmp_path, capsys):
