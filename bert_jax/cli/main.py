@@ -29,7 +29,7 @@ VERBS = {
     },
     "text": {
         "tokenizer": "corpora", "corpus": "corpora", "tfds": "corpora", "inspect": "accounting",
-        "contamination": "contamination",
+        "contamination": "accounting",
     },
     "runs": {"status": "runs", "verify": "runs", "replay": "runs", "lineage": "accounting"},
     "models": {"average": "exchange", "import": "exchange", "grow": "exchange"},

@@ -2,12 +2,18 @@
 
 import json
 import sys
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import CorpusPlace, Directory, Given
-from bert_jax.config.bounds import Count
+from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
+
+T = TypeVar("T")
+
+_HELDOUT = "heldout"
 
 
 class Lineage(groups.Json):
@@ -86,3 +92,85 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
         if self.plot is not None:
             print(f"\nlengths  {self.plot}")
         return 0
+
+
+class Contamination(groups.Workers, groups.Json):
+    """Find evaluation texts, or near-duplicates, in a corpus.
+
+    Evaluation texts are found by their n-grams of 13 words; held-out documents where they are
+    near-duplicates of training documents.
+
+    $ bert-jax contamination work/corpus --against glue:data/glue --against squad:dev.json
+    $ bert-jax contamination work/corpus --against heldout
+    $ bert-jax contamination 'my/*.txt' --against dev.tsv --out report.json
+    """
+
+    corpus: Given[CorpusPlace]
+    """Directory of `bert-jax corpus`, whose store `train` is read; or text as `bert-jax corpus
+    --input` takes it."""
+    against: tuple[Annotated[str, "FILE"], ...]
+    """Evaluation texts: squad:FILE, glue:DIR, or a file: .txt with an example a line, .tsv or .csv
+    with an example a row, .jsonl with an example an object; heldout: the held-out documents of the
+    corpus. May be repeated."""
+    similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
+    """Lowest Jaccard similarity of word 5-shingles at which held-out documents are found."""
+    out: Annotated[Path | None, "FILE.json"] = None
+    """File for the report (default: beside the corpus.json of a store, where `evaluate`, `export`
+    and `lineage` find it)."""
+
+    def __call__(self) -> int:
+        from bert_jax.data.corpus.overlap.evaluation import read_evaluation
+        from bert_jax.data.corpus.overlap.report import DIRECTORY
+        from bert_jax.data.corpus.overlap.search import search_store, search_texts
+        from bert_jax.data.corpus.sources import resolve_sources
+        from bert_jax.data.corpus.workers import worker_count
+        from bert_jax.data.store import is_store
+
+        specs = self.against
+        if self.out is not None and len(specs) > 1:
+            raise UserError(f"--out is one file, and --against names {len(specs)}; rerun for each")
+        workers = worker_count(self.num_workers)
+        corpus = Path(self.corpus)
+        store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)
+        sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
+        if _HELDOUT in specs:
+            if store is None:
+                raise UserError(f"--against heldout needs a corpus directory; {corpus} is none")
+            self._compare_heldout(store.parent if store.name == "train" else store, workers)
+        place: Path | None
+        for each in sets:
+            if store is not None:
+                report = search_store(store, each, num_workers=workers, show=_bar)
+                place = self.out or store / DIRECTORY / report.file_name
+            else:
+                sources = resolve_sources([self.corpus])
+                documents = (text for source in sources for text in source.texts())
+                report = search_texts(corpus.name, documents, each, num_workers=workers)
+                place = self.out
+            if place is not None:
+                report.save(place)
+            if self.json:
+                print(json.dumps(report.summary() | {"counts": report.counts()}))
+            else:
+                print("\n".join([*report.lines(), *([f"report  {place}"] if place else []), ""]))
+        return 0
+
+    def _compare_heldout(self, corpus: Path, workers: int) -> None:
+        from dataclasses import asdict
+
+        from bert_jax.data.corpus.overlap.heldout import heldout_path, heldout_twins
+
+        found = heldout_twins(corpus, threshold=self.similarity, num_workers=workers, show=_bar)
+        place = self.out or heldout_path(corpus)
+        found.save(place)
+        if self.json:
+            print(json.dumps(asdict(found), ensure_ascii=False))
+        else:
+            print("\n".join([*found.lines(), f"report  {place}", ""]))
+
+
+def _bar(items: Sequence[T]) -> Iterable[T]:
+    from tqdm import tqdm
+
+    bar: Iterable[T] = tqdm(items, desc="corpus", unit="block", disable=not sys.stderr.isatty())
+    return bar

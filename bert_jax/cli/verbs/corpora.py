@@ -160,7 +160,7 @@ class OfText(Cleaning):
     """Directory that all nodes reach, for the search for duplicates (default: beside --out)."""
 
 
-class OfPairs(Sources):
+class OfPairs(Verb):
     """Options of a corpus of pairs."""
 
     TITLE: ClassVar[str] = "pairs"
@@ -171,7 +171,7 @@ class OfPairs(Sources):
     """Translate the other way, from the second side to the first."""
 
 
-class Corpus(OfPairs, OfText, groups.License, groups.Workers):
+class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     r"""Tokenize text, or pairs of texts, into a corpus.
 
     $ bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus
@@ -279,8 +279,7 @@ class Corpus(OfPairs, OfText, groups.License, groups.Workers):
             wrong += ["--columns text"] * ("text" in self._columns())
             wrong += [f"--drop-duplicates {k}" for k in self.drop_duplicates if k != "exact"]
         else:
-            form, other, wrong = "--input", "--pairs", []
-            wrong += ["--heldout-pairs"] * bool(self.heldout_pairs) + ["--swap"] * self.swap
+            form, other, wrong = "--input", "--pairs", self.given(OfPairs)
             wrong += [f"--columns {side}" for side in sorted(sides)]
         if wrong:
             raise UserError(f"{wrong[0]} belongs to {other}, and this is a corpus of {form}")
