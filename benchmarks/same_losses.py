@@ -119,7 +119,7 @@ RUNS = {
         },
     ),
     "translation": Run(
-        "train", "translate/numbers.py",
+        "pretrain", "translate/numbers.py",
         {"data.corpus": "{pairs}", **RUN, "training.phases": "({'length': 32, 'batch_size': 8},)"},
     ),
     "table": Run("finetune", "finetune/table.py", TABLE),

@@ -6,10 +6,10 @@
 
 BERT-base and BERT-large, rows of 128 and 512, dropout as published (0.1) and none, on four slices,
 and the Megatron sizes. Three steps each: the configured batch, 0.5 M tokens, and the batch with the
-highest MFU (large: with LAMB, made for large batches), which `plan --fast` picks with dropout on
-the first slice of a kind; other slices of the kind and dropout 0 take the same. ModernBERT-base,
--large and Ettin-1B at 1,024 and 8,192 tokens, with the settings that `plan` finds. Everything is
-compiled; what was compiled before comes from the cache.
+highest MFU (large: with LAMB, made for large batches), which `plan --batch-per-chip=fast` picks
+with dropout on the first slice of a kind; other slices of the kind and dropout 0 take the same.
+ModernBERT-base, -large and Ettin-1B at 1,024 and 8,192 tokens, with the settings that `plan` finds.
+Everything is compiled; what was compiled before comes from the cache.
 
 Bars of --check: everything fits; with the highest MFU, on v5e at L=128 without dropout an MFU of at
 least 0.52 (base) and 0.60 (large), with dropout 0.92 of that at least; at L=512 at least 0.50;

@@ -14,7 +14,7 @@ ray.sh: build a corpus on many machines.
   ray.sh tpu    NAME [FLAGS] -- bert-jax corpus ...   on the hosts of a pod that tpu_vm.sh created and installed;
                                                  tpu_vm.sh logs, status and stop go on from there
 
-The command is given --engine=ray --address=auto. Sources and --out must be where all machines reach
+The command is given --engine=ray:auto. Sources and --out must be where all machines reach
 them: gs://, or a shared disk.
 
 Kubernetes
@@ -231,7 +231,7 @@ main() {
         die "$verb needs a command after --: bert-jax corpus ..."
       [[ $verb == tpu || -n $image ]] ||
         die "give --image, a container image that has bert_jax[cluster,gcs,data]"
-      command+=(--engine=ray --address=auto)
+      command+=(--engine=ray:auto)
       ;;
     *) ((${#command[@]} == 0)) || die "$verb takes no command" ;;
   esac

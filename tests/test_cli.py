@@ -19,6 +19,7 @@ import pytest
 
 import bert_jax
 from bert_jax.cli import main as cli
+from bert_jax.cli.verbs.options import options
 from bert_jax.tokenization.load import load_tokenizer
 
 SMALL = [
@@ -262,8 +263,8 @@ def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path):
     refused(run(*how), "give --out")
     out = ["--out", tmp_path / "d"]
     refused(run(*how, *out, "--estimate"), "--estimate writes nothing")
-    refused(run(*how, *out, "--address=auto"), "belongs to --engine=ray")
-    refused(run(*how, *out, "--by-field=lang"), "a.txt, document 1: no field 'lang'")
+    refused(run(*how, *out, "--engine=local:auto"), "belongs to --engine=ray")
+    refused(run(*how, *out, "--by-column=lang"), "a.txt, document 1: no field 'lang'")
     refused(
         run("corpus", "--pairs", made.text, made.text, *how[3:5], "--estimate"),
         "--estimate belongs to --input",
@@ -363,9 +364,12 @@ def test_replay_of_a_corpus_that_moved(made: Made, run: Run, tmp_path):
 
 @pytest.mark.parametrize(
     ("argument", "words"),
-    [("--masking-rates=5,x", "it must be percentages"), ("--masking-rates=0", "above 0"),
-     ("--length=3", "at least 8")],
-)  # fmt: skip
+    [
+        ("--masking-rates=5,x", "is x; it must be a finite number"),
+        ("--masking-rates=0", "in (0, 100)"),
+        ("--length=3", "at least 8"),
+    ],
+)
 def test_rows_and_rates_that_cannot_be_evaluated(made: Made, run: Run, argument, words):
     refused(run("evaluate", made.run, argument), argument.partition("=")[0], words)
 
@@ -393,16 +397,14 @@ def test_fill_mask_refuses(made: Made, run: Run):
 )
 def test_numbers_that_are_none_are_refused(run: Run, argv):
     option, _, value = argv[-1].partition("=")
-    refused(run(*argv), f"{option} is {value}; give a finite number")
+    refused(run(*argv), f"{option} is {value}; it must be a finite number")
 
 
 def test_no_verb_needs_its_arguments_in_an_order():
-    """Of positional arguments only texts and checkpoints may be several; `main` finds them all."""
-    parser = cli._parser()
-    verbs = next(action.choices for action in parser._actions if action.dest == "verb")
-    for name, verb in verbs.items():
-        optional = {action.dest for action in verb._get_positional_actions() if action.nargs}
-        assert optional <= {"texts", "checkpoints"}, name
+    """Of the positional arguments of a verb at most the last may be several."""
+    for name in cli.MODULES:
+        known = options(cli.verb_class(name))
+        assert [each.is_several for each in known][:-1] == [False] * (len(known) - 1), name
 
 
 def test_unknown_argument(run: Run):

@@ -119,7 +119,7 @@ def _described(bounds: tuple[Any, ...]) -> str:
 def _check(section: str, config: Any) -> None:
     for name, hint in _hints(config.__class__).items():
         where = f"{section}.{name}" if section else name
-        for wrong, value, right in _faults(where, hint, getattr(config, name)):
+        for wrong, value, right in faults(where, hint, getattr(config, name)):
             raise UserError(f"{wrong} is {value!r}; it must be {right}")
 
 
@@ -130,11 +130,11 @@ def _hints(cls: Hashable) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields}
 
 
-def _faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]:
+def faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]:
     """Yield field, value and right values of what an annotation does not allow."""
     kind, arguments = _kind(hint), typing.get_args(hint)
     if kind is Annotated:
-        yield from _faults(where, arguments[0], value)
+        yield from faults(where, arguments[0], value)
         if not _holds(arguments[1:], value):
             finite = " and finite" if isinstance(value, float) and math.isinf(value) else ""
             yield where, value, wanted(hint) + finite
@@ -145,9 +145,9 @@ def _faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]
         for number, each in enumerate(value):
             if dataclasses.is_dataclass(each):
                 _check(f"{where}[{number}]", each)
-            yield from _faults(f"{where}[{number}]", arguments[0], each)
+            yield from faults(f"{where}[{number}]", arguments[0], each)
     elif arguments and value is not None:  # X | None
-        for wrong, found, right in _faults(where, arguments[0], value):
+        for wrong, found, right in faults(where, arguments[0], value):
             yield wrong, found, f"{right}, or None"
 
 

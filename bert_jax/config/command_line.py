@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import inspect
-import itertools
 import json
 import logging
 import re
@@ -25,8 +24,9 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from bert_jax.config.bounds import wanted
-from bert_jax.config.mapping import build, chosen, to_dict, unknown_field
-from bert_jax.errors import UserError
+from bert_jax.config.mapping import build, chosen, leaves, to_dict, unknown_field
+from bert_jax.config.notes import notes
+from bert_jax.errors import UserError, nearest
 
 Config = TypeVar("Config")
 
@@ -79,7 +79,7 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
     Each line that begins with -- is an argument that sets the value, quoted for a shell.
     """
     cls = type(config)
-    hints, notes = typing.get_type_hints(cls), _notes(cls)
+    hints, texts = typing.get_type_hints(cls), notes(cls)
     bounded = typing.get_type_hints(cls, include_extras=True)
     lines = []
     for field in dataclasses.fields(config):
@@ -87,7 +87,7 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
         element = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
         indent = " " * 6
         text = textwrap.wrap(
-            notes.get(name, ""), 88, initial_indent=indent, subsequent_indent=indent
+            texts.get(name, ""), 88, initial_indent=indent, subsequent_indent=indent
         )
         if dataclasses.is_dataclass(hint):
             lines.append("\n" + fields_help(value, f"{prefix}.{name}"))
@@ -109,18 +109,6 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
     return "\n".join(lines)
 
 
-def _notes(cls: type) -> dict[str, str]:
-    """Return the strings that follow the fields in the source of a dataclass and its bases."""
-    notes: dict[str, str] = {}
-    for kind in reversed(cls.__mro__[:-1]):
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        for field, after in itertools.pairwise(typing.cast(ast.ClassDef, node).body):
-            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-                name = typing.cast(ast.Name, field.target).id
-                notes[name] = " ".join(str(ast.literal_eval(after.value)).split())
-    return notes
-
-
 def _find(named: str) -> tuple[Path, str]:
     """Return the file of a name, and the argument that the name ends with."""
     package = Path(__file__).parents[1]
@@ -136,9 +124,11 @@ def _find(named: str) -> tuple[Path, str]:
             if name and path.is_file():
                 return path, argument
     known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
+    near = nearest(named.rpartition("/")[2], {name.rpartition("/")[2]: name for name in known})
+    hint = f"did you mean {near}? " if near else ""
     raise UserError(
-        f"--config: there is no file {named!r}. Give the path of a configuration file, or one of "
-        f"{', '.join(known)}"
+        f"--config: there is no file {named!r}; {hint}Give the path of a configuration file, or "
+        f"one of {', '.join(known)}"
     )
 
 
@@ -248,7 +238,11 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
             known = sorted(value) if isinstance(value, dict) else []
             hint = chosen(hint, value) if known else hint
             if part not in known:
-                raise unknown_field(part, seen, known, _WHERE, hint)
+                places = [
+                    name for name, _ in leaves(values)
+                    if name.rpartition(".")[2] == part and "[" not in name
+                ]  # fmt: skip
+                raise unknown_field(part, seen, known, _WHERE, hint, places)
             key, hint = part, typing.get_type_hints(hint)[part]
             seen = f"{seen}.{part}" if seen else part
         holder, value = value, value[key]

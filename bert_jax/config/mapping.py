@@ -33,15 +33,21 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
 
 
 def unknown_field(
-    name: str, section: str, known: Sequence[str], where: str, cls: Any = None
+    name: str,
+    section: str,
+    known: Sequence[str],
+    where: str,
+    cls: Any = None,
+    places: Sequence[str] = (),
 ) -> UserError:
     """Make the error for a field that `section` (dotted; "" at the top) does not have.
 
-    A subclass that `cls` has beside the one that was chosen may have the field.
+    A subclass that `cls` has beside the one that was chosen may have the field; `places` are fields
+    of the name in other sections.
     """
     prefix = f"{section}." if section else ""
-    near = nearest(name, known)
-    hint = f"did you mean {prefix}{near}? " if near else ""
+    near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")
+    hint = f"did you mean {near}? " if near else ""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if new := getattr(cls, "RENAMED", {}).get(name):
         hint = f"it is {prefix}{new} now. "
@@ -69,7 +75,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
         b: Configuration of the same kind.
         free: Fields, or whole sections, that are left out.
     """
-    left, right = dict(_leaves(to_dict(a))), dict(_leaves(to_dict(b)))
+    left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
         (name, left.get(name), right.get(name))
@@ -100,13 +106,14 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     return variants[name]
 
 
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of nested dicts and lists, as (dotted name, value)."""
     if isinstance(tree, dict) and tree:
         for name, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{name}" if prefix else name)
+            yield from leaves(value, f"{prefix}.{name}" if prefix else name)
     elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
         for number, item in enumerate(tree):
-            yield from _leaves(item, f"{prefix}[{number}]")
+            yield from leaves(item, f"{prefix}[{number}]")
     else:
         yield prefix, tree
 

@@ -173,8 +173,7 @@ def _rows(
             yield Record(row.origin, {**more, **given})
     except MissingColumn as error:
         ours = next(ours for ours, theirs in columns.items() if theirs == error.column)
-        option = "--text-column NAME" if ours == fields[0] else f"--field {ours}=NAME"
-        raise UserError(f"{error} ({option} says which column is the {ours})") from error
+        raise UserError(f"{error} (--columns {ours}=NAME says which column it is)") from error
 
 
 @contextmanager

@@ -128,8 +128,10 @@ def _as_configured(planner: Planner) -> _Answer:
     """Return the configured settings, or settings that fit with the overrides for them."""
     plan = planner.plan(planner.configured)
     if plan.fits:
-        hint = ("", f"{plan.rows_per_chip:g} rows a chip leave it idle: --fast says "
-                "what larger steps would reach, --fit finds the largest")  # fmt: skip
+        hint = (
+            "", f"{plan.rows_per_chip:g} rows a chip leave it idle: --batch-per-chip=fast says "
+            "what larger steps would reach, --batch-per-chip=fit finds the largest",
+        )  # fmt: skip
         few = plan.rows_per_chip * plan.length < _FEW_TOKENS
         return _Answer(plan, {"configuration_fits": True}, after=hint if few else ())
     found = planner.settings_that_fit()

@@ -5,7 +5,7 @@ from the third layer on, additive attention by the previous state of the decoder
 context in every layer. The published model has 8 + 8 layers, 1024 wide, each direction with the
 whole width.
 
-    bert-jax train --config=configs/translate/gnmt.py --workdir=work/gnmt \
+    bert-jax pretrain --config=configs/translate/gnmt.py --workdir=work/gnmt \
         --config.data.corpus=work/pairs
 
 The vocabulary size comes from the corpus, which `bert-jax corpus --pairs` makes.

@@ -4,7 +4,7 @@ The Transformer of the paper (Vaswani et al. 2017: sinusoids, scaled embeddings,
 sums) with one table for source, target and output. 29,000 pairs are about 3,850 packed rows of
 128 + 128 places; 12 epochs of 32 rows a step are 1,440 steps.
 
-    bert-jax train --config=configs/translate/multi30k_small.py --workdir=work/ende \
+    bert-jax pretrain --config=configs/translate/multi30k_small.py --workdir=work/ende \
         --config.data.corpus=work/en-de
 
 Measured on raw, cased text with beam 5, sacreBLEU 13a, one run: en-de 37.6 on test 2016 (95%: 36.1

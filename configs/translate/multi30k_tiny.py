@@ -4,7 +4,7 @@ The recipe of Wu et al. 2021 (arXiv 2105.14462; 41.0 tokenised BLEU, en-de, test
 for both languages and the output, dropout 0.3, label smoothing 0.1, 8,000 updates of 8,192 target
 tokens, the mean of the last 10 checkpoints. Small and dropped beats large here.
 
-    bert-jax train --config=configs/translate/multi30k_tiny.py --workdir=work/ende \
+    bert-jax pretrain --config=configs/translate/multi30k_tiny.py --workdir=work/ende \
         --config.data.corpus=work/en-de
     bert-jax average work/ende --last 10 --out work/ende_mean
 

@@ -1,4 +1,4 @@
-"""French number words to digits: the recipes of `bert-jax demo --translation`, a minute each.
+"""French number words to digits: recipes of `bert-jax demo --recipe translation`, a minute each.
 
 `numbers`: a Transformer of one layer a side, 64 wide, with norms before the blocks, rotary
 positions and Muon. `numbers:recurrent`: a bidirectional GRU with additive attention, 128 wide, with

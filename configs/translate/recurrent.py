@@ -7,7 +7,7 @@ attends). A bidirectional GRU reads, a GRU writes, one table serves source, targ
 All four see the batches of `multi30k_small`, in rows half as long and twice as many: a recurrent
 network goes along a row place by place.
 
-    bert-jax train --config=configs/translate/recurrent_additive --workdir=work/additive \
+    bert-jax pretrain --config=configs/translate/recurrent_additive --workdir=work/additive \
         --config.data.corpus=work/pairs
 
 The vocabulary size comes from the corpus, which `bert-jax corpus --pairs` makes.

@@ -3,7 +3,7 @@
 The learning rate is d^-0.5 w^-0.5 at the end of the warm-up of w = 4,000 steps, then falls with the
 root of the step; 100,000 steps of about 32,000 source and as many target tokens.
 
-    bert-jax train --config=configs/translate/transformer_base.py --workdir=work/base \
+    bert-jax pretrain --config=configs/translate/transformer_base.py --workdir=work/base \
         --config.data.corpus=work/en-de
 
 The vocabulary size comes from the corpus; the paper has 37,000 tokens of both languages. The step

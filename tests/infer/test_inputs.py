@@ -1,6 +1,5 @@
 """Files that the verbs read: each format as what it is, pipes as they fill."""
 
-import argparse
 import gzip
 import json
 import lzma
@@ -17,6 +16,8 @@ import zstandard
 from test_stream import Shout
 
 from bert_jax.cli.verbs.answering import check_files
+from bert_jax.cli.verbs.groups import Asking
+from bert_jax.cli.verbs.inference import Embed, Tag
 from bert_jax.errors import UserError
 from bert_jax.infer.records import PAUSE, Record, read_records
 from bert_jax.infer.stream import answer_records
@@ -58,9 +59,8 @@ def read(path: Path, **options: Any) -> list[Record]:
     return list(read_records(str(path), fields=("text", "text_b"), **options))
 
 
-def arguments(**options: Any) -> argparse.Namespace:
-    defaults = {"verb": "tag", "input": [], "format": "auto", "out": None, "table": []}
-    return argparse.Namespace(**{**defaults, **options})
+def asked(verb: type[Asking] = Tag, **options: Any) -> Asking:
+    return verb(model="m", **options)
 
 
 def texts(records: list[Record]) -> list[Any]:
@@ -128,8 +128,8 @@ def test_a_row_that_cannot_be_told_apart_keeps_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "parts"),
     [
-        ("a.csv", "Text,n\na,1\n", {}, ["no column 'text'", "'Text'", "--text-column NAME"]),
-        ("a.csv", "text\na\n", {"names": {"text_b": "x"}}, ["no column 'x'", "--field text_b="]),
+        ("a.csv", "Text,n\na,1\n", {}, ["no column 'text'", "'Text'", "--columns text=NAME"]),
+        ("a.csv", "text\na\n", {"names": {"text_b": "x"}}, ["no column 'x'", "--columns text_b="]),
         ("a.csv", "text;n\na;1\n", {}, ["Is the delimiter a semicolon (delimiter=';')"]),
         ("a.json", '[{"txt": "a"}]', {}, ["no column 'text'", "mean 'txt'"]),
         ("a.parquet", "no parquet", {}, ["is not a sound parquet file"]),
@@ -150,23 +150,23 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, options,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"input": ["a.md"]}, r"a\.md: \.md files are not read"),
-        ({"input": ["-"], "format": "csv"}, "standard input is text or jsonl"),
-        ({"out": Path("v.npz"), "verb": "embed"}, r"v\.npz: not known; .* \.npy or \.parquet"),
+        ({"input": ("a.md",)}, r"a\.md: \.md files are not read"),
+        ({"input": ("-",), "format": "csv"}, "standard input is text or jsonl"),
+        ({"out": Path("v.npz"), "verb": Embed}, r"v\.npz: not known; .* \.npy or \.parquet"),
         ({"out": Path("v.npy")}, r"\.npy is for vectors; .* \.jsonl or \.ndjson"),
         ({"out": Path("v")}, "v: not known"),
-        ({"table": ["header=no"]}, "--table header=no: give header=True or False"),
-        ({"table": ["delimiter"]}, "--table delimiter: give"),
+        ({"columns": ("header=no",)}, "--columns has 'header=no'; write .* header=False"),
+        ({"columns": ("delimiter",)}, "--columns has 'delimiter'"),
     ],
 )
 def test_what_no_verb_can_do_is_refused_at_once(options, message):
     with pytest.raises(UserError, match=message):
-        check_files(arguments(**options))
+        check_files(asked(**options))
 
 
 def test_how_a_table_is_written_is_taken():
-    table = ["delimiter=\\t", "header=False", "quoting=True"]
-    found = check_files(arguments(input=["x/1", "y.TXT", "log.1"], table=table))
+    columns = ("delimiter=\\t,header=False", "quoting=True")
+    found = check_files(asked(input=("x/1", "y.TXT", "log.1"), columns=columns))
     assert found == TableFormat(header=False, quoting=True, delimiter="\t")
 
 

@@ -184,11 +184,11 @@ def test_lines_in_lines_out(run, model, tmp_path):
     assert f"7 answers in {out}" in err
     code, printed, _ = run("--input", file)
     assert printed == out.read_text()
-    code, printed, _ = run("--input", file, "--json", "--nbest", 2, "--alignments")
+    code, printed, _ = run("--input", file, "--json", "--top", 2, "--alignments")
     assert [json.loads(line) for line in printed.splitlines()] == model.translate(
         TEXTS, num_beams=2, nbest=2, alignments=True
     )
-    for option in ("--alignments", "--nbest=2"):
+    for option in ("--alignments", "--top=2"):
         code, printed, err = run("--input", file, "--out", out, option)
         assert (code, printed) == (2, "")
         assert "does not fit into a line for each text" in err
@@ -239,7 +239,7 @@ def test_finished_lines_stay_where_one_cannot_be_read_and_a_rerun_goes_on(
 
 
 def test_texts_are_answered_below_themselves(run, model):
-    code, printed, _ = run("the cat", "a dog", "--nbest=2", "--alignments", "--prefix", "a hill")
+    code, printed, _ = run("the cat", "a dog", "--top=2", "--alignments", "--prefix", "a hill")
     assert code == 0
     (first, _) = model.translate(
         ["the cat", "a dog"], ["a hill"] * 2, num_beams=2, nbest=2, alignments=True
@@ -253,9 +253,9 @@ def test_texts_are_answered_below_themselves(run, model):
 
 
 def test_bad_settings_are_refused_before_anything_is_read(run):
-    code, printed, err = run("the cat", "--nbest=3")
+    code, printed, err = run("the cat", "--top=3")
     assert (code, printed) == (2, "")
-    assert "nbest is 3; it must be at most num_beams, which is 2" in err
+    assert "--top is 3; it must be at most --num-beams, 2" in err
 
 
 SMALL = ModelConfig(

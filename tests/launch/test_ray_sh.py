@@ -6,7 +6,7 @@ from stub_commands import Stubs, words
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifests")
 
 COMMAND = ["bert-jax", "corpus", "--input=gs://raw/my *.jsonl", "--out=gs://c/$(HOME)", "a\nb"]
-RUN = [*COMMAND, "--engine=ray", "--address=auto"]
+RUN = [*COMMAND, "--engine=ray:auto"]
 
 
 @pytest.fixture

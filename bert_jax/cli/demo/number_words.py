@@ -1,4 +1,4 @@
-"""`bert-jax demo --translation`: from French number words to digits, unseen numbers included."""
+"""`bert-jax demo --recipe translation`: from French number words to digits, and unseen numbers."""
 
 import dataclasses
 import re
@@ -156,7 +156,7 @@ def _verdict(share: float, count: int, workdir: Path) -> int:
 def _next_commands(workdir: Path) -> list[list[str]]:
     run, recurrent = str(workdir / "run"), workdir.with_name(f"{workdir.name}_recurrent")
     return [
-        ["translate", run, french_words(_SHOWN), "--nbest", "3", "--alignments"],
+        ["translate", run, french_words(_SHOWN), "--top", "3", "--alignments"],
         ["replay", run, "--step", "0", "--rows", "2"],
-        ["demo", "--translation", f"--config={CONFIG}:recurrent", f"--workdir={recurrent}"],
+        ["demo", "--recipe=translation", f"--config={CONFIG}:recurrent", f"--workdir={recurrent}"],
     ]

@@ -1,101 +1,176 @@
-"""The verbs that account for text and models; imports are made when one runs."""
+"""Verbs that account for text and models; imports are made when a verb runs."""
 
-import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
-from bert_jax.cli.verbs.options import Parser
+from bert_jax.cli.verbs import groups
+from bert_jax.cli.verbs.options import CorpusPlace, Directory, Given
+from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
 
+T = TypeVar("T")
 
-def add(verb: Callable[..., Parser]) -> None:
-    """Add the verbs; `verb` makes a parser of a name, a function, a description and an example."""
-    sub = verb(
-        "lineage", lineage,
-        "print the chain from an export, a model or a run to the files it came from, and compare "
-        "the digests on the way",
-        "bert-jax lineage out/reviews --near work\n"
-        "  bert-jax lineage work/tiny@15000 --json",
-    )  # fmt: skip
-    sub.option(
-        "directory",
-        "a work directory (or WORKDIR@STEP), an export, an import, a grown model, an average, a "
-        "model in Hugging Face's format, or a corpus",
-    )
-    sub.several(
-        "--near",
-        "DIR",
-        "look for ancestors here, too, by name and digest: an export does not say where its source "
-        "lies. The directory beside an export is always looked through. May be repeated",
-    )
-    sub.flag("--quick", "compare the records alone, without reading checkpoints, stores and files")
-    sub.flag("--json", "print one JSON object instead")
-
-    sub = verb(
-        "inspect", inspect,
-        "look at a corpus: rows as a run sees them, long and short documents, tokens per word, "
-        "duplicates, a picture of the lengths",
-        "bert-jax inspect work/corpus\n"
-        "  bert-jax inspect work/corpus --pairing nsp --length 512 --seed 3 --out lengths.png",
-    )  # fmt: skip
-    sub.option("corpus", "directory of `bert-jax corpus`, or one store of it")
-    sub.option("--part", "store of the corpus", "train", choices=["train", "heldout"])
-    sub.option(
-        "--pairing", "as data.pairing of a run (default: none, or translation for pairs)",
-        choices=["nsp", "sop", "none", "translation"],
-    )  # fmt: skip
-    sub.option("--length", "tokens of a row", 128, metavar="N")
-    sub.option("--rows", "rows to print", 4, metavar="N")
-    sub.option("--documents", "longest and shortest documents to print", 5, metavar="N")
-    sub.option("--seed", "other rows", 0)
-    sub.flag(
-        "--full", "read all documents of a corpus above 50 million tokens, not evenly spread ones"
-    )
-    sub.option("--out", "picture of the lengths", type=Path, metavar="FILE.png")
-    sub.flag("--json", "print one JSON object instead")
+_HELDOUT = "heldout"
 
 
-def inspect(arguments: argparse.Namespace) -> int:
-    """Look at a corpus; only the picture is written."""
-    from bert_jax.cli.inspection.corpus import inspect_corpus
-    from bert_jax.cli.inspection.corpus_lines import corpus_lines, draw_lengths
+class Lineage(groups.Json):
+    """Print the chain of files from which a model or a run came.
 
-    for name in ("length", "rows", "documents"):
-        if (value := getattr(arguments, name)) < 1:
-            raise UserError(f"--{name} is {value}; it must be at least 1")
-    look = inspect_corpus(
-        arguments.corpus, part=arguments.part, pairing=arguments.pairing or "",
-        length=arguments.length, rows=arguments.rows, documents=arguments.documents,
-        seed=arguments.seed, full=arguments.full, progress=sys.stderr.isatty(),
-    )  # fmt: skip
-    if arguments.out is not None:
-        try:
-            draw_lengths(look, arguments.out)
-        except OSError as error:
-            raise UserError(f"--out: {arguments.out} cannot be written: {error}") from error
-    if arguments.json:
-        print(json.dumps(look.as_json(), indent=2, ensure_ascii=False))
+    The digests on the way are compared.
+
+    $ bert-jax lineage out/reviews --near work
+    $ bert-jax lineage work/tiny@15000 --json
+    """
+
+    directory: Given[Annotated[str, "MODEL"]]
+    """Work directory (or WORKDIR@STEP), export, import, grown model, average, model in Hugging
+    Face's format, or corpus."""
+    near: tuple[Directory, ...] = ()
+    """Directory to look for ancestors in, too, by name and digest: an export does not say where its
+    source lies. The directory beside an export is always looked through. May be repeated."""
+    quick: bool = False
+    """Compare only the records, without reading checkpoints, stores and files."""
+
+    def __call__(self) -> int:
+        from bert_jax.cli.inspection.lineage import check_lineage, has_difference, lineage_lines
+
+        def say(text: str) -> None:
+            if sys.stderr.isatty():
+                print(text, file=sys.stderr)
+
+        found = check_lineage(self.directory, self.near, quick=self.quick, say=say)
+        if self.json:
+            print(json.dumps(found.as_json(), indent=2))
+        else:
+            print("\n".join(lineage_lines(found)))
+        return 1 if has_difference(found) else 0
+
+
+class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
+    """Look at a corpus: rows, documents, tokens per word, duplicates.
+
+    Rows are printed as a run sees them; --plot draws the lengths of the documents.
+
+    $ bert-jax inspect work/corpus
+    $ bert-jax inspect work/corpus --pairing nsp --length 512 --seed 3 --plot lengths.png
+    """
+
+    corpus: Given[CorpusPlace]
+    """Directory of `bert-jax corpus`, or one store of it."""
+    part: Literal["train", "heldout"] = "train"
+    """Store of the corpus."""
+    pairing: Literal["nsp", "sop", "none", "translation"] | None = None
+    """Pairing of the rows, as data.pairing of a run (default: none, or translation for pairs)."""
+    length: Count = 128
+    """Number of tokens of a row."""
+    documents: Count = 5
+    """Number of longest, and of shortest documents to print."""
+    full: bool = False
+    """Read all documents of a corpus above 50 million tokens, not evenly spread ones."""
+
+    def __call__(self) -> int:
+        from bert_jax.cli.inspection.corpus import inspect_corpus
+        from bert_jax.cli.inspection.corpus_lines import corpus_lines, draw_lengths
+
+        look = inspect_corpus(
+            self.corpus, part=self.part, pairing=self.pairing or "",
+            length=self.length, rows=self.rows or 4, documents=self.documents,
+            seed=self.seed, full=self.full, progress=sys.stderr.isatty(),
+        )  # fmt: skip
+        if self.plot is not None:
+            try:
+                draw_lengths(look, self.plot)
+            except OSError as error:
+                raise UserError(f"--plot: {self.plot} cannot be written: {error}") from error
+        if self.json:
+            print(json.dumps(look.as_json(), indent=2, ensure_ascii=False))
+            return 0
+        print("\n".join(corpus_lines(look)))
+        if self.plot is not None:
+            print(f"\nlengths  {self.plot}")
         return 0
-    print("\n".join(corpus_lines(look)))
-    if arguments.out is not None:
-        print(f"\nlengths  {arguments.out}")
-    return 0
 
 
-def lineage(arguments: argparse.Namespace) -> int:
-    """Print and verify where a directory came from; 1 where a digest differs."""
-    from bert_jax.cli.inspection.lineage import check_lineage, has_difference, lineage_lines
+class Contamination(groups.Workers, groups.Json):
+    """Find evaluation texts, or near-duplicates, in a corpus.
 
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            print(text, file=sys.stderr)
+    Evaluation texts are found by their n-grams of 13 words; held-out documents where they are
+    near-duplicates of training documents.
 
-    near = [Path(each) for each in arguments.near]
-    found = check_lineage(arguments.directory, near, quick=arguments.quick, say=say)
-    if arguments.json:
-        print(json.dumps(found.as_json(), indent=2))
-    else:
-        print("\n".join(lineage_lines(found)))
-    return 1 if has_difference(found) else 0
+    $ bert-jax contamination work/corpus --against glue:data/glue --against squad:dev.json
+    $ bert-jax contamination work/corpus --against heldout
+    $ bert-jax contamination 'my/*.txt' --against dev.tsv --out report.json
+    """
+
+    corpus: Given[CorpusPlace]
+    """Directory of `bert-jax corpus`, whose store `train` is read; or text as `bert-jax corpus
+    --input` takes it."""
+    against: tuple[Annotated[str, "FILE"], ...]
+    """Evaluation texts: squad:FILE, glue:DIR, or a file: .txt with an example a line, .tsv or .csv
+    with an example a row, .jsonl with an example an object; heldout: the held-out documents of the
+    corpus. May be repeated."""
+    similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
+    """Lowest Jaccard similarity of word 5-shingles at which held-out documents are found."""
+    out: Annotated[Path | None, "FILE.json"] = None
+    """File for the report (default: beside the corpus.json of a store, where `evaluate`, `export`
+    and `lineage` find it)."""
+
+    def __call__(self) -> int:
+        from bert_jax.data.corpus.overlap.evaluation import read_evaluation
+        from bert_jax.data.corpus.overlap.report import DIRECTORY
+        from bert_jax.data.corpus.overlap.search import search_store, search_texts
+        from bert_jax.data.corpus.sources import resolve_sources
+        from bert_jax.data.corpus.workers import worker_count
+        from bert_jax.data.store import is_store
+
+        specs = self.against
+        if self.out is not None and len(specs) > 1:
+            raise UserError(f"--out is one file, and --against names {len(specs)}; rerun for each")
+        workers = worker_count(self.num_workers)
+        corpus = Path(self.corpus)
+        store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)
+        sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
+        if _HELDOUT in specs:
+            if store is None:
+                raise UserError(f"--against heldout needs a corpus directory; {corpus} is none")
+            self._compare_heldout(store.parent if store.name == "train" else store, workers)
+        place: Path | None
+        for each in sets:
+            if store is not None:
+                report = search_store(store, each, num_workers=workers, show=_bar)
+                place = self.out or store / DIRECTORY / report.file_name
+            else:
+                sources = resolve_sources([self.corpus])
+                documents = (text for source in sources for text in source.texts())
+                report = search_texts(corpus.name, documents, each, num_workers=workers)
+                place = self.out
+            if place is not None:
+                report.save(place)
+            if self.json:
+                print(json.dumps(report.summary() | {"counts": report.counts()}))
+            else:
+                print("\n".join([*report.lines(), *([f"report  {place}"] if place else []), ""]))
+        return 0
+
+    def _compare_heldout(self, corpus: Path, workers: int) -> None:
+        from dataclasses import asdict
+
+        from bert_jax.data.corpus.overlap.heldout import heldout_path, heldout_twins
+
+        found = heldout_twins(corpus, threshold=self.similarity, num_workers=workers, show=_bar)
+        place = self.out or heldout_path(corpus)
+        found.save(place)
+        if self.json:
+            print(json.dumps(asdict(found), ensure_ascii=False))
+        else:
+            print("\n".join([*found.lines(), f"report  {place}", ""]))
+
+
+def _bar(items: Sequence[T]) -> Iterable[T]:
+    from tqdm import tqdm
+
+    bar: Iterable[T] = tqdm(items, desc="corpus", unit="block", disable=not sys.stderr.isatty())
+    return bar

@@ -1,254 +1,251 @@
-"""The verb that evaluates runs, with its arguments; imports are made when it runs."""
+"""The verb that evaluates runs and models; imports are made when it runs."""
 
-import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from bert_jax.cli.verbs.inference import add_search, search_settings
-from bert_jax.cli.verbs.options import Parser
-from bert_jax.cli.verbs.vectors import VECTOR_OPTIONS, add_scores, evaluate_vectors
+from bert_jax.cli.verbs import groups
+from bert_jax.cli.verbs.options import Commas, Directory, File, RunPlace, Verb
+from bert_jax.config.bounds import Above, Below
 from bert_jax.errors import UserError
 
 
-def add(verb: Callable[..., Parser]) -> None:
-    """Add the verb; `verb` makes a parser of a name, a function, a description and an example."""
-    sub = verb(
-        "evaluate", evaluate,
-        "evaluate the newest checkpoint on held-out text, a fine-tuned model or one in Hugging "
-        "Face's format on labelled data, the vectors of a model on a test set, or the translations "
-        "of pairs of files",
-        "bert-jax evaluate work/tiny\n"
-        "  bert-jax evaluate work/modern --by-position --length=8192 --rows=64\n"
-        "  bert-jax evaluate work/roberta --corpus work/corpus\n"
-        "  bert-jax evaluate work/mrpc --data dev\n"
-        "  bert-jax evaluate work/embedder --retrieval scifact --dimensions 256,128\n"
-        "  bert-jax evaluate work/ende --pairs test.en test.de",
-    )  # fmt: skip
-    sub.option(
-        "workdir",
-        "of a pretraining or a fine-tuning run, or a pretrained model in Hugging Face's format",
-    )
-    sub.option(
-        "--corpus",
-        "pretraining: a corpus with held-out text, of the same tokenizer; default: that of the "
-        "run, and a model in Hugging Face's format has none",
-    )
-    sub.option("--rows", "pretraining: at most so many rows; default: all", type=int)
-    sub.option("--step", "pretraining: the checkpoint of this step; default: the newest", type=int)
-    sub.option(
-        "--length", "pretraining: tokens per row; default: that of the last phase", type=int,
-        metavar="N",
-    )  # fmt: skip
-    sub.flag(
-        "--by-position",
-        "pretraining: loss and accuracy of masked words by position in the document (0-127, "
-        "128-255, 256-511, ...) and by masking rate, as a table and a picture",
-    )
-    sub.option(
-        "--masking-rates",
-        "pretraining: percentages of the tokens to mask, for --by-position; default: 5,15,30",
-        metavar="LIST",
-    )
-    sub.option(
-        "--png", "picture of --by-position; default: positions.png of a local run", type=Path,
-        metavar="FILE",
-    )  # fmt: skip
-    sub.flag("--json", "print one JSON object instead")
-    sub.option(
-        "--data",
-        "fine-tuning: a file like those of the run, of GLUE also a split; default: the dev data "
-        "and the test data of the run, which --data dev and --data test score alone",
-        metavar="FILE",
-    )
-    sub.option(
-        "--columns",
-        "names of columns. Fine-tuning: fields of the task for --data, such as "
-        "text=review,label=stars; a model in Hugging Face's format has the labels and the defaults "
-        "of --fields otherwise. Vectors: in place of query, document and score (--sts) or text and "
-        "label (--clustering), such as query=sentence1,document=sentence2; also header=False",
-        metavar="LIST",
-    )
-    sub.option(
-        "--report",
-        "fine-tuning: directory for report.md and report.json (scores by class with intervals, "
-        "confusion, the mistakes that the model is surest of) and a picture",
-        type=Path, metavar="DIR",
-    )  # fmt: skip
-    sub.option(
-        "--versus",
-        "fine-tuning: another run, scored on the same examples; differences with paired intervals",
-        metavar="WORKDIR",
-    )
-    sub.option(
-        "--contamination",
-        "fine-tuning: reports of `bert-jax contamination` on the data, for scores of seen and of "
-        "clean examples apart; default: those on the corpora that the model comes from",
-        nargs="+", type=Path, metavar="REPORT",
-    )  # fmt: skip
-    sub.option(
-        "--pairs",
-        "translation: source sentences and their references, a line each; BLEU and chrF of "
-        "sacreBLEU with intervals, floors, losses, a table by source length",
-        nargs=2, metavar=("SOURCES", "REFERENCES"),
-    )  # fmt: skip
-    add_search(sub)
-    add_scores(sub)
+class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
+    """Evaluation on held-out text."""
+
+    TITLE: ClassVar[str] = "a run of pretraining, or a pretrained model, on held-out text"
+
+    length: Annotated[int | None, "N"] = None
+    """Number of tokens of a row (default: as in the last phase)."""
+    by_position: bool = False
+    """Print loss and accuracy of masked words by position in the document (0-127, 128-255, 256-511,
+    ...) and by masking rate, as a table and a picture."""
+    masking_rates: Commas[Annotated[float, Above(0), Below(100)]] = ()
+    """Percentages of the tokens to mask, for --by-position (default: 5,15,30)."""
 
 
-def check_rows(rows: int | None) -> None:
-    """Refuse a number of rows below 1."""
-    if rows is not None and rows < 1:
-        raise UserError(f"--rows is {rows}; it must be at least 1")
+class Labelled(Verb):
+    """Evaluation on labelled data."""
+
+    TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
+
+    data: Annotated[str | None, "FILE"] = None
+    """File like the files of the run, for GLUE also a split (default: the dev and the test data of
+    the run; --data dev or --data test scores one of them). --columns names fields of the
+    task."""
+    report: Directory | None = None
+    """Directory for report.md and report.json (scores by class with intervals, confusion, the
+    mistakes that the model is surest of) and a picture."""
+    versus: RunPlace | None = None
+    """Another run, scored on the same examples; differences with paired intervals."""
+    contamination: tuple[File, ...] = ()
+    """Report of `bert-jax contamination` on the data, for scores of seen and of clean examples
+    apart (default: reports on the corpora that the model comes from). May be repeated."""
 
 
-def evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluate the newest checkpoint, a fine-tuned model, or translations."""
-    if arguments.pairs is not None:
-        return _evaluate_pairs(arguments)
-    if any(getattr(arguments, name) is not None for name in VECTOR_OPTIONS):
-        return evaluate_vectors(arguments)
-    from bert_jax.artefacts.saved.runs import is_finetuning, is_run
-    from bert_jax.cli.inspection.evaluate import evaluate_run
-    from bert_jax.files.remote import open_workdir
+class Pairs(groups.Beams):
+    """Evaluation of translations."""
 
-    local = open_workdir(arguments.workdir).local
-    is_model = (local / "config.json").is_file() and not is_run(local)
-    if is_finetuning(local) or (is_model and arguments.data is not None):
-        names = ("corpus", "rows", "step", "length", "by_position", "masking_rates", "png")
-        for name in names:
-            if getattr(arguments, name) not in (None, False):
+    TITLE: ClassVar[str] = "a model that translates, on pairs of files"
+
+    pairs: tuple[Annotated[str, "FILE"], Annotated[str, "FILE"]] | None = None
+    """Source sentences and their references, a line each: BLEU and chrF of sacreBLEU with
+    intervals, floors, losses, a table by source length."""
+
+
+class Vectors(groups.Rerank):
+    """Evaluation of vectors."""
+
+    TITLE: ClassVar[str] = "a model that makes vectors, on one of three test sets"
+
+    retrieval: Directory | None = None
+    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or one of its files
+    of judgements; nDCG@10, MRR@10, recall@100 and MAP, beside BM25's."""
+    sts: Annotated[str | None, "FILE"] = None
+    """Table of pairs of texts with scores (query, document, score); Spearman's correlation of the
+    cosines."""
+    clustering: Annotated[str | None, "FILE"] = None
+    """Table of texts with classes (text, label); V-measure of k-means, mean of 10 runs."""
+    dimensions: Commas[int] = ()
+    """Numbers of first entries of the vectors to score too, such as 256,128,64."""
+
+
+class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns, groups.Json):
+    """Evaluate a run, a model, its vectors or its translations.
+
+    $ bert-jax evaluate work/tiny
+    $ bert-jax evaluate work/modern --by-position --length=8192 --rows=64
+    $ bert-jax evaluate work/roberta --corpus work/corpus
+    $ bert-jax evaluate work/mrpc --data dev
+    $ bert-jax evaluate work/embedder --retrieval scifact --dimensions 256,128
+    $ bert-jax evaluate work/ende --pairs test.en test.de
+    """
+
+    def __call__(self) -> int:
+        if self.pairs is not None:
+            self._refuse("does not go with --pairs", Heldout, Labelled, Vectors, groups.Columns,
+                         but="--corpus")  # fmt: skip
+            return self._pairs(*self.pairs)
+        if self.given(Vectors):
+            chosen = [f"--{name}" for name in ("retrieval", "sts", "clustering")
+                      if getattr(self, name) is not None]  # fmt: skip
+            if len(chosen) != 1:
+                options = " and ".join(chosen or self.given(Vectors))
                 raise UserError(
-                    f"{arguments.workdir} holds a fine-tuning run; --{name.replace('_', '-')} is "
-                    "for pretraining. Name labelled data with --data"
+                    f"{options}: give one of --retrieval, --sts and --clustering at a time"
                 )
-        return _evaluate_finetuned(arguments)
-    for name in ("data", "contamination", "columns", "report", "versus"):
-        if getattr(arguments, name) is not None:
-            raise UserError(
-                f"{arguments.workdir} holds no fine-tuning run; --{name} is for one. A "
-                "pretrained model is evaluated on a --corpus"
-            )
-    check_rows(arguments.rows)
-    if arguments.by_position or arguments.masking_rates or arguments.png:
-        if arguments.step is not None:
-            raise UserError(
-                f"--step is {arguments.step}; losses by position are those of the newest checkpoint"
-            )
-        return _evaluate_by_position(arguments)
-    values = evaluate_run(
-        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
-        length=arguments.length, step=arguments.step,
-    )  # fmt: skip
-    if arguments.json:
-        print(json.dumps(values, indent=2))
-    else:
-        print("\n".join(f"{name:28} {value:.6g}" for name, value in values.items()))
-    return 0
+            self._refuse(f"does not go with {chosen[0]}", Heldout, Labelled, Pairs)
+            return self._vectors(chosen[0])
+        from bert_jax.artefacts.saved.runs import is_finetuning, is_run
+        from bert_jax.cli.inspection.evaluate import evaluate_run
+        from bert_jax.files.remote import open_workdir
 
-
-def _evaluate_finetuned(arguments: argparse.Namespace) -> int:
-    """Score a fine-tuned model: scores to standard output, tables to standard error."""
-    from bert_jax.tasks.reports.lines import difference_lines, report_lines
-    from bert_jax.training.finetune.evaluate import evaluate_finetuned
-    from bert_jax.training.finetune.report import write_reports
-
-    title, versus = (Path(each or "").name for each in (arguments.workdir, arguments.versus))
-    found = evaluate_finetuned(
-        arguments.workdir,
-        arguments.data,
-        arguments.contamination or (),
-        arguments.versus,
-        _columns(arguments),
-    )
-    lines = [
-        line
-        for name, report in found.reports.items()
-        for line in ("", *report_lines(name, report, mistakes=False))
-    ]
-    if found.differences:
-        lines += ["", *difference_lines(title, versus, found.differences)]
-    print("\n".join(lines[1:]), file=sys.stderr)
-    if arguments.report is not None:
-        more = {"differences": found.differences} if found.differences else {}
-        for path in write_reports(arguments.report, found.reports, more, title=title):
-            print(f"report  {path}", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
-    else:
-        print("\n".join(f"{name:28} {value:.6g}" for name, value in found.scores.items()))
-    return 0
-
-
-def _columns(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the fields and values of --columns."""
-    parts = [] if arguments.columns is None else arguments.columns.split(",")
-    found = {}
-    for part in parts:
-        field, sign, value = part.partition("=")
-        if not sign:
-            raise UserError(
-                f"--columns has {part!r}; expected FIELD=VALUE, such as text=review,label=stars"
-            )
-        found[field.strip()] = value
-    if found and arguments.data is None:
-        raise UserError(
-            "--columns is set without --data; the run knows the columns of its own data"
+        local = open_workdir(self.model).local
+        is_model = (local / "config.json").is_file() and not is_run(local)
+        if is_finetuning(local) or (is_model and self.data is not None):
+            self._refuse(
+                f"is for pretraining, and {self.model} holds a fine-tuning run. Name labelled data "
+                "with --data", Heldout, Pairs,
+            )  # fmt: skip
+            return self._finetuned()
+        self._refuse(
+            f"is for a fine-tuning run, and {self.model} holds none. A pretrained model is "
+            "evaluated on a --corpus", Labelled, groups.Columns, Pairs,
+        )  # fmt: skip
+        if self.by_position or self.masking_rates or self.plot:
+            if self.step is not None:
+                raise UserError(
+                    f"--step is {self.step}; losses by position are of the newest checkpoint"
+                )
+            return self._by_position()
+        values = evaluate_run(
+            self.model, corpus=self.corpus, max_rows=self.rows, length=self.length, step=self.step
         )
-    return found
+        if self.json:
+            print(json.dumps(values, indent=2))
+        else:
+            print("\n".join(f"{name:28} {value:.6g}" for name, value in values.items()))
+        return 0
 
+    def _refuse(self, why: str, *groups: type[Verb], but: str = "") -> None:
+        """Refuse options of other kinds of evaluation."""
+        for option in self.given(*groups):
+            if option != but:
+                raise UserError(f"{option} {why}")
 
-def _evaluate_by_position(arguments: argparse.Namespace) -> int:
-    from bert_jax.cli.inspection.by_position import DEFAULT_RATES, evaluate_by_position
-    from bert_jax.cli.inspection.position_lines import draw_positions, position_lines
-    from bert_jax.files.remote import open_workdir
+    def _finetuned(self) -> int:
+        """Score a fine-tuned model: scores to standard output, tables to standard error."""
+        from bert_jax.tasks.reports.lines import difference_lines, report_lines
+        from bert_jax.training.finetune.evaluate import evaluate_finetuned
+        from bert_jax.training.finetune.report import write_reports
 
-    rates = DEFAULT_RATES
-    if arguments.masking_rates:
-        try:
-            rates = tuple(float(word) / 100 for word in arguments.masking_rates.split(","))
-        except ValueError as error:
+        title, versus = (Path(each or "").name for each in (self.model, self.versus))
+        names, written = self.named()
+        if self.columns and self.data is None:
             raise UserError(
-                f"--masking-rates is {arguments.masking_rates!r}; it must be percentages with "
-                "commas between them, such as 5,15,30"
-            ) from error
-    losses = evaluate_by_position(
-        arguments.workdir, corpus=arguments.corpus, max_rows=arguments.rows,
-        length=arguments.length, rates=rates,
-    )  # fmt: skip
-    work = open_workdir(arguments.workdir)
-    picture = arguments.png
-    if picture is None and work.mirror is None:
-        picture = work.local / "positions.png"
-    trouble = ""
-    if picture is not None:
-        try:
-            draw_positions(losses, picture, title=work.local.absolute().name)
-        except (OSError, UserError) as error:
-            trouble = f"{picture} cannot be written: {error}"
-    if arguments.json:
-        print(json.dumps(losses.as_json(), indent=2))
-    else:
-        print("\n".join(position_lines(losses)))
-        if picture and not trouble:
-            print(f"\nloss by position  {picture}")
-    if trouble:
-        print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
-    return 0
+                "--columns is set without --data; the run knows the columns of its own data"
+            )
+        found = evaluate_finetuned(
+            self.model, self.data, self.contamination, self.versus, {**names, **written}
+        )
+        lines = [
+            line
+            for name, report in found.reports.items()
+            for line in ("", *report_lines(name, report, mistakes=False))
+        ]
+        if found.differences:
+            lines += ["", *difference_lines(title, versus, found.differences)]
+        print("\n".join(lines[1:]), file=sys.stderr)
+        if self.report is not None:
+            more = {"differences": found.differences} if found.differences else {}
+            for path in write_reports(self.report, found.reports, more, title=title):
+                print(f"report  {path}", file=sys.stderr)
+        if self.json:
+            print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+        else:
+            print("\n".join(f"{name:28} {value:.6g}" for name, value in found.scores.items()))
+        return 0
 
+    def _by_position(self) -> int:
+        from bert_jax.cli.inspection.by_position import DEFAULT_RATES, evaluate_by_position
+        from bert_jax.cli.inspection.position_lines import draw_positions, position_lines
+        from bert_jax.files.remote import open_workdir
 
-def _evaluate_pairs(arguments: argparse.Namespace) -> int:
-    from bert_jax.cli.inspection.translation import evaluate_pairs, translation_lines
+        rates = tuple(each / 100 for each in self.masking_rates) or DEFAULT_RATES
+        losses = evaluate_by_position(
+            self.model, corpus=self.corpus, max_rows=self.rows,
+            length=self.length, rates=rates,
+        )  # fmt: skip
+        work = open_workdir(self.model)
+        picture = self.plot
+        if picture is None and work.mirror is None:
+            picture = work.local / "positions.png"
+        trouble = ""
+        if picture is not None:
+            try:
+                draw_positions(losses, picture, title=work.local.absolute().name)
+            except (OSError, UserError) as error:
+                trouble = f"{picture} cannot be written: {error}"
+        if self.json:
+            print(json.dumps(losses.as_json(), indent=2))
+        else:
+            print("\n".join(position_lines(losses)))
+            if picture and not trouble:
+                print(f"\nloss by position  {picture}")
+        if trouble:
+            print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
+        return 0
 
-    names = ("data", "rows", "step", "length", "by_position", "masking_rates", "png")
-    for name in (*names, "contamination", "columns", "report", "versus"):
-        if getattr(arguments, name) not in (None, False):
-            raise UserError(f"--{name.replace('_', '-')} does not go with --pairs")
-    sources, references = arguments.pairs
-    found = evaluate_pairs(
-        arguments.workdir, sources, references, settings=search_settings(arguments),
-        corpus=arguments.corpus,
-    )  # fmt: skip
-    print(json.dumps(found, indent=2) if arguments.json else "\n".join(translation_lines(found)))
-    return 0
+    def _pairs(self, sources: str, references: str) -> int:
+        from bert_jax.cli.inspection.translation import evaluate_pairs, translation_lines
+
+        found = evaluate_pairs(
+            self.model, sources, references, settings=self.settings(),
+            corpus=self.corpus,
+        )  # fmt: skip
+        print(json.dumps(found, indent=2) if self.json else "\n".join(translation_lines(found)))
+        return 0
+
+    def _vectors(self, chosen: str) -> int:
+        """Score vectors on the test set of an option."""
+        from tqdm import tqdm
+
+        from bert_jax.artefacts.saved.reading import read_model
+        from bert_jax.infer.forward import on_device
+        from bert_jax.infer.search import evaluation
+        from bert_jax.infer.search.rerank import Reranker
+        from bert_jax.tasks.retrieval.collection import read_collection
+
+        if self.rerank and not self.retrieval:
+            raise UserError(f"--rerank does not go with {chosen}; it goes with --retrieval")
+        if self.columns and self.retrieval:
+            raise UserError(
+                "--columns does not go with --retrieval, whose columns have fixed names"
+            )
+        fields = ("query", "document", "score") if self.sts else ("text", "label")
+        names, written = self.named(*fields)
+        columns = [names.get(field, field) for field in fields]
+        model = on_device(read_model(self.model), None)
+        reranker = Reranker(on_device(read_model(self.rerank), None)) if self.rerank else None
+        with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            if self.retrieval:
+                result = evaluation.evaluate_retrieval(
+                    model, read_collection(self.retrieval), self.dimensions, reranker=reranker,
+                    candidates=self.candidates, advance=bar.update,
+                )  # fmt: skip
+            else:
+                evaluate = (
+                    evaluation.evaluate_similarity if self.sts else (evaluation.evaluate_clustering)
+                )
+                result = evaluate(
+                    model, self.sts or self.clustering or "", columns, self.dimensions,
+                    advance=bar.update, **written,
+                )  # fmt: skip
+        if warning := result.pop("warning"):
+            print(f"Warning: {warning}", file=sys.stderr)
+        if self.json:
+            print(json.dumps(result, indent=2))
+        else:
+            print("\n".join(evaluation.score_lines(result)))
+        return 0

@@ -1,31 +1,304 @@
-"""The parser of the command line."""
+"""Options of verbs: the fields of a frozen dataclass make the parser; arguments make the dataclass.
+
+    class Verify(OfRun, Json):
+        \"\"\"Read all checkpoints of a run back and say which are intact.\"\"\"
+
+        step: int | None = None
+        \"\"\"Step of the only checkpoint to read.\"\"\"
+
+A verb is called to run. The first line of its docstring stands in `bert-jax --help`.
+"""
 
 import argparse
-from typing import Any
+import inspect
+import math
+import os
+import shlex
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    dataclass_transform,
+)
+
+from bert_jax.config.bounds import faults
+from bert_jax.config.notes import notes
+from bert_jax.errors import UserError, nearest
+
+T = TypeVar("T")
+V = TypeVar("V", bound="Verb")
+
+_POSITIONAL, _COMMAS = object(), object()
+Given = Annotated[T, _POSITIONAL]
+"""An argument without a name."""
+Commas = Annotated[tuple[T, ...], _COMMAS]
+"""Values with commas between them; other tuples are options that may be repeated."""
+Text = Annotated[str, "TEXT"]
+"""Words, whose ~ stays; text in an annotation is the metavar of a value."""
+ModelPlace = Annotated[str, "MODEL"]
+RunPlace = Annotated[str, "WORKDIR"]
+CorpusPlace = Annotated[str, "CORPUS"]
+File = Annotated[Path, "FILE"]
+Picture = Annotated[Path, "FILE.png"]
+Directory = Annotated[Path, "DIR"]
+_NEW = {
+    "--png": "--plot", "bert-jax inspect --out": "--plot", "bert-jax mine --corpus": "--input",
+    "--field": "--columns FIELD=COLUMN", "--text-column": "--columns text=COLUMN",
+    "--table": "--columns header=False", "--by-field": "--by-column", "--layer": "--layers",
+    "--licence": "--license", "--nbest": "--top", "--translation": "--recipe translation",
+    "--fit": "--batch-per-chip fit", "--fast": "--batch-per-chip fast",
+    "--no-cache": "--cache none", "--address": "--engine ray:HOST:PORT",
+    "--language-threshold": "--language CODE:P",
+    "--drop-duplicate-paragraphs": "--drop-duplicates paragraphs",
+    "--drop-near-duplicates": "--drop-duplicates near=JACCARD",
+}  # fmt: skip
+"""Former options, and what is written now."""
+_METAVARS = {int: "N", float: "X"}
+_NUMBERS = {int: "a whole number", float: "a finite number"}
 
 
-def written_as(option: str) -> dict[str, Any]:
-    """Return how a table is written by an option such as header=False; nothing of another one."""
-    name, equals, value = option.partition("=")
-    if name in ("header", "quoting") and value in ("True", "False"):
-        return {name: value == "True"}
-    return {name: value.replace("\\t", "\t")} if name == "delimiter" and equals else {}
+@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Verb:
+    """A frozen dataclass: a verb with the values of its options, or options of several verbs."""
+
+    command_line: str = ""
+    """The whole command, for people."""
+    overrides: tuple[str, ...] = ()
+    """Fields of a configuration, such as --config.model.num_layers=12."""
+
+    CONFIGURED: ClassVar[bool] = False
+    """Whether fields of a configuration are set on the command line."""
+
+    def __init_subclass__(cls) -> None:
+        """Make a frozen dataclass of every subclass."""
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def __call__(self) -> int:
+        """Run the verb and return the exit code."""
+        raise NotImplementedError
+
+    def given(self, *groups: type["Verb"]) -> list[str]:
+        """Return the options of some groups that differ from their defaults."""
+        found = (option for group in groups for option in options(group))
+        return [each.flag for each in found if getattr(self, each.name) != each.default]
+
+
+class Option(NamedTuple):
+    """A field of a verb."""
+
+    name: str
+    hint: Any
+    """Annotation, with marks."""
+    default: Any
+    title: str
+    """Heading in the help."""
+
+    @property
+    def flag(self) -> str:
+        """Spelling on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether values stand without a name."""
+        return _POSITIONAL in _opened(self.hint)[1]
+
+    @property
+    def is_several(self) -> bool:
+        """Whether values stand without a name, any number of them."""
+        return self.is_positional and typing.get_origin(_opened(self.hint)[0]) is tuple
+
+    def add_to(self, group: Any) -> None:
+        """Add the option to a parser or to a group of one."""
+        kind, marks = _opened(self.hint)
+        how: dict[str, Any] = {"default": argparse.SUPPRESS}
+        is_list = typing.get_origin(kind) is tuple and _COMMAS not in marks
+        if self.is_positional:
+            how |= {"nargs": "+" if self.default is MISSING else "*"} if is_list else {}
+        else:
+            how["required"] = self.default is MISSING
+            how |= {"action": "append"} if is_list and typing.get_args(kind)[-1] is ... else {}
+        if _COMMAS in marks:
+            marks += ("LIST",)
+        elif is_list:
+            parts = typing.get_args(kind)
+            kind, more = _opened(parts[0])
+            marks += more
+            if parts[-1] is not ...:
+                how["nargs"] = len(parts)
+            elif typing.get_origin(kind) is tuple:
+                how["nargs"] = "+"
+                marks += _opened(typing.get_args(kind)[0])[1]
+        if kind is bool:
+            plain = self.default is False
+            how["action"] = "store_true" if plain else argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is Literal:
+            how["choices"] = typing.get_args(kind)
+        else:
+            words = [each for each in marks if isinstance(each, str)]
+            how["metavar"] = words[-1] if words else _METAVARS.get(kind, self.name.upper())
+        group.add_argument(self.name if self.is_positional else self.flag, **how)
+
+
+def options(verb: type[Verb]) -> list[Option]:
+    """Return the options of a verb before the ones of its groups, and positional ones in reverse.
+
+    A positional one of any number stands last.
+    """
+    hints = typing.get_type_hints(verb, include_extras=True)
+    defaults = {field.name: field.default for field in fields(verb)}
+    found: dict[str, Option] = {}
+    for kind in verb.__mro__[:-2]:  # not Verb and object
+        below = (vars(each) for each in verb.__mro__ if issubclass(each, kind))
+        title = next((each["TITLE"] for each in below if "TITLE" in each), "")
+        for name in vars(kind).get("__annotations__", ()):
+            if name in defaults and name not in found:
+                found[name] = Option(name, hints[name], defaults[name], title)
+    places = [option for option in reversed(found.values()) if option.is_positional]
+    named = [option for option in found.values() if not option.is_positional]
+    return [*named, *sorted(places, key=lambda option: option.is_several)]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose options name their defaults."""
+    """A parser of one verb, whose help is read from the source when somebody asks."""
 
-    def option(self, name: str, help: str = "", default: Any = None, **more: Any) -> None:
-        """Add an option; a default gives the option its type and is named in the help."""
-        if default is not None:
-            more = {"type": type(default), **more}
-            help = f"{help} (default: %(default)s)" if help else "default: %(default)s"
-        self.add_argument(name, default=default, help=help, **more)
+    def __init__(self, verb: type[Verb] | None = None, **more: Any) -> None:
+        """Add the options of a verb."""
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(formatter_class=formatter, allow_abbrev=False, **more)
+        self.verb = verb
+        groups: dict[str, Any] = {"": self}
+        for option in options(verb) if verb else ():
+            if option.title not in groups:
+                groups[option.title] = self.add_argument_group(option.title)
+            option.add_to(groups[option.title])
 
-    def several(self, name: str, metavar: str, help: str) -> None:
-        """Add an option that may be repeated; none makes an empty list."""
-        self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+    def format_help(self) -> str:
+        """Fill in the notes of the fields and their defaults."""
+        if self.verb is not None:
+            self.description = inspect.cleandoc(self.verb.__doc__ or "")
+            texts = notes(self.verb)
+            defaults = {option.name: option.default for option in options(self.verb)}
+            for action in self._actions:
+                if text := texts.get(action.dest, ""):
+                    default = defaults[action.dest]
+                    if not isinstance(default, bool | tuple) and "default" not in text:
+                        shown = default in (None, "", MISSING)
+                        text = text if shown else f"{text.rstrip('.')} (default: {default})."
+                    action.help = text.replace("%", "%%")
+        return super().format_help()
 
-    def flag(self, name: str, help: str, **more: Any) -> None:
-        """Add an option without a value."""
-        self.add_argument(name, action="store_true", help=help, **more)
+    @property
+    def flags(self) -> list[str]:
+        """Options with their dashes."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse arguments in one line."""
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Leave choices to `read`, which suggests one."""
+
+
+def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
+    """Return a verb with the values that the arguments behind its name give.
+
+    Raises:
+        UserError: An option that the verb does not have, with the nearest or the new one; a value
+            of another type or out of bounds; a missing option.
+    """
+    parser = Parser(verb, prog=f"bert-jax {name}")
+    for argument in argv[: argv.index("--") if "--" in argv else None]:
+        flag = argument.partition("=")[0]
+        is_known = flag in parser.flags or (verb.CONFIGURED and flag.startswith("--config."))
+        if flag[:2] == "--" and " " not in argument and not is_known:
+            raise _unknown(flag, parser)
+    namespace, rest = parser.parse_known_args(argv)
+    found = vars(namespace)
+    known = {option.name: option for option in options(verb)}
+    for several in (each.name for each in known.values() if each.is_several):
+        found[several] = found.get(several) or []
+        rest = _take_behind(found[several], rest)
+    if rest and not verb.CONFIGURED:
+        raise UserError(f"unexpected argument {rest[0]!r} (see {parser.prog} --help)")
+    values = {each: _value(known[each].flag, known[each].hint, found[each]) for each in found}
+    parts = [each.partition("=") for each in rest]
+    homes = tuple(f"{_home(option)}{equals}{_home(value)}" for option, equals, value in parts)
+    command_line = shlex.join(["bert-jax", name, *argv])
+    return verb(**values, command_line=command_line, overrides=homes)
+
+
+def _take_behind(taken: list[str], rest: list[str]) -> list[str]:
+    """Move arguments behind an option from `rest` to `taken`; argparse looks only before it."""
+    at = rest.index("--") if "--" in rest else len(rest)
+    before, after = rest[:at], rest[at + 1 :]
+    unknown = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
+    if not unknown:
+        taken += before + after
+    return unknown
+
+
+def _unknown(flag: str, parser: Parser) -> UserError:
+    new = _NEW.get(f"{parser.prog} {flag}", _NEW.get(flag, ""))
+    if new.partition(" ")[0] in parser.flags:
+        return UserError(f"{flag} is now {new}")
+    near = nearest(flag[2:], [known[2:] for known in parser.flags])
+    hint = f"; did you mean --{near}?" if near else ""
+    return UserError(f"unknown option {flag}{hint} (see {parser.prog} --help)")
+
+
+def _opened(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the plain type of an annotation, and the marks on it."""
+    marks: tuple[Any, ...] = ()
+    while True:
+        if hasattr(hint, "__metadata__"):
+            marks += hint.__metadata__
+        elif typing.get_origin(hint) not in (typing.Union, types.UnionType):
+            return hint, marks
+        hint = typing.get_args(hint)[0]
+
+
+def _value(option: str, hint: Any, text: Any) -> Any:
+    """Return the value that text, or a list of texts, stands for."""
+    kind, marks = _opened(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = typing.get_args(hint)[0]
+    value = text
+    if typing.get_origin(kind) is tuple:
+        texts = [each.strip() for each in text.split(",")] if _COMMAS in marks else text
+        parts = typing.get_args(kind)
+        kinds = parts[:1] * len(texts) if parts[-1] is ... else parts
+        return tuple(_value(option, part, each) for part, each in zip(kinds, texts, strict=True))
+    if kind in _NUMBERS:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"{option} is {text}; it must be {_NUMBERS[kind]}")
+    elif kind in (str, Path) and "TEXT" not in marks:
+        value = kind(_home(text))
+    for wrong, found, right in faults(option, hint, value):
+        near = nearest(text, map(str, typing.get_args(kind)))
+        hint_text = f"; did you mean {near}?" if near else ""
+        raise UserError(f"{wrong} is {found!r}; it must be {right}{hint_text}")
+    return value
+
+
+def _home(text: str) -> str:
+    """Put the home directory in the place of a ~ that a path or the value of a field begins with.
+
+    A shell does so only at the beginning of a word, and not in `--out=~/x`.
+    """
+    return os.path.expanduser(text) if text.startswith("~") else text

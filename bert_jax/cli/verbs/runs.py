@@ -1,235 +1,353 @@
-"""Verbs that prepare, train and inspect runs; imports are made when a verb runs.
+"""Verbs that prepare, train and inspect runs; imports are made when a verb runs."""
 
-A verb takes the parsed arguments and returns the exit code.
-"""
-
-import argparse
+import contextlib
 import dataclasses
 import json
 import logging
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from bert_jax.cli.verbs.evaluation import check_rows
+from bert_jax.cli.verbs import groups
+from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
 from bert_jax.errors import UserError, report_error
 
 
-def demo(arguments: argparse.Namespace) -> int:
-    """Run all steps on text that is there."""
-    from bert_jax.cli.demo import masked_words, number_words
+class Demo(Verb):
+    """Train a small model on text that is there, and let it answer.
 
-    if arguments.translation:
-        if arguments.recipe:
+    The BERT learns from the documentation that Python carries; the translator learns French number
+    words from 20,000 pairs and translates 2,000 unseen numbers in about a minute.
+    """
+
+    recipe: Literal["modern", "bert", "translation"] | None = None
+    """Recipe. modern: rotary positions, norms before the blocks and Muon, about 3 minutes on 2
+    cores (default); bert: the architecture and optimizer of 2018, about 6 minutes; translation:
+    French number words to digits, with a page of attention."""
+    config: Annotated[str | None, "FILE"] = None
+    """Configuration file in place of the recipe's."""
+    workdir: Directory | None = None
+    """Directory to write (default: work/demo, of a translation work/demo_translation)."""
+
+    def __call__(self) -> int:
+        from bert_jax.cli.demo import masked_words, number_words
+
+        if self.recipe == "translation":
+            workdir = self.workdir or Path("work/demo_translation")
+            return number_words.run_demo(self.config or number_words.CONFIG, workdir)
+        recipe = masked_words.RECIPES[self.recipe or "modern"]
+        if self.config:
+            recipe = masked_words.RECIPES["bert"]._replace(config=self.config)
+        return masked_words.run_demo(recipe, self.workdir or Path("work/demo"))
+
+
+class Configured(Verb):
+    """A configuration of a run."""
+
+    config: Annotated[str, "FILE"]
+    """Name or Python file of a configuration, with an argument behind a colon: bert_tiny,
+    my/bert.py, glue:mrpc. --config.SECTION.FIELD=VALUE sets any field."""
+    fields: bool = False
+    """List all fields of a configuration with their defaults and stop."""
+
+    CONFIGURED: ClassVar[bool] = True
+
+    @classmethod
+    def kind(cls) -> type[Any]:
+        """Return the class of the configuration."""
+        from bert_jax.training.pretrain.config import PretrainConfig
+
+        return PretrainConfig
+
+    def loaded(self) -> Any:
+        """Read the configuration.
+
+        Raises:
+            UserError: The configuration is wrong, or made for the other kind of run.
+        """
+        from bert_jax.config.command_line import load_config
+
+        try:
+            return load_config(self.kind(), self.config, self.overrides)
+        except UserError:
+            other = Pretrain if isinstance(self, Finetune) else Finetune
+            fitting = []
+            for kind in (self.kind(), other.kind()):
+                with contextlib.suppress(UserError):
+                    fitting.append(type(load_config(kind, self.config)))
+            if fitting != [other.kind()]:
+                raise
             raise UserError(
-                f"--recipe {arguments.recipe} is a recipe of the BERT that fills masks; leave it "
-                "out with --translation, or choose a network with --config=translate/numbers.py:"
-                "recurrent"
-            )
-        workdir = arguments.workdir or Path("work/demo_translation")
-        return number_words.run_demo(arguments.config or number_words.CONFIG, workdir)
-    recipe = masked_words.RECIPES[arguments.recipe or "modern"]
-    if arguments.config:
-        recipe = masked_words.RECIPES["bert"]._replace(config=arguments.config)
-    return masked_words.run_demo(recipe, arguments.workdir or Path("work/demo"))
+                f"--config={self.config} is a recipe for `bert-jax {other.__name__.lower()}`"
+            ) from None
 
 
-def train(arguments: argparse.Namespace) -> int:
-    """Train what the section `objective` names, or continue a run."""
-    from bert_jax.artefacts.saved.reading import read_model
-    from bert_jax.training.pretrain.train import train
-    from bert_jax.training.run.goodput import Clock, process_age
+class Run(Configured):
+    """A run in a work directory."""
 
-    def run(config: Any) -> str:
+    workdir: RunPlace
+    """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; made if missing."""
+    distributed: Literal["auto", "on", "off"] = "auto"
+    """Whether to join the other processes of a pod, a Slurm job or launch/local.py; auto joins
+    where the environment names some."""
+    join_timeout: Annotated[int, "SECONDS"] = 300
+    """Time to wait for the other processes."""
+    stopped_code: Annotated[int, "CODE"] = 0
+    """Exit code of a run that SIGTERM stopped, saved, before its last step. Launchers that start
+    the run again pass 75; Ctrl-C on one process ends with 130."""
+
+    def trained(self, config: Any) -> str:
+        """Train, and return the name of a signal that stopped the run."""
+        raise NotImplementedError
+
+    def __call__(self) -> int:
+        from bert_jax.distributed.parallel import processes
+
+        name = type(self).__name__.lower()
+        if not Path(self.workdir).name:
+            raise UserError(f"--workdir is {self.workdir!r}; name a directory for this run")
+        config = self.loaded()
+        # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        try:
+            processes.join(self.distributed, self.join_timeout)
+            stopped_by = self.trained(config)
+        except BaseException as error:
+            if label := processes.label():  # one of several, whose errors must not wait for others
+                if (code := report_error(error, f"{name}, {label}")) is None:
+                    traceback.print_exc()
+                processes.leave(1 if code is None else code)
+            raise
+        if stopped_by == "SIGINT":  # Ctrl-C; of several processes all stop by SIGTERM
+            saved = f"interrupted, saved. To continue:\n  {self.command_line}"
+            print(f"bert-jax {name}: {saved}", file=sys.stderr)
+            return 130
+        return self.stopped_code if stopped_by else 0
+
+
+class Pretrain(Run):
+    r"""Pretrain an encoder or train a translator, or continue a run.
+
+    `objective` names what is learned: masked words, replaced tokens, translation.
+
+    $ bert-jax pretrain --config=bert_tiny --workdir=work/tiny \
+        --config.data.corpus=work/corpus --config.training.num_steps=20000
+    $ bert-jax pretrain --config=modern_tiny --workdir=work/modern \
+        --config.data.corpus=work/corpus '--config.training.phases[1].corpus=work/long'
+    $ bert-jax pretrain --config=bert_tiny --workdir=work/decay \
+        --branch-from=work/tiny@15000 --config.data.corpus=work/corpus \
+        --config.training.num_steps=20000 --config.optimizer.schedule=wsd
+    $ bert-jax pretrain --config=multi30k_small --workdir=work/ende \
+        --config.data.corpus=work/en-de
+    $ bert-jax pretrain --config=transformer_base --workdir=work/warm \
+        --config.data.corpus=work/en-de --config.init=work/modern
+    """
+
+    branch_from: Annotated[str, "WORKDIR[@STEP]"] = ""
+    """Checkpoint of another run to go on from, with its whole state, in a work directory and under
+    a configuration of its own, which must equal the other run's for the steps before; without
+    @STEP the newest that was read back. The checkpoint is kept for ever."""
+
+    def trained(self, config: Any) -> str:
+        """Train what the section `objective` names."""
+        from bert_jax.artefacts.saved.reading import read_model
+        from bert_jax.training.pretrain.train import train
+        from bert_jax.training.run.goodput import Clock, process_age
+
         clock = Clock(age=process_age())
         return train(
-            config,
-            arguments.workdir,
-            initial=lambda: read_model(config.init),
-            branch_from=arguments.branch_from,
-            clock=clock,
-        ).stopped_by
-
-    return _run(arguments, run)
+            config, self.workdir, initial=lambda: read_model(config.init),
+            branch_from=self.branch_from, clock=clock,
+        ).stopped_by  # fmt: skip
 
 
-def finetune(arguments: argparse.Namespace) -> int:
-    """Fine-tune a sweep or the folds of the data, or continue them."""
-    from bert_jax.training.finetune.folds import cross_validate
-    from bert_jax.training.finetune.progress import NothingLearnedError
-    from bert_jax.training.finetune.train import finetune
-    from bert_jax.training.run.goodput import Clock, process_age
+class Finetune(Run):
+    r"""Fine-tune on labelled texts, tagged words or questions.
 
-    def run(config: Any) -> str:
+    One run, a sweep, or the folds of the data.
+
+    $ bert-jax finetune --config=glue:mrpc --config.init=work/tiny \
+        --config.task.data=glue_data --workdir=work/mrpc
+    $ bert-jax finetune --config=table --config.init=work/tiny \
+        --config.task.train=reviews.csv --config.sweep.seeds=5 --workdir=work/reviews
+    """
+
+    @classmethod
+    def kind(cls) -> type[Any]:
+        """Return the class of the configuration."""
+        from bert_jax.training.finetune.config import FinetuneConfig
+
+        return FinetuneConfig
+
+    def trained(self, config: Any) -> str:
+        """Fine-tune, or go on."""
+        from bert_jax.training.finetune.folds import cross_validate
+        from bert_jax.training.finetune.progress import NothingLearnedError
+        from bert_jax.training.finetune.train import finetune
+        from bert_jax.training.run.goodput import Clock, process_age
+
+        clock = Clock(age=process_age())
         if config.task.folds and not config.task.fold:
-            return cross_validate(config, arguments.workdir, clock=Clock(age=process_age()))
-        result = finetune(config, arguments.workdir, clock=Clock(age=process_age()))
+            return cross_validate(config, self.workdir, clock=clock)
+        result = finetune(config, self.workdir, clock=clock)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by
 
-    return _run(arguments, run)
+
+class Plan(Configured, groups.Plot, groups.Json):
+    r"""Compile the train step for a TPU slice, without having one.
+
+    --plot draws memory and time. data.corpus need not exist.
+
+    $ bert-jax plan --config=bert_base --topology=v5e:16x16 --batch-per-chip=fast
+    $ bert-jax plan --config=bert_large --topology=v5e:4x4 \
+        --topology=v5p:4x4x4 --phase=all --config.model.remat=dots --plot=plan.png
+    """
+
+    topology: tuple[Annotated[str, "NAME"], ...]
+    """Slice: v5e:16x16, v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip),
+    v5e:16x16,slices=2. May be repeated, for a comparison at the end."""
+    phase: Annotated[str, "N"] = "0"
+    """Number of one of training.phases, or all."""
+    batch_per_chip: Annotated[str, "N"] = ""
+    """Rows a chip in a micro-batch, in place of the configured batch. fit: find the largest. fast:
+    compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches, and the batch
+    with the highest MFU."""
+    cache: Directory | None = None
+    """Directory of compiled steps (default: ~/.cache/bert_jax/plan); none: neither read nor write
+    one."""
+
+    def __call__(self) -> int:
+        from bert_jax.artefacts.saved.reading import read_model
+        from bert_jax.plan.command import run_plan
+        from bert_jax.plan.compile import default_cache
+        from bert_jax.training.pretrain.start.initial_model import with_architecture
+        from bert_jax.training.pretrain.start.teacher import resolve_teacher
+
+        batch, rows = self.batch_per_chip, None
+        if batch not in ("", "fit", "fast"):
+            if not batch.isdecimal():
+                raise UserError(f"--batch-per-chip is {batch!r}; give a number, fit or fast")
+            rows = int(batch)
+        config = self.loaded()
+        if config.init:
+            initial = read_model(config.init).config
+            config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
+        config, _ = resolve_teacher(config)
+        return run_plan(
+            config, self.topology, phase=self.phase, batch_per_chip=rows, fit=batch == "fit",
+            fast=batch == "fast", as_json=self.json, plot=self.plot,
+            cache=None if self.cache == Path("none") else self.cache or default_cache(),
+        )  # fmt: skip
 
 
-def _config_class(verb: str) -> type[Any]:
-    if verb == "finetune":
-        from bert_jax.training.finetune.config import FinetuneConfig
+class Status(groups.OfRun, groups.Plot, groups.Json):
+    """Say how far a run is, where its time went and what went wrong.
 
-        return FinetuneConfig
-    from bert_jax.training.pretrain.config import PretrainConfig
+    $ bert-jax status work/tiny
+    """
 
-    return PretrainConfig
+    def __call__(self) -> int:
+        from bert_jax.artefacts.saved.runs import is_finetuning
+        from bert_jax.cli.inspection.status import finetune_status, pretrain_status, redraw
+        from bert_jax.cli.inspection.status_lines import finetune_lines, pretrain_lines
+        from bert_jax.files.remote import open_workdir
 
-
-def _run(arguments: argparse.Namespace, train: Callable[[Any], str]) -> int:
-    """Join the other processes and train; `train` returns the name of a signal that stopped it."""
-    from bert_jax.config.command_line import load_config
-    from bert_jax.distributed.parallel import processes
-
-    if not Path(arguments.workdir).name:
-        raise UserError(f"--workdir is {arguments.workdir!r}; name a directory for this run")
-    config = load_config(_config_class(arguments.verb), arguments.config, arguments.fields)
-    # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    try:
-        processes.join(arguments.distributed, arguments.join_timeout)
-        stopped_by = train(config)
-    except BaseException as error:
-        if label := processes.label():  # one of several, whose errors must not wait for the others
-            if (code := report_error(error, f"{arguments.verb}, {label}")) is None:
-                traceback.print_exc()
-            processes.leave(1 if code is None else code)
-        raise
-    if stopped_by == "SIGINT":  # Ctrl-C; of several processes all stop by SIGTERM
-        saved = f"interrupted, saved. To continue:\n  {arguments.command_line}"
-        print(f"bert-jax {arguments.verb}: {saved}", file=sys.stderr)
-        return 130
-    return arguments.stopped_code if stopped_by else 0
-
-
-def plan(arguments: argparse.Namespace) -> int:
-    """Compile for TPUs that are not there."""
-    from bert_jax.artefacts.saved.reading import read_model
-    from bert_jax.config.command_line import load_config
-    from bert_jax.plan.command import run_plan
-    from bert_jax.plan.compile import default_cache
-    from bert_jax.training.pretrain.config import PretrainConfig
-    from bert_jax.training.pretrain.start.initial_model import with_architecture
-    from bert_jax.training.pretrain.start.teacher import resolve_teacher
-
-    config = load_config(PretrainConfig, arguments.config, arguments.fields)
-    if config.init:
-        initial = read_model(config.init).config
-        config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
-    config, _ = resolve_teacher(config)
-    return run_plan(
-        config, arguments.topology, phase=arguments.phase, batch_per_chip=arguments.batch_per_chip,
-        fit=arguments.fit, fast=arguments.fast, as_json=arguments.json, plot=arguments.plot,
-        cache=None if arguments.no_cache else arguments.cache or default_cache(),
-    )  # fmt: skip
-
-
-def print_fields(arguments: argparse.Namespace) -> int:
-    """List the fields of a configuration."""
-    from bert_jax.config.command_line import fields_help, load_config, overridden
-
-    cls = _config_class(arguments.verb)
-    if arguments.config:
-        config = load_config(cls, arguments.config, arguments.fields)
-    else:
-        config = overridden(cls(), arguments.fields)
-    print(fields_help(config))
-    return 0
-
-
-def status(arguments: argparse.Namespace) -> int:
-    """Say how a run is doing; only its picture is written."""
-    from bert_jax.artefacts.saved.runs import is_finetuning
-    from bert_jax.cli.inspection.status import finetune_status, pretrain_status, redraw
-    from bert_jax.cli.inspection.status_lines import finetune_lines, pretrain_lines
-    from bert_jax.files.remote import open_workdir
-
-    work = open_workdir(arguments.workdir)
-    if is_finetuning(work.local):
-        if arguments.png is not None:
-            raise UserError(
-                f"{arguments.workdir} holds a fine-tuning run; --png is for pretraining. Its "
-                "picture is statistics.png, made at the end"
-            )
-        finetuning = finetune_status(work)
-        if arguments.json:
-            print(json.dumps(dataclasses.asdict(finetuning), indent=2))
-        else:
-            width = min(shutil.get_terminal_size().columns, 110)
-            print("\n".join(finetune_lines(finetuning, width=width)))
-        return 0
-    found = pretrain_status(work)
-    picture, trouble = arguments.png, ""
-    if picture is None and work.mirror is None:
-        picture = work.local / "loss.png"
-    if picture is not None:
-        trouble = redraw(work.local, found, picture)
-    if arguments.json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
-    else:
-        plain = not sys.stdout.isatty()
+        work = open_workdir(self.workdir)
         width = min(shutil.get_terminal_size().columns, 110)
-        colours = getattr(sys.stdout, "unescaped", sys.stdout)  # of `terminal.Escaping`
-        print("\n".join(pretrain_lines(found, width=width, plain=plain)), file=colours)
-        if picture and not trouble:
-            print(f"\nloss curve  {picture}")
-    if trouble:
-        print(f"bert-jax status: no picture: {trouble}", file=sys.stderr)
-    return 0
-
-
-def verify(arguments: argparse.Namespace) -> int:
-    """Read all checkpoints back."""
-    from bert_jax.distributed.checkpoint.verify import audit, audit_report
-    from bert_jax.files.remote import open_workdir
-
-    work = open_workdir(arguments.workdir)
-    verdicts = audit(work.checkpoints, only=arguments.step, progress=sys.stderr.isatty())
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
-    else:
-        print("\n".join(audit_report(verdicts)))
-    if all(verdict.intact for verdict in verdicts):
+        if is_finetuning(work.local):
+            if self.plot is not None:
+                raise UserError(
+                    f"{self.workdir} holds a fine-tuning run; --plot is for pretraining. The "
+                    "picture of a fine-tuning run is statistics.png, made at the end"
+                )
+            finetuning = finetune_status(work)
+            if self.json:
+                print(json.dumps(dataclasses.asdict(finetuning), indent=2))
+            else:
+                print("\n".join(finetune_lines(finetuning, width=width)))
+            return 0
+        found = pretrain_status(work)
+        picture = self.plot or (work.local / "loss.png" if work.mirror is None else None)
+        trouble = "" if picture is None else redraw(work.local, found, picture)
+        if self.json:
+            print(json.dumps(dataclasses.asdict(found), indent=2))
+        else:
+            plain = not sys.stdout.isatty()
+            colours = getattr(sys.stdout, "unescaped", sys.stdout)  # of `terminal.Escaping`
+            print("\n".join(pretrain_lines(found, width=width, plain=plain)), file=colours)
+            if picture and not trouble:
+                print(f"\nloss curve  {picture}")
+        if trouble:
+            print(f"bert-jax status: no picture: {trouble}", file=sys.stderr)
         return 0
-    return 1 if any(verdict.intact for verdict in verdicts) else 5
 
 
-def predict(arguments: argparse.Namespace) -> int:
-    """Predict with a fine-tuned model."""
-    from bert_jax.training.finetune.evaluate import predict_finetuned
+class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
+    """Read all checkpoints of a run back and say which are intact.
 
-    for path in predict_finetuned(arguments.workdir, arguments.data, arguments.out):
-        print(path)
-    return 0
+    $ bert-jax verify work/tiny
+    """
+
+    def __call__(self) -> int:
+        from bert_jax.distributed.checkpoint.verify import audit, audit_report
+        from bert_jax.files.remote import open_workdir
+
+        work = open_workdir(self.workdir)
+        verdicts = audit(work.checkpoints, only=self.step, progress=sys.stderr.isatty())
+        if self.json:
+            print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
+        else:
+            print("\n".join(audit_report(verdicts)))
+        if all(verdict.intact for verdict in verdicts):
+            return 0
+        return 1 if any(verdict.intact for verdict in verdicts) else 5
 
 
-def replay(arguments: argparse.Namespace) -> int:
-    """Print a batch."""
-    from bert_jax.artefacts.saved.runs import is_finetuning
-    from bert_jax.files.remote import open_workdir
+class Predict(groups.OfRun, groups.IntoDirectory):
+    """Predict with a fine-tuned model, for a whole file.
 
-    check_rows(arguments.rows)
-    if is_finetuning(open_workdir(arguments.workdir).local):
-        from bert_jax.cli.inspection.replay_task import replay_task
+    $ bert-jax predict work/reviews --data new.csv --out predictions
+    """
 
-        if arguments.corpus is not None:
-            raise UserError(
-                f"--corpus is for pretraining; {arguments.workdir} holds a fine-tuning run"
-            )
-        print(replay_task(arguments.workdir, arguments.step, max_rows=arguments.rows))
+    data: Annotated[str, "FILE"]
+    """File with the columns that the model was trained on, labels may be missing; of GLUE also a
+    split, for example test."""
+
+    def __call__(self) -> int:
+        from bert_jax.training.finetune.evaluate import predict_finetuned
+
+        for path in predict_finetuned(self.workdir, self.data, self.out):
+            print(path)
         return 0
-    from bert_jax.cli.inspection.replay import replay_batch
 
-    batch = replay_batch(
-        arguments.workdir, arguments.step, corpus=arguments.corpus, max_rows=arguments.rows
-    )
-    print(batch)
-    return 0
+
+class Replay(groups.OfRun, groups.StoreRows):
+    """Print a batch of a run, decoded: its masks, or its labels.
+
+    $ bert-jax replay work/tiny --step 100
+    """
+
+    step: int
+    """Number of the batch, from 0."""
+
+    def __call__(self) -> int:
+        from bert_jax.artefacts.saved.runs import is_finetuning
+        from bert_jax.files.remote import open_workdir
+
+        if is_finetuning(open_workdir(self.workdir).local):
+            from bert_jax.cli.inspection.replay_task import replay_task
+
+            if self.corpus is not None:
+                raise UserError(
+                    f"--corpus is for pretraining; {self.workdir} holds a fine-tuning run"
+                )
+            print(replay_task(self.workdir, self.step, max_rows=self.rows))
+            return 0
+        from bert_jax.cli.inspection.replay import replay_batch
+
+        print(replay_batch(self.workdir, self.step, corpus=self.corpus, max_rows=self.rows))
+        return 0

@@ -133,7 +133,8 @@ class BuiltPairs(NamedTuple):
         if found.empty.count:
             notes.append(f"  left out, empty on a side: {found.empty}")
         if found.duplicates.count:
-            kept = "left out" if found.dropped_duplicates else "kept; --drop-duplicates drops them"
+            dropping = "kept; --drop-duplicates exact drops them"
+            kept = "left out" if found.dropped_duplicates else dropping
             notes.append(f"  pairs that occur before: {found.duplicates}, {kept}")
         if found.equal.count:
             notes.append(f"  pairs of two equal sides: {found.equal}")

@@ -155,7 +155,7 @@ def _text_file(name: str) -> FileSource:
     if not isinstance(source, FileSource) or source.is_json:
         raise UserError(
             f"{name} is no text file, one text a line; two columns of a table are named with "
-            "--pairs FILE --columns SOURCE TARGET"
+            "--pairs FILE --columns source=COLUMN,target=COLUMN"
         )
     return source
 
@@ -181,9 +181,9 @@ def open_pairs(
         source = PairTable(names[0], columns)
     else:
         raise UserError(
-            "pairs are read from two files of lines, or from one table with --columns SOURCE "
-            f"TARGET; got {len(names)} file(s){'' if columns else ' without columns'}: "
-            f"{' '.join(names)}"
+            "pairs are read from two files of lines, or from one table with --columns "
+            f"source=COLUMN,target=COLUMN; got {len(names)} file(s)"
+            f"{'' if columns else ' without columns'}: {' '.join(names)}"
         )
     source.swap = swap
     return source

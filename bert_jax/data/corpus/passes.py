@@ -237,7 +237,7 @@ class Pass:
         if len(self._writers) == MAX_CORPORA:
             raise UserError(
                 f"the field {self._recipe.by_field!r} has more than {MAX_CORPORA} values, such as "
-                f"{corpus!r}; --by-field takes a field of few values, such as a language."
+                f"{corpus!r}; --by-column takes a field of few values, such as a language."
             )
         self._writers[corpus] = {}
         self._written[corpus] = Written()
@@ -285,8 +285,8 @@ class Pass:
         where = f"{document.source}, document {document.number}"
         if field not in document.fields:
             raise UserError(
-                f"{where}: no field {field!r}, which --by-field names; such a field is a column of "
-                "a table or a member of a JSON object."
+                f"{where}: no field {field!r}, which --by-column names; such a field is a column "
+                "of a table or a member of a JSON object."
             )
         value = document.fields[field]
         name = "unknown" if value is None else str(value)

@@ -1,6 +1,6 @@
 """Documents cut into passages that fit a model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Passage(NamedTuple):
     text: str
 
 
-def found_sources(names: list[str], field: str) -> tuple[list[Source], int]:
+def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources that files, directories and other names stand for (see `corpus.sources`).
 
     Hidden and empty files of a directory, and files of other kinds, are passed over.

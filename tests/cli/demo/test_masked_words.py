@@ -4,7 +4,8 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.cli.demo import masked_words as demo
-from bert_jax.cli.main import _parser
+from bert_jax.cli.main import verb_class
+from bert_jax.cli.verbs.options import read
 from bert_jax.config.command_line import load_config
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -92,8 +93,9 @@ def test_next_commands_are_ones_that_the_command_line_takes():
     verbs = []
     for words in demo._next_commands(WORKDIR / "run", WORKDIR / "corpus", RECIPE):
         verbs.append(words[0])
-        arguments, fields = _parser().parse_known_args(words)
-        assert Path(arguments.workdir) in (WORKDIR / "run", WORKDIR / "longer")
-        assert all(field.startswith("--config.") for field in fields)
+        asked = read(verb_class(words[0]), words[0], words[1:])
+        place = asked.model if words[0] == "fill-mask" else asked.workdir
+        assert Path(place) in (WORKDIR / "run", WORKDIR / "longer")
+        assert all(field.startswith("--config.") for field in asked.overrides)
     assert verbs == ["fill-mask", "replay", "pretrain"]
     assert f"--config={RECIPE.config}" in words

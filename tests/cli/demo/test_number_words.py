@@ -5,7 +5,8 @@ import pytest
 from bert_jax.cli import main as cli
 from bert_jax.cli.demo import masked_words
 from bert_jax.cli.demo import number_words as demo
-from bert_jax.cli.main import _parser
+from bert_jax.cli.main import verb_class
+from bert_jax.cli.verbs.options import read
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.numbers import french_words
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -73,21 +74,16 @@ def test_recipes_are_the_networks_that_they_name():
 def test_the_command_line_names_a_file_and_a_directory(monkeypatch, arguments, given):
     asked = []
     monkeypatch.setattr(demo, "run_demo", lambda *arguments: asked.append(arguments) or 0)
-    assert cli.main(["demo", "--translation", *arguments]) == 0
+    assert cli.main(["demo", "--recipe=translation", *arguments]) == 0
     assert asked == [given]
-
-
-def test_recipes_of_the_other_demo_are_refused(capsys):
-    assert cli.main(["demo", "--translation", "--recipe=bert"]) == 2
-    assert "--recipe bert is a recipe of the BERT that fills masks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("there", "arguments"),
     [
-        (masked_words.RECIPES["modern"].config, ["--translation"]),
+        (masked_words.RECIPES["modern"].config, ["--recipe=translation"]),
         (demo.CONFIG, []),
-        (f"{demo.CONFIG}:recurrent", ["--translation"]),
+        (f"{demo.CONFIG}:recurrent", ["--recipe=translation"]),
     ],
 )
 def test_a_directory_of_another_demo_is_refused(tmp_path, capsys, there, arguments):
@@ -102,19 +98,25 @@ def test_a_directory_of_another_demo_is_refused(tmp_path, capsys, there, argumen
 def test_next_commands_are_ones_that_the_command_line_takes():
     verbs = []
     for words in demo._next_commands(Path("w")):
-        arguments, rest = _parser().parse_known_args(words)
-        verbs.append(arguments.verb)
-        assert Path(arguments.workdir) in (Path("w/run"), Path("w_recurrent"))
-        assert not rest
+        verbs.append(words[0])
+        asked = read(verb_class(words[0]), words[0], words[1:])
+        place = asked.model if words[0] == "translate" else asked.workdir
+        assert Path(place) in (Path("w/run"), Path("w_recurrent"))
+        assert not asked.overrides
     assert verbs == ["translate", "replay", "demo"]
-    load_config(PretrainConfig, arguments.config)
+    load_config(PretrainConfig, asked.config)
 
 
 def test_short_form_goes_all_the_way(tmp_path, capsys, monkeypatch):
     for name, value in {"NUM_TRAIN": 60, "NUM_UNSEEN": 8, "FIRST_DRAWN": 30}.items():
         monkeypatch.setattr(demo, name, value)
     (tmp_path / "tiny.py").write_text(TINY)
-    arguments = ["demo", "--translation", f"--config={tmp_path}/tiny.py", f"--workdir={tmp_path}"]
+    arguments = [
+        "demo",
+        "--recipe=translation",
+        f"--config={tmp_path}/tiny.py",
+        f"--workdir={tmp_path}",
+    ]
     assert cli.main(arguments) == 1  # nothing is learned
     said = capsys.readouterr().out
     assert "step 2" in said
@@ -136,6 +138,6 @@ def test_short_form_goes_all_the_way(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_full_form_learns_the_numbers(tmp_path, capsys):
-    assert cli.main(["demo", "--translation", f"--workdir={tmp_path}"]) == 0
+    assert cli.main(["demo", "--recipe=translation", f"--workdir={tmp_path}"]) == 0
     said = capsys.readouterr().out
     assert "of 2,000 unseen numbers exact" in said

@@ -82,7 +82,7 @@ def test_the_verb_prints_and_draws(
 ) -> None:
     picture = tmp_path / "lengths.png"
     arguments = ["inspect", str(path), "--length", "32", "--pairing", "sop", "--rows", "2"]
-    assert main([*arguments, "--out", str(picture)]) == 0
+    assert main([*arguments, "--plot", str(picture)]) == 0
     said = capsys.readouterr().out
     assert "7 documents, 27 sentences, 218 tokens; 0.00% of the tokens [UNK]" in said
     assert "exact duplicates: 3 of 7 documents (42.86%)" in said

@@ -239,13 +239,13 @@ def test_command(run, tmp_path, capsys):
     assert after.pop("loss.png").startswith(b"\x89PNG")
     assert after == before
     picture = tmp_path / "curve.png"
-    assert main(["status", str(run), "--json", "--png", str(picture)]) == 0
+    assert main(["status", str(run), "--json", "--plot", str(picture)]) == 0
     assert json.loads(capsys.readouterr().out)["verified"] == [30, 60]
     assert picture.exists()
 
 
 def test_a_picture_that_cannot_be_written_is_said(run, tmp_path, capsys):
-    assert main(["status", str(run), "--png", str(tmp_path / "no" / "curve.png")]) == 0
+    assert main(["status", str(run), "--plot", str(tmp_path / "no" / "curve.png")]) == 0
     said = capsys.readouterr()
     assert "reached     step 80 of 120" in said.out
     assert "no picture" in said.err

@@ -231,7 +231,7 @@ def test_mine_writes_what_training_reads(home, run, tmp_path):
     write_lines(tmp_path / "pairs.jsonl", pairs)
     mined = run(
         "mine", home / "model", tmp_path / "pairs.jsonl", "--out", tmp_path / "mined.jsonl",
-        "--corpus", home / "texts.jsonl", "--margin=-2", "--negatives=3",
+        "--input", home / "texts.jsonl", "--margin=-2", "--negatives=3",
     )  # fmt: skip
     assert mined.code == 0, mined.err
     assert "2 pairs, 7 distinct documents, 6 negatives" in mined.out
@@ -342,12 +342,9 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
         (("--sts=a.csv", "--rows=8"), "--rows does not go with --sts"),
         (("--sts=a.csv", "--rerank=x"), "--rerank does not go with --sts"),
         (("--retrieval=x", "--columns=a=b"), "--columns does not go with --retrieval"),
-        (("--retrieval=x", "--dimensions=8,a"), "--dimensions is '8,a'"),
+        (("--retrieval=x", "--dimensions=8,a"), "--dimensions is a; it must be a whole number"),
         (("--retrieval=x",), "no directory in BEIR's layout"),
-        (
-            ("--sts=a.csv", "--columns=a,b"),
-            "'a' is no FIELD=COLUMN; the fields are query",
-        ),
+        (("--sts=a.csv", "--columns=a,b"), "'a,b'; write FIELD=COLUMN with commas between, where"),
     ],
 )
 def test_evaluate_refuses(home, run, options, message):

@@ -265,7 +265,7 @@ def test_options_of_other_verbs(sweep, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"bert_jax": "0", "format": 2, "config": {}}))
     for option in ("--report=x", "--versus=x"):
         assert main(["evaluate", f"{tmp_path}", option]) == 2
-        assert "is for one" in capsys.readouterr().err
+        assert "is for a fine-tuning run" in capsys.readouterr().err
         assert main(["evaluate", f"{tmp_path}", option, "--pairs", "a", "b"]) == 2
         assert "does not go with --pairs" in capsys.readouterr().err
 
@@ -286,7 +286,7 @@ def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
     for wrong, said in (
         ([f"--data={data}"], "no column 'text'"),
         ([f"--data={data}", "--columns=txt=review"], "--columns: unknown field txt"),
-        ([f"--data={data}", "--columns=review"], "expected FIELD=VALUE"),
+        ([f"--data={data}", "--columns=review"], "write FIELD=COLUMN"),
         (["--data=test"], "names no test data"),
     ):
         assert main(["evaluate", str(out), *wrong]) == 2

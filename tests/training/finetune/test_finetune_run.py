@@ -464,7 +464,7 @@ def test_other_verbs_on_a_fine_tuned_model(one_run, tmp_path, capsys):
         ["pretrain", f"--config={recipe}", f"--workdir={work}"],
         ["replay", work, "--step=0"],
         ["fill-mask", work, "the [MASK] sat"],
-        ["status", work, f"--png={tmp_path / 'x.png'}"],
+        ["status", work, f"--plot={tmp_path / 'x.png'}"],
     ):
         assert main(arguments) == 2, arguments
         assert "fine-tun" in capsys.readouterr().err
@@ -477,7 +477,7 @@ def test_fine_tuned_verbs_on_other_directories(files, tmp_path, capsys):
     assert main(["predict", f"{tmp_path}", "--data=x", f"--out={tmp_path / 'out'}"]) == 2
     assert "not one of fine-tuning" in capsys.readouterr().err
     assert main(["evaluate", f"{tmp_path}", "--data", files["dev"]]) == 2
-    assert "--data is for one" in capsys.readouterr().err
+    assert "--data is for a fine-tuning run" in capsys.readouterr().err
 
 
 def test_status_of_a_run_that_stopped(files, tmp_path, capsys):

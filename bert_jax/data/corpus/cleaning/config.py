@@ -43,13 +43,13 @@ class CleaningConfig:
             check_language(self.language)
         if not 0 < self.language_threshold <= 1:
             raise UserError(
-                f"--language-threshold is {self.language_threshold:g}; it must be a probability "
-                "above 0, at most 1"
+                f"--language {self.language}:{self.language_threshold:g}: the probability must be "
+                "above 0 and at most 1"
             )
         similarity = self.near_duplicates
         if similarity is not None and not MIN_SIMILARITY <= similarity <= 1:
             raise UserError(
-                f"--drop-near-duplicates is {similarity:g}; it must be a Jaccard similarity of "
+                f"--drop-duplicates near={similarity:g}: the Jaccard similarity must be "
                 f"{MIN_SIMILARITY} to 1, such as 0.8"
             )
 

@@ -152,7 +152,7 @@ def open_engine(
     if name != "local":
         raise UserError(f"there is no engine {name!r}; there are {' and '.join(NAMES)}.")
     if address is not None:
-        raise UserError(f"--address={address} belongs to --engine=ray.")
+        raise UserError(f"--engine=local:{address}: an address belongs to --engine=ray.")
     return LocalEngine(num_workers)
 
 

@@ -179,7 +179,7 @@ class BucketWorkspace(Workspace):
 
 
 def is_corpora(path: Path) -> bool:
-    """Return true when `path` holds a corpus, or corpora of `--by-field` and nothing else."""
+    """Return true when `path` holds a corpus, or corpora of `--by-column` and nothing else."""
     if is_store(path / "train"):
         return True
     found = list(path.iterdir()) if path.is_dir() else []

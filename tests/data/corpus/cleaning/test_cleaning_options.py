@@ -1,16 +1,13 @@
 import pytest
 
-from bert_jax.cli.verbs.cleaning_options import add_cleaning, cleaning_config
-from bert_jax.cli.verbs.options import Parser
+from bert_jax.cli.verbs.corpora import Corpus
+from bert_jax.cli.verbs.options import read
 from bert_jax.data.corpus.cleaning.config import CleaningConfig
 from bert_jax.errors import UserError
 
 
 def config_of(*arguments: str) -> CleaningConfig:
-    parser = Parser()
-    parser.flag("--drop-duplicates", "")
-    add_cleaning(parser)
-    return cleaning_config(parser.parse_args(arguments))
+    return read(Corpus, "corpus", ["--tokenizer=t", *arguments]).cleaning()
 
 
 def test_without_options_documents_stay_as_they_are():
@@ -20,7 +17,7 @@ def test_without_options_documents_stay_as_they_are():
 
 
 def test_options_become_rules_and_their_record():
-    config = config_of("--filter", "gopher", "--filter=words=5:", "--drop-duplicate-paragraphs")
+    config = config_of("--filter", "gopher", "--filter=words=5:", "--drop-duplicates=paragraphs")
     assert config == CleaningConfig(filters=("gopher", "words=5:"), duplicate_paragraphs=True)
     assert config.needs_scan
     record = config.record()
@@ -28,16 +25,24 @@ def test_options_become_rules_and_their_record():
     assert record["filters"]["words"] == words
     assert len(record["filters"]) == 18
     assert record["duplicate_paragraphs"] is True
-    assert config_of("--drop-near-duplicates").near_duplicates == 0.8
-    assert config_of("--drop-near-duplicates", "0.7").near_duplicates == 0.7
+    both = config_of("--drop-duplicates", "exact,near")
+    assert (both.duplicates, both.duplicate_paragraphs, both.near_duplicates) == (True, False, 0.8)
+    assert config_of("--drop-duplicates=near=0.7").near_duplicates == 0.7
     assert not config_of("--filter", "c4").needs_scan
+    german = config_of("--language=de:0.6")
+    assert (german.language, german.language_threshold) == ("de", 0.6)
+    assert config_of("--language=de").language_threshold == 0.8
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--drop-near-duplicates", "0.3"], "--drop-near-duplicates is 0.3"),
-        (["--language-threshold", "0.5"], "belongs to --language"),
+        (["--drop-duplicates=near=0.3"], "--drop-duplicates near=0.3"),
+        (["--drop-duplicates=near=x"], "--drop-duplicates near: 'x' is no number"),
+        (["--drop-duplicates=exact=1"], "--drop-duplicates has 'exact=1'"),
+        (["--drop-near-duplicates=0.8"], "--drop-near-duplicates is now --drop-duplicates near"),
+        (["--language=de:0"], "--language de:0: the probability"),
+        (["--language-threshold", "0.5"], "--language-threshold is now --language CODE:P"),
         (["--keep-dropped", "out"], "--keep-dropped has nothing to write"),
         (["--filter", "gophers"], "Did you mean 'gopher'"),
     ],

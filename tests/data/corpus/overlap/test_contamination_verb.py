@@ -115,7 +115,7 @@ def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_firs
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "--against is missing"),
+        ([], "required: --against"),
         (["--against", "none.txt"], "none.txt is not there"),
         (["--against", "heldout", "--similarity=0.3"], "--similarity is 0.3"),
         (["--against", "a.txt", "--against", "b.txt", "--out=c.json"], "--out is one file"),

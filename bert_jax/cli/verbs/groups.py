@@ -1,0 +1,271 @@
+"""Options that several verbs share."""
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from bert_jax.cli.verbs.options import (
+    CorpusPlace,
+    Directory,
+    File,
+    Given,
+    ModelPlace,
+    Picture,
+    RunPlace,
+    Text,
+    Verb,
+)
+from bert_jax.config.bounds import AtLeast, Count, Natural, NonNegative
+from bert_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from bert_jax.artefacts.saved.model import SavedModel
+    from bert_jax.model.seq2seq.search import SearchConfig
+
+
+class OfModel(Verb):
+    """The model that a verb reads."""
+
+    model: Given[ModelPlace]
+    """Work directory of a run, or directory in Hugging Face's format."""
+
+
+class OfRun(Verb):
+    """The run that a verb reads."""
+
+    workdir: Given[RunPlace]
+    """Work directory of the run."""
+
+
+class Json(Verb):
+    """The form of what is printed."""
+
+    json: bool = False
+    """Print JSON, in place of lines for people."""
+
+
+class Rows(Verb):
+    """A limit of rows."""
+
+    rows: Count | None = None
+    """Number of rows to read or to print at most (default: all; `grow`: 1024, `inspect`: 4)."""
+
+
+class StoreRows(Rows):
+    """Rows of a corpus."""
+
+    corpus: CorpusPlace | None = None
+    """Directory of `bert-jax corpus`, of the same tokenizer (default: the corpus of the run)."""
+
+
+class Checkpoint(Verb):
+    """One checkpoint of a run."""
+
+    step: int | None = None
+    """Step of the only checkpoint to read (default: the newest; `verify`: all)."""
+
+
+class Seed(Verb):
+    """The seed of what is drawn."""
+
+    seed: Natural = 0
+    """Seed of the rows (`inspect`), or of the noise that `grow --preserve` adds to copies."""
+
+
+class Plot(Verb):
+    """The picture that a verb draws."""
+
+    plot: Picture | None = None
+    """File for the picture (default: loss.png or positions.png in a local run that `status` or
+    `evaluate --by-position` reads, else no picture)."""
+
+
+class IntoDirectory(Verb):
+    """The directory that a verb writes."""
+
+    out: Directory
+    """Directory to write; it appears when everything is written."""
+
+
+class IntoFile(Verb):
+    """The file that a verb writes."""
+
+    out: File
+    """File to write; replaced where it exists. `index` writes .parquet, `mine` JSON lines."""
+
+
+class License(Verb):
+    """The licence of what is written."""
+
+    license: Text = ""
+    """Licence of the text or of the model, in the Hub's abbreviation, such as apache-2.0 or
+    cc-by-4.0 (default: unknown, but for documents with a field license or licence)."""
+
+
+class Tolerance(Verb):
+    """The proof of a model that changes its form."""
+
+    tolerance: NonNegative = 1e-4
+    """Largest difference of a state or a logit from the source."""
+
+
+class Workers(Verb):
+    """Processes that share the work."""
+
+    num_workers: int | None = None
+    """Number of processes (default: all cores)."""
+
+
+class Top(Verb):
+    """The length of a list of answers."""
+
+    top: Count | None = None
+    """Number of answers to list for each text (default: `fill-mask` 5, `search` 10, `answer` and
+    `translate` 1, `classify` all)."""
+
+
+class SecondText(Verb):
+    """The second text of a pair."""
+
+    text_b: Text | None = None
+    """Second text of a pair; `attend` takes the translation that a translator shall have made."""
+
+
+class Dimensions(Verb):
+    """A cut of vectors."""
+
+    dimensions: Annotated[int | None, "N"] = None
+    """Number of entries of each vector to keep, the first (default: all)."""
+
+
+class Columns(Verb):
+    """Names in tables and JSON lines."""
+
+    columns: tuple[Annotated[Text, "FIELD=COLUMN,..."], ...] = ()
+    """Columns of tables, or fields of JSON lines, with other names than here: text=review,
+    label=stars with a comma between; a column without a name has its number from 1. Also how CSV
+    and TSV files are written: header=False, delimiter=;, quoting=False."""
+
+    def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return the columns by field, and how a table is written.
+
+        Raises:
+            UserError: A part that names none of the known fields; none known: any is taken.
+        """
+        names, written = dict[str, str](), dict[str, Any]()
+        for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
+            field, _, column = (word.strip() for word in part.partition("="))
+            if f"{field}={column}" in (
+                "header=True",
+                "header=False",
+                "quoting=True",
+                "quoting=False",
+            ):
+                written[field] = column == "True"
+            elif field == "delimiter" and column:
+                written[field] = column.replace("\\t", "\t")
+            elif not column or field in ("header", "quoting") or (known and field not in known):
+                raise UserError(
+                    f"--columns has {part!r}; write FIELD=COLUMN with commas between, where FIELD "
+                    f"is {' or '.join(known) or 'a field of the task, as in text=review'}, or "
+                    "header=True, header=False, quoting=True, quoting=False, delimiter=CHARACTER"
+                )
+            else:
+                names[field] = column
+        return names, written
+
+
+class Texts(Verb):
+    """Texts that a model reads."""
+
+    texts: Given[tuple[Text, ...]] = ()
+    """Texts, questions or queries; - (or none) for standard input."""
+    input: tuple[Annotated[str, "FILE"], ...] = ()
+    """File to read: lines of text (.txt), JSON (.jsonl, .json) or a table (.csv, .tsv, .parquet),
+    also as .gz, .xz, .zst. May be repeated."""
+
+
+class Device(Verb):
+    """The device of a model."""
+
+    device: Annotated[str | None, "NAME"] = None
+    """Device: cpu, gpu, tpu, or one of several as gpu:1 (default: the first that JAX finds)."""
+
+    def opened(self, place: str) -> "SavedModel":
+        """Read a model onto the device."""
+        from bert_jax.artefacts.saved.reading import read_model
+        from bert_jax.infer.forward import on_device
+
+        return on_device(read_model(place), self.device)
+
+
+class Rerank(Verb):
+    """The reranker of a search."""
+
+    rerank: ModelPlace | None = None
+    """Fine-tuned model of pairs, with one score or two classes, that orders the first --candidates
+    anew."""
+    candidates: Count = 100
+    """Number of passages that --rerank orders."""
+
+
+class Beams(Verb):
+    """The search for a translation."""
+
+    TITLE: ClassVar[str] = "search for a translation"
+
+    num_beams: Count = 5
+    """Number of hypotheses that each step keeps; 1 is greedy search."""
+    length_alpha: NonNegative = 1.0
+    """Exponent alpha of ((beta + tokens) / (beta + 1)) ** alpha, which divides a score."""
+    length_beta: NonNegative = 0.0
+    """Constant beta of --length-alpha."""
+    max_length: Annotated[int, AtLeast(0)] = 0
+    """Number of tokens of a translation at most, end token included (default: the model's)."""
+    max_length_rate: NonNegative = 3.0
+    """Number of target tokens for each source token at most; 0: no limit."""
+
+    def settings(self, nbest: int = 1) -> "SearchConfig":
+        """Return the settings of the search."""
+        from bert_jax.model.seq2seq.search import SearchConfig
+
+        return SearchConfig(
+            self.num_beams, self.length_alpha, self.length_beta, self.max_length,
+            self.max_length_rate, nbest,
+        )  # fmt: skip
+
+
+class Asking(OfModel, Texts, Columns, Json, Device):
+    """A verb that answers texts."""
+
+    format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
+    """Format of the files; auto goes by the suffix, of standard input by its first line."""
+    out: File | None = None
+    """File for the answers, .jsonl; `embed` also writes .npy and .parquet, `translate` a line for
+    each text. It appears whole or not at all (default: standard output)."""
+    batch_tokens: Count | None = None
+    """Number of tokens in a batch at most (default: 1024)."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """At a line that cannot be read or asked about, stop, or say so in its place."""
+
+    PLAIN: ClassVar[bool] = False
+    """Whether lines of text become lines of text."""
+    VECTORS: ClassVar[bool] = False
+    """Whether answers are vectors."""
+
+    @property
+    def max_row(self) -> int | None:
+        """Limit of the tokens of a row."""
+        return None
+
+
+class AskingRows(Asking):
+    """A verb that answers texts of a limited length."""
+
+    max_length: Annotated[int | None, "N"] = None
+    """Number of tokens of a row at most, special ones included; a longer text is cut, or read in
+    windows (default: the model's)."""
+
+    @property
+    def max_row(self) -> int | None:
+        """Limit of the tokens of a row."""
+        return self.max_length
