@@ -62,8 +62,9 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         fields |= _layers(found, fields["num_layers"], wrong) if fields.get("num_layers") else {}
         parts = found.get("rope_parameters") or {}
         for key, old, ours, default in _THETAS:
-            part, under = (parts.get(key) or {}), f"rope_parameters.{key}"
-            fields[ours] = _theta(part, under, (old, found.get(old, default)), wrong)
+            part = parts.get(key) or {} if isinstance(parts, Mapping) else parts
+            before = (old, found.get(old, default))
+            fields[ours] = _theta(part, f"rope_parameters.{key}", before, wrong)
     elif family.computes["positions"] == "rope" and "rope_theta" not in family.computes:
         before = ("rope_theta", found.get("rope_theta", family.theta))
         part = found.get("rope_parameters") or {}
