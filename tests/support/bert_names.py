@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.entries import Entry, to_tensors
 from bert_jax.artefacts.formats.form import form_of
@@ -35,4 +37,5 @@ def from_huggingface(
     if head is not None:
         task = next(task for task, kind in TASKS.items() if kind == head.kind)
         found |= {"architectures": [f"Bert{task}"]}
-    return form_of(found, arrays, where="config.json").params(head, pretraining=pretraining)
+    form = form_of(found, {n: np.asarray(a) for n, a in arrays.items()}, where="config.json")
+    return form.params(head, pretraining=pretraining)

@@ -199,12 +199,8 @@ def _from_directory(source: Path) -> Source:
     made_by = model_class(config)
     family_to_import(config, where=f"{path}")  # before the weights are missed
     form = form_of(config, read_weights(directory, made_by), where=f"{path}")
-    saved = saved_from(
-        form,
-        load_tokenizer(directory),
-        directory,
-        name=f"{directory}, {made_by}",
-    )
+    name = f"{directory}, {made_by}"
+    saved = saved_from(form, load_tokenizer(directory), directory, name=name)
     if sentence is not None:
         saved = with_vectors(saved, sentence)
         form = replace(form, notes=(*form.notes, *sentence.notes))
@@ -221,12 +217,8 @@ def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
     form = read_tf_checkpoint(path, gelu=gelu)
     assert form.files is not None
     directory = form.files.parent
-    saved = saved_from(
-        form,
-        load_tokenizer(form.files),
-        directory,
-        name=f"{path}, TensorFlow 1",
-    )
+    tokenizer, name = load_tokenizer(form.files), f"{path}, TensorFlow 1"
+    saved = saved_from(form, tokenizer, directory, name=name)
     note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
     return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
 

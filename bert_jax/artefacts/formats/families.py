@@ -27,7 +27,7 @@ _OWN_CODE = (
 
 
 def known_family(found: Mapping[str, Any]) -> Family | None:
-    """Return the family of a `config.json`; None: of no known one."""
+    """Return the family of a `config.json`; None where the family is not known."""
     kind = found.get("model_type")
     return FAMILIES.get(kind) if isinstance(kind, str) else None
 

@@ -58,9 +58,9 @@ class Family:
     """Fields of `ModelConfig` that a model read from a file gets, and that another may have
     otherwise: how parameters start, or what the file cannot say."""
     follows: Mapping[str, str] = field(default_factory=dict)
-    """Fields of `ModelConfig` that a file gives together with another one, to that one."""
+    """Fields of `ModelConfig` that a file gives together with another field, to the other field."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Older beginnings of names, to those of today."""
+    """Older beginnings of names, to today's."""
     heads: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     """Fine-tuning heads by our kinds; a head that reads the pooler begins with it."""
     compares: bool = False
@@ -74,7 +74,7 @@ class Family:
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Fields of `config.json` with the dropout before a head; else it is that of the layers."""
+    """Fields of `config.json` with the dropout before a head; else the layers' rate."""
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Classes by task, such as ForMaskedLM; others are `classes` and the task."""
     theta: float = 10000.0
@@ -82,22 +82,23 @@ class Family:
     local: bool = False
     """Whether layers may be local, with a theta of their own."""
     narrows_mlp: bool = False
-    """Whether the file gives the width of a network without gate, of which 2/3 are taken."""
+    """Whether the file gives the width of an ungated network; the gated one has 2/3 of that."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function from a configuration to further reasons why the family cannot compute it."""
     native: bool = True
     """Whether Transformers has the class; without it the model's own code would have to be run."""
     like_bert: bool = False
-    """Whether it computes what a BERT does, up to token types, positions and the pooler. Files may
-    lack sizes, which are then BERT's, and pretraining heads may lie beside a fine-tuning head."""
+    """Whether the family computes what a BERT does, up to token types, positions and the pooler.
+    Files may lack sizes, which are then BERT's, and have pretraining heads beside a fine-tuning
+    head."""
     written: Collection[str] | None = None
-    """Tasks of the classes that models of ours are written as, and read from; None: all."""
+    """Tasks of the classes that are written, and read without an import; None: all."""
     has_types: bool = True
     """Whether the encoder has token types; without them its table has an entry that is zeros."""
     doubles_type: bool = False
     """Whether one token type becomes two equal ones, which further training may tell apart."""
     first_position: int | None = None
-    """None: positions count from 0. Else they count from padding's id + this."""
+    """Distance of the first position from padding's id; None: positions count from 0."""
     exact_gelu_head: bool = False
     """Whether the masked-LM head has the exact GELU whatever the encoder has."""
 
@@ -106,13 +107,13 @@ class Family:
         return self.class_names.get(task, f"{self.classes.partition('|')[0]}{task}")
 
     def task_of(self, found: Mapping[str, Any]) -> str:
-        """Return the class in a `config.json` without its family, such as ForMaskedLM."""
+        """Return the class of a `config.json` without the family's name, such as ForMaskedLM."""
         name = model_class(found)
         tasks = {theirs: task for task, theirs in self.class_names.items()}
         return tasks.get(name) or re.sub(f"^(?:{self.classes})(?=For|Model)", "", name)
 
     def head_of(self, found: Mapping[str, Any]) -> HeadNetwork | None:
-        """Return the kind of the fine-tuning head of a `config.json`; None: none that is read."""
+        """Return the kind of the fine-tuning head that a `config.json` describes, if it is read."""
         task = self.task_of(found)
         kind = TASKS.get(task)
         return kind if kind in self.heads and (self.compares or task != MULTIPLE_CHOICE) else None
@@ -132,7 +133,7 @@ class Family:
 
     @property
     def copies(self) -> dict[str, str]:
-        """Names of the tied decoder, which a file may hold beside its original, to that one."""
+        """Names of the tied decoder, which a file may hold twice, to the names of its originals."""
         names = {entry.path: entry.name for entry in self.pretraining["mlm"]}
         decoder, bias = names["mlm", "decoder"], names["mlm", "bias"]
         second = decoder.removesuffix("weight") + "bias"

@@ -1,12 +1,11 @@
-"""A model as its files have it, before it becomes one of ours, and back.
+"""A model as its files have it, before it becomes one of ours.
 
 form = form_of(found, arrays, where="config.json")
 outputs = form.outputs()
 params = form.params(None if outputs is None else outputs.head)
 
-Nothing is computed but what makes a family's tables ours: rows are dropped, zeros added, a row
-repeated. What does not fit is a `UserError` where it is the encoder, and is dropped with a note
-where it is a head.
+Tables of a family are fitted to ours: rows are dropped, zeros added, a row repeated. An encoder
+that does not fit is a `UserError`; a head that does not fit is dropped with a note.
 """
 
 import re
@@ -133,7 +132,7 @@ class Form:
         return {"mlm": {}, **params} if "mlm" in parts else params
 
     def _may_have_parts(self, head: TaskHeadConfig | None) -> bool:
-        """Whether pretraining heads are told from the fine-tuning head by their names."""
+        """Whether a file with this fine-tuning head may have pretraining heads too."""
         fine_tuned = head is not None or self.family.task_of(self.config) in TASKS
         return self.family.like_bert or not fine_tuned
 
@@ -201,9 +200,9 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
 def _names(
     family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the names of the tables, to those in the file, and the names without a place.
+    """Return the names of the tables to the names in the file, and the names without a place.
 
-    What is no head of a BERT is kept, and refused by `Form.params`.
+    A tensor of a BERT that belongs to no head is kept, so that `Form.params` refuses it.
     """
     task, kind = family.task_of(found), family.head_of(found)
     head = () if kind is None else family.heads[kind]
@@ -249,10 +248,10 @@ def _of_today(family: Family, name: str) -> str:
 def _fitted(
     family: Family, found: Mapping[str, Any], types: int, renamed: dict[str, np.ndarray]
 ) -> list[str]:
-    """Make tables of positions and of `types` token types as BERT's, and return notes.
+    """Fit the tables of positions and of `types` token types to a BERT, and return notes.
 
-    Rows of two texts then compute what theirs do. A classifier of DistilBERT keeps one type: its
-    class, under which it is written, has no other.
+    Rows of two texts then give the outputs of the source. A classifier of DistilBERT keeps one
+    type, because its class has no other.
     """
     notes = []
     if family.first_position is not None:

@@ -62,8 +62,9 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         fields |= _layers(found, fields["num_layers"], wrong) if fields.get("num_layers") else {}
         parts = found.get("rope_parameters") or {}
         for key, old, ours, default in _THETAS:
-            part, under = (parts.get(key) or {}), f"rope_parameters.{key}"
-            fields[ours] = _theta(part, under, (old, found.get(old, default)), wrong)
+            part = parts.get(key) or {} if isinstance(parts, Mapping) else parts
+            before = (old, found.get(old, default))
+            fields[ours] = _theta(part, f"rope_parameters.{key}", before, wrong)
     elif family.computes["positions"] == "rope" and "rope_theta" not in family.computes:
         before = ("rope_theta", found.get("rope_theta", family.theta))
         part = found.get("rope_parameters") or {}
@@ -105,7 +106,7 @@ def _positions(family: Family, found: Mapping[str, Any], wrong: list[str]) -> An
 def _check_heads(
     family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
 ) -> None:
-    """Add to `wrong` a width that the number of heads does not divide into heads of that width."""
+    """Add to `wrong` a width that is no multiple of the number of heads, or other heads."""
     names = {ours: name for name, ours in family.fields.items()}
     base = vars(ModelConfig()) if family.like_bert else {}
     width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))
@@ -125,7 +126,7 @@ def _check_heads(
 def kind_of(config: ModelConfig) -> str | None:
     """Return the `model_type` of the family that computes what a configuration says, if any.
 
-    For an ELECTRA and a DistilBERT it is bert: their heads, and the width of the tables, differ.
+    An ELECTRA and a DistilBERT are bert here: only their heads and embedding tables differ.
     """
     return next((kind for kind in ("bert", *MODERN) if not unlike(kind, config)), None)
 
@@ -223,8 +224,8 @@ def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
 def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
     """Return the fields of a `config.json` for an architecture, without those of a head.
 
-    How a step is computed (dtype, attention_impl, scan_unroll, remat) has no place there. Where two
-    generations of files name a field differently, both names are written.
+    Fields about the way of computing (dtype, attention_impl, scan_unroll, remat) are left out.
+    Where two generations of files name a field differently, both names are written.
     """
     family, config = FAMILIES[kind], plain(config)
     theirs: dict[str, Any] = {"model_type": kind}

@@ -1,8 +1,8 @@
 """Families of modern encoders: what each computes, and the names of its parameters.
 
-A family is one entry of `MODERN`. A parameter that a model lacks, such as the bias of a map without
-one, is passed over. Sources: the classes of
-Transformers 5, and for NeoBERT Le Breton et al. 2025 and the names in its published file.
+A family is one entry of `MODERN`. A parameter that a model lacks, such as a bias, is passed over.
+Sources: the classes of Transformers 5; for NeoBERT Le Breton et al. 2025 and the names in its
+published file.
 """
 
 from collections.abc import Mapping

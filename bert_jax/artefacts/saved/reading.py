@@ -294,12 +294,7 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
 
 
 def saved_from(
-    form: Form,
-    tokenizer: Tokenizer,
-    files: Path,
-    *,
-    name: str,
-    encoder_only: bool = False,
+    form: Form, tokenizer: Tokenizer, files: Path, *, name: str, encoder_only: bool = False
 ) -> SavedModel:
     """Return a model in the form of its files as one of ours.
 

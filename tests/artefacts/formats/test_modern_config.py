@@ -125,6 +125,8 @@ def test_all_that_is_wrong_is_told_at_once():
         assert part in message
     del (found := dict(OLD))["num_hidden_layers"]
     assert "num_hidden_layers is missing" in refused(found)
+    said = "rope_parameters.full_attention is 3; an object with rope_theta is needed"
+    assert said in refused(OLD, rope_parameters=3)
     yarn = rope(1.0, 2.0)
     yarn["full_attention"]["rope_type"] = "yarn"
     assert "full_attention.rope_type is 'yarn'" in refused(OLD, rope_parameters=yarn)
