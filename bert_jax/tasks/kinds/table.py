@@ -55,6 +55,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     """
 
     FILES: ClassVar = "a file with texts and labels (.csv, .tsv, .jsonl, .parquet)"
+    RENAMED: ClassVar = {"kind": "problem_type"}
 
     problem_type: ProblemType = "single_label"
     """Prediction for a row: one label, any number of labels, or a number."""
