@@ -52,7 +52,9 @@ def unknown_field(
     if new := getattr(cls, "RENAMED", {}).get(name):
         hint = f"it is {prefix}{new} now. "
     elif name in variants:
-        hint = f"fields of {prefix}{by}={name} are written {prefix}FIELD. "
+        moved = getattr(variants[name], "RENAMED", {}).items()
+        names = [f"{prefix}FIELD", *(f"{old} as {prefix}{new}" for old, new in moved)]
+        hint = f"fields of {prefix}{by}={name} are written {', '.join(names)}. "
     elif having := [each for each, kind in variants.items() if name in _names(kind)]:
         hint = f"{prefix}{by}={' or '.join(having)} has it; set that first. "
     return UserError(

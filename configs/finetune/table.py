@@ -5,7 +5,7 @@
 
 A tenth of the texts is held out to choose the best checkpoint by, unless `task.dev` names a
 file. Other columns: `--config.task.text=body --config.task.label=stars`; pairs:
-`text_pair`; several labels a row: `problem_type=classes`; numbers: `problem_type=score`.
+`text_pair`; several labels a row: `problem_type=multi_label`; numbers: `problem_type=regression`.
 """
 
 from ml_collections import ConfigDict

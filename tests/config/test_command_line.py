@@ -194,3 +194,58 @@ def test_a_wrong_name_leads_to_the_right_one(tmp_path, capsys, arguments, said):
     assert main([*arguments, f"--workdir={tmp_path / 'w'}"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "w").exists()
+
+
+def test_another_kind_has_fields_of_its_own():
+    """What is set stays where both kinds have it; defaults are those of the new kind."""
+    given = ["--config.task.train=a.conllu", "--config.task.label=x", "--config.task.max_length=64"]
+    found = load_config(
+        FinetuneConfig, "finetune/table", [*given, "--config.task.kind=tagging"]
+    ).task
+    assert (found.kind, found.train, found.max_length) == ("tagging", "a.conllu", 64)
+    assert (found.format, hasattr(found, "label")) == ("columns", False)
+    found = load_config(FinetuneConfig, "finetune/ner", ["--config.task.kind=choice"]).task
+    assert (found.kind, found.text, found.format) == ("choice", "sent1", "auto")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("tags=x", r"unknown field task\.tags; task\.kind=tagging has it; set that first"),
+        ("query=x", r"unknown field task\.query; task\.kind=embedding has it"),
+        ("stride=3", r"unknown field task\.stride; task\.kind=tagging or squad has it"),
+        (
+            "table.kind=score",
+            r"fields of task\.kind=table are written task\.FIELD, kind as task\.problem_type\.",
+        ),
+        ("squad.train=x", r"fields of task\.kind=squad are written task\.FIELD\. Known here"),
+        (
+            "problem_type=classes",
+            r"problem_type is 'classes' \(str\); it must be one of 'single_lab",
+        ),
+        ("kind=tabel", r"task\.kind is 'tabel' \(did you mean 'table'\?\); it must be one of glue"),
+        ("labl=x", r"unknown field task\.labl; did you mean task\.label\?"),
+    ],
+)
+def test_a_field_that_the_kind_does_not_have_is_refused(field, message):
+    with pytest.raises(UserError, match=message):
+        load_config(FinetuneConfig, "finetune/table", [f"--config.task.{field}"])
+
+
+def test_an_old_name_is_refused_with_the_new_one(config_file):
+    with pytest.raises(UserError, match=r"unknown field data\.objective; it is data\.pairing now"):
+        load(config_file, "--config.data.objective=sop")
+
+
+def test_fields_of_another_kind_are_listed(capsys):
+    def fields(*arguments):
+        assert main(["finetune", "--fields", *arguments]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line.partition("=")[0] for line in lines if line.lstrip("'").startswith("--config")]
+
+    table = fields()
+    assert len(table) <= 100
+    assert "--config.task.label" in table
+    tagging = fields("--config.task.kind=tagging")
+    assert ("--config.task.tags" in tagging, "--config.task.label" in tagging) == (True, False)
+    assert fields("--config=finetune/ner") == tagging

@@ -32,7 +32,7 @@ def use_table(path: Path) -> None:
     found = 0
     for columns in (
         TableConfig(text_pair="text_pair", quoting=True),
-        TableConfig(problem_type="classes", empty="skip", quoting=True),
+        TableConfig(problem_type="multi_label", empty="skip", quoting=True),
     ):
         try:
             read_texts(path, columns)

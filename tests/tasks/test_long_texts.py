@@ -105,14 +105,14 @@ def test_what_is_left_out_is_counted(tmp_path):
         ({"window_pooling": "max"}, "long is 'cut'"),
         ({"long": "windows", "window_stride": -1}, "window_stride is -1"),
         (
-            {"long": "windows", "window_pooling": "max", "problem_type": "score"},
+            {"long": "windows", "window_pooling": "max", "problem_type": "regression"},
             "choose mean or first_last",
         ),
         (
             {"thresholds": "tuned"},
-            r"several labels a row \(task.problem_type='classes'\), not 'class'",
+            r"several labels a row \(task.problem_type='multi_label'\), not 'single_label'",
         ),
-        ({"calibrate": True, "problem_type": "score"}, "no probabilities"),
+        ({"calibrate": True, "problem_type": "regression"}, "no probabilities"),
     ],
 )
 def test_options_that_cannot_be(table, said):

@@ -65,8 +65,11 @@ def test_rows_of_rare_classes_are_repeated():
 @pytest.mark.parametrize(
     ("section", "field"),
     [
-        ({"problem_type": "score", "class_weights": "balanced"}, "class_weights is 'balanced'"),
-        ({"problem_type": "score", "oversampling": 0.5}, "task.problem_type 'score'"),
+        (
+            {"problem_type": "regression", "class_weights": "balanced"},
+            "class_weights is 'balanced'",
+        ),
+        ({"problem_type": "regression", "oversampling": 0.5}, "task.problem_type 'regression'"),
         (
             {"kind": "glue", "name": "stsb", "focal_gamma": 2.0},
             "task.focal_gamma is 2.0",

@@ -84,12 +84,12 @@ def test_fields_are_explained(kind):
             "metric is 'pearson'; the metrics of this task are accuracy, f1",
         ),
         (
-            lambda: TableConfig(problem_type="score", labels=("a", "b")),
-            "labels is .*a score has none",
+            lambda: TableConfig(problem_type="regression", labels=("a", "b")),
+            "labels is .*a regression has none",
         ),
         (lambda: TableConfig(labels=("a",)), "at least 2 are needed"),
         (
-            lambda: TableConfig(problem_type="classes", labels=("a",), label_columns=("a",)),
+            lambda: TableConfig(problem_type="multi_label", labels=("a",), label_columns=("a",)),
             "label_columns names the labels",
         ),
         (
@@ -97,7 +97,7 @@ def test_fields_are_explained(kind):
             "label_columns is .*, which is for several labels",
         ),
         (
-            lambda: TableConfig(problem_type="classes", separator=" "),
+            lambda: TableConfig(problem_type="multi_label", separator=" "),
             "a mark is needed",
         ),
         (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is about entities"),

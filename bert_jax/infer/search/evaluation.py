@@ -91,7 +91,12 @@ def evaluate_similarity(
     """
     first, second, score = columns
     table = TableConfig(
-        text=first, text_pair=second, label=score, problem_type="score", empty="skip", **written
+        text=first,
+        text_pair=second,
+        label=score,
+        problem_type="regression",
+        empty="skip",
+        **written,
     )
     cuts, widths = Cuts(), _widths(model, dimensions)
     examples = read_texts(source, table).examples

@@ -83,7 +83,7 @@ def read_groups(
         text=config.query if is_pair else config.text,
         text_pair=config.document if is_pair else "",
         label=config.score if kind == "scores" else config.label,
-        problem_type="class" if kind == "classes" else "score",
+        problem_type="single_label" if kind == "classes" else "regression",
         id=config.id, empty="skip", ragged=config.ragged, format=config.format,
         header=config.header, quoting=config.quoting, delimiter=config.delimiter,
     )  # fmt: skip

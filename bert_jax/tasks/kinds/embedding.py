@@ -28,6 +28,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
     LENGTH: ClassVar = 256
     FILES: ClassVar = "a file of texts (.csv, .tsv, .jsonl, .parquet)"
+    RENAMED: ClassVar = {"kind": "rows", "dev_kind": "dev_rows"}
 
     kind: str = "embedding"
     rows: PairKind = "pairs"

@@ -40,8 +40,8 @@ class TaskConfig(Bounded, section="task"):
     """Fold that a run holds out, from 1; 0: a run for each fold, one after another."""
     metric: str = ""
     """Metric that chooses the best checkpoint; empty: the first of the task's. glue: as the
-    leaderboard. table: class has accuracy, f1 (of the second of two labels), macro_f1 and
-    matthews; classes f1 (micro), macro_f1 and accuracy; score pearson and spearman.
+    leaderboard. table: single_label has accuracy, f1 (of the second of two labels), macro_f1 and
+    matthews; multi_label f1 (micro), macro_f1 and accuracy; regression pearson and spearman.
     tagging: entities have f1, precision, recall and accuracy, other tags accuracy. squad: f1 and
     exact. parsing: las and uas. embedding: rows of scores have spearman and pearson, other rows
     ndcg@10, mrr@10, recall@100 and map."""

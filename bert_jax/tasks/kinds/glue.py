@@ -36,7 +36,7 @@ class GlueConfig(SkewConfig, TaskConfig):
                 f"task.name is {self.name!r}, which has no training data; fine-tune mnli and "
                 f"predict {self.name!r} with it"
             )
-        if self.problem_type == "score":
+        if self.problem_type == "regression":
             self.check_has_classes(f"task.name {self.name!r}")
 
     def source(self, field: str) -> str:
@@ -50,7 +50,7 @@ class GlueConfig(SkewConfig, TaskConfig):
     def problem_type(self) -> ProblemType:
         """Kind of prediction."""
         has_classes = not self.name or glue_task(self.name).labels
-        return "class" if has_classes else "score"
+        return "single_label" if has_classes else "regression"
 
     @property
     def metrics(self) -> tuple[str, ...]:

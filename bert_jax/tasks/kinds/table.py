@@ -10,14 +10,14 @@ from bert_jax.tasks.long_texts import LongTexts, Pooling
 from bert_jax.tasks.skew import SkewConfig
 from bert_jax.tasks.tables.delimited import TableFormat
 
-ProblemType = Literal["class", "classes", "score"]
+ProblemType = Literal["single_label", "multi_label", "regression"]
 METRICS: dict[ProblemType, tuple[str, ...]] = {
-    "class": ("accuracy", "f1", "macro_f1", "matthews"),
-    "classes": ("f1", "macro_f1", "accuracy"),
-    "score": ("pearson", "spearman"),
+    "single_label": ("accuracy", "f1", "macro_f1", "matthews"),
+    "multi_label": ("f1", "macro_f1", "accuracy"),
+    "regression": ("pearson", "spearman"),
 }
 """Metrics that can choose a checkpoint, the default first."""
-_SEVERAL = "which is for several labels a row (task.problem_type='classes')"
+_SEVERAL = "which is for several labels a row (task.problem_type='multi_label')"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,9 @@ class TableConfig(SkewConfig, WrittenConfig):
     """
 
     FILES: ClassVar = "a file with texts and labels (.csv, .tsv, .jsonl, .parquet)"
+    RENAMED: ClassVar = {"kind": "problem_type"}
 
-    problem_type: ProblemType = "class"
+    problem_type: ProblemType = "single_label"
     """Prediction for a row: one label, any number of labels, or a number."""
     text: str = "text"
     """Column of the text."""
@@ -65,12 +66,12 @@ class TableConfig(SkewConfig, WrittenConfig):
     label: str = "label"
     """Column of the label."""
     label_columns: tuple[str, ...] = ()
-    """Instead of label: columns of 0 and 1, one for each of several labels (classes)."""
+    """Instead of label: columns of 0 and 1, one for each of several labels (multi_label)."""
     labels: tuple[str, ...] = ()
     """Names of the labels in the order of the model's outputs; empty: those of the training file,
     sorted."""
     separator: str = ","
-    """Mark between the labels of a row (classes)."""
+    """Mark between the labels of a row (multi_label)."""
     group: str = ""
     """Column of a group, such as an author or a document: rows of one group are held out together,
     with the same mixture of labels in both parts. Empty: rows with the same text alone."""
@@ -90,23 +91,23 @@ class TableConfig(SkewConfig, WrittenConfig):
     """Whether logits are divided by the temperature with the least log loss on the dev data, so
     that probabilities are shares of right answers (Guo et al. 2017). Classes stay as they are."""
     thresholds: Literal["half", "tuned"] = "half"
-    """Least probability of a label (classes). tuned: each label's is that of its highest F1 on
-    the dev data."""
+    """Least probability of a label (multi_label). tuned: for each label, the threshold of its
+    highest F1 on the dev data."""
 
     def __post_init__(self) -> None:
         """Refuse options that the kind of prediction does not have."""
         super().__post_init__()
-        kind, several = self.problem_type, self.problem_type == "classes"
-        if is_score := kind == "score":
-            self.check_has_classes("task.problem_type 'score'")
+        kind, several = self.problem_type, self.problem_type == "multi_label"
+        if number := kind == "regression":
+            self.check_has_classes("task.problem_type 'regression'")
         windowed = self.window_stride or self.window_pooling != "mean"
         for is_wrong, message in (
-            (is_score and self.calibrate, "calibrate is set, but a score has no probabilities"),
-            (is_score and self.window_pooling == "max",
-             "window_pooling is 'max', the highest logit of each class, but a score has none; "
+            (number and self.calibrate, "calibrate is set, but a regression has no probabilities"),
+            (number and self.window_pooling == "max",
+             "window_pooling is 'max', the highest logit of each class, but a regression has none; "
              "choose mean or first_last"),
-            (is_score and self.labels, f"labels is {self.labels}, but a score has none"),
-            (kind == "class" and len(self.labels) == 1,
+            (number and self.labels, f"labels is {self.labels}, but a regression has none"),
+            (kind == "single_label" and len(self.labels) == 1,
              f"labels is {self.labels}; at least 2 are needed to choose"),
             (self.label_columns and self.labels,
              "labels is set, but task.label_columns names the labels"),

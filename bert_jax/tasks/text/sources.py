@@ -238,7 +238,7 @@ def _table(task: GlueTask, **fields: Any) -> TableConfig:
     """Return the columns of the official files, but for `fields`."""
     official: dict[str, Any] = {
         "text": task.text, "text_pair": task.text_pair, "label": task.label,
-        "problem_type": "class" if task.labels else "score",
+        "problem_type": "single_label" if task.labels else "regression",
     }  # fmt: skip
     return TableConfig(**official | fields)
 

@@ -102,7 +102,7 @@ def read_texts(
             number = key or f"{len(examples)}"
             examples.append(TextExample(number, text, pair, None, origin, group))
             found.append(label)
-    if table.problem_type != "score" and labelled:
+    if table.problem_type != "regression" and labelled:
         found, labels = _numbered(name, table, examples, found, labels, problems)
     pairs = list(zip(examples, found, strict=True))
     lacks = [example.origin.line for example, label in pairs if label is None]
@@ -166,9 +166,9 @@ def _label(
     value = next(values)
     if value is None:
         return None
-    if table.problem_type == "score":
+    if table.problem_type == "regression":
         return _score(origin, table.label, value, score_range)
-    if table.problem_type != "classes":
+    if table.problem_type != "multi_label":
         return _class_name(origin, table.label, value)
     if isinstance(value, str):
         value = [part.strip() for part in value.split(table.separator)] if value.strip() else []
@@ -185,10 +185,9 @@ def _class_name(origin: Origin, column: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value}"
     if not isinstance(value, str):
-        hint = ". Numbers to predict are problem_type='score'" if isinstance(value, float) else ""
-        hint = (
-            ". Several labels a row are problem_type='classes'" if isinstance(value, list) else hint
-        )
+        hints = {float: ". Numbers to predict are problem_type='regression'",
+                 list: ". Several labels a row are problem_type='multi_label'"}  # fmt: skip
+        hint = hints.get(type(value), "")
         raise UserError(f"{origin}: column {column!r} holds {value!r:.60}, not a label{hint}")
     if not value.strip():
         raise UserError(f"{origin}: column {column!r} is empty; a label is needed")
@@ -246,7 +245,7 @@ def _numbered(
         if not met:
             return [None] * len(found), None
         labels = LabelSet.of(met)
-        if len(labels) == 1 and table.problem_type != "classes":
+        if len(labels) == 1 and table.problem_type != "multi_label":
             raise UserError(
                 f"{name}: column {table.label!r} has only the label {labels.names[0]!r}; give the "
                 "labels if there are more, or name another column"
@@ -255,7 +254,7 @@ def _numbered(
             raise UserError(
                 f"{name}: column {table.label!r} has {len(labels):,} different labels in "
                 f"{len(found):,} rows, {labels.names[0][:40]!r} among them. Is it the label? "
-                "Numbers to predict are problem_type='score'; else give the labels"
+                "Numbers to predict are problem_type='regression'; else give the labels"
             )
     numbered: list[Any] = []
     for example, value in zip(examples, found, strict=True):

@@ -14,7 +14,7 @@ from bert_jax.tasks.config import GlueConfig, TableConfig
 from bert_jax.tasks.examples import LabelSet
 from bert_jax.tasks.folds import strata
 from bert_jax.tasks.glue import submission_file
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text import metrics
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
 from bert_jax.tasks.text.report import text_details, text_grounds
@@ -23,10 +23,6 @@ from bert_jax.tasks.text.sources import group_keys, open_glue, open_table, read_
 from bert_jax.tasks.text.tables import TextData, read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
-KINDS: Mapping[str, HeadKind] = {
-    "class": "single_label", "classes": "multi_label", "score": "regression",
-}  # fmt: skip
-"""Kinds of heads by `TableConfig.kind`."""
 _NAME_GROUPS = "name the column that such rows share in task.group, or intervals are short"
 
 
@@ -37,7 +33,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
         self, config: GlueConfig | TableConfig, spec: LabelSpec, tokenizer: Tokenizer
     ) -> None:
         super().__init__(config, spec, tokenizer)
-        self.objective = KINDS[config.problem_type]
+        self.objective = config.problem_type
         self.metrics = config.metrics
         if self.objective == "single_label" and len(spec.labels) != 2:
             self.metrics = tuple(name for name in self.metrics if name != "f1")

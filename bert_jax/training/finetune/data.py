@@ -19,7 +19,6 @@ from bert_jax.tasks.opening import TASKS, open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning
 from bert_jax.tasks.tagging.schemes import split_tag
 from bert_jax.tasks.task import LabelSpec, Split, Task
-from bert_jax.tasks.text.task import KINDS
 from bert_jax.training.finetune.saves import describe_split
 
 
@@ -56,12 +55,10 @@ def _implied_task(model: SavedModel) -> Task:
     kind, labels = model.outputs.objective, model.outputs.labels
     parts = [split_tag(label) for label in labels]
     entities = "O" in labels and all(part is not None and part[0] in "OBI" for part in parts)
-    fields: dict[str, dict[str, Any]] = {
-        "tags": {"kind": "tagging", "labels": labels},
-        "span": {"kind": "squad"},
-        **{head: {"kind": "table", "problem_type": name} for name, head in KINDS.items()},
-    }
-    config = build(TaskConfig, {"max_length": model.max_length, **fields[kind]}, model.name)
+    fields: dict[str, Any] = {"kind": "table", "problem_type": kind}
+    if kind in ("tags", "span"):
+        fields = {"kind": "tagging", "labels": labels} if kind == "tags" else {"kind": "squad"}
+    config = build(TaskConfig, {"max_length": model.max_length, **fields}, model.name)
     spec = LabelSpec(labels, scheme="iob2" if entities else "plain")
     return TASKS[config.kind](config, spec, model.tokenizer)
 

@@ -310,7 +310,7 @@ def test_a_finetuning_run(tmp_path):
     # A temperature is in the head; `bert-jax evaluate` divides by it itself.
     task = restore_task(
         {
-            "task": to_dict(TableConfig(problem_type="classes", long="head_tail")),
+            "task": to_dict(TableConfig(problem_type="multi_label", long="head_tail")),
             "learned": {"labels": ["no", "yes"]},
         },
         TOKENIZER,

@@ -61,7 +61,7 @@ def test_of_one_class(tmp_path):
 
 def test_of_several_classes(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", '1,"x,y"', "2,x", "3,y", "4,")
-    [dev] = table(train=path, dev=path, problem_type="classes").dev_splits()
+    [dev] = table(train=path, dev=path, problem_type="multi_label").dev_splits()
     logits = np.array([[3, -1], [3, 2], [-1, 3], [-3, -3]], np.float32)
     report = dev.report(logits)
     assert report["scores"] == dev.score(logits)
@@ -75,7 +75,7 @@ def test_of_several_classes(tmp_path):
 def test_of_scores(tmp_path):
     values = np.linspace(0, 5, 30)
     path = put(tmp_path / "a.csv", "text,label", *(f"t {n},{v}" for n, v in enumerate(values)))
-    task = table(train=path, dev=path, problem_type="score")
+    task = table(train=path, dev=path, problem_type="regression")
     [dev] = task.dev_splits()
     errors = np.where(np.arange(30) == 7, 3.0, 0.5 * (-1) ** np.arange(30))
     logits = ((values + errors - task.spec.mean) / task.spec.deviation)[:, None]
@@ -296,12 +296,12 @@ def test_test_data(tmp_path, monkeypatch):
     assert [*glue.dev_sources] == ["dev_matched", "dev_mismatched"]
 
 
-@pytest.mark.parametrize("kind", ["class", "classes"])
+@pytest.mark.parametrize("kind", ["single_label", "multi_label"])
 def test_calibration_of_a_file_by_the_temperature_of_another(tmp_path, kind):
     path = put(tmp_path / "a.csv", "text,label", *(f"text {n},{'abc'[n % 3]}" for n in range(30)))
     [dev] = table(train=path, dev=path, problem_type=kind, calibrate=True).dev_splits()
     guess = np.where(np.arange(30) % 5, np.arange(30) % 3, 0)  # too sure
-    logits = 3 * pointing_at(guess, 3) - 5 * (kind == "classes")
+    logits = 3 * pointing_at(guess, 3) - 5 * (kind == "multi_label")
     report = dev.report(logits)
     found = report["calibration"]
     assert found["temperature"] == report["scores"]["temperature"] > 1.5

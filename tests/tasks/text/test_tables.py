@@ -88,10 +88,10 @@ def test_parquet(tmp_path):
     assert read_texts(tmp_path / "a.parquet", TableConfig(label="gaps")).labels == LabelSet(
         ("0", "1", "2")
     )
-    many = read_texts(tmp_path / "a.parquet", TableConfig(label="many", problem_type="classes"))
+    many = read_texts(tmp_path / "a.parquet", TableConfig(label="many", problem_type="multi_label"))
     assert many.examples[4].label == (1, 3)
     with pytest.raises(UserError, match=r"2 rows without a label .* \(rows 8, 1300\)"):
-        read_texts(tmp_path / "a.parquet", TableConfig(label="hole", problem_type="score"))
+        read_texts(tmp_path / "a.parquet", TableConfig(label="hole", problem_type="regression"))
     with pytest.raises(
         UserError, match=r"no column 'txt'; there are 'text', .*Did you mean 'text'"
     ):
@@ -287,8 +287,8 @@ def test_ragged_rows_are_all_reported(tmp_path):
         ("a.jsonl", '{"text": "\\ud800", "label": 1}\n', "line 1: .* surrogate"),
         ("a.jsonl", '{"text": 3, "label": 1}\n', "line 1: column 'text' holds 3, not text"),
         ("a.jsonl", '{"text": null, "label": 1}\n', "line 1: column 'text' holds nothing"),
-        ("a.jsonl", '{"text": "a", "label": ["b"]}\n', "not a label. .* problem_type='classes'"),
-        ("a.jsonl", '{"text": "a", "label": 1.5}\n', "not a label. .* problem_type='score'"),
+        ("a.jsonl", '{"text": "a", "label": ["b"]}\n', "not a label. .*='multi_label'"),
+        ("a.jsonl", '{"text": "a", "label": 1.5}\n', "not a label. .* problem_type='regression'"),
         ("a.csv", "text,label\nx, yes\ny,yes\n", "' yes' has blanks around it"),
         ("a.csv", "text,label\nx,\n", "line 2: column 'label' is empty"),
         ("a.csv", "text,label\nx,1\ny,1\n", "only the label '1'"),
@@ -383,13 +383,15 @@ def test_nearest_is_bounded():
 
 def test_texts_as_labels_are_refused(tmp_path):
     path = put(tmp_path / "a.csv", "text,label\n" + "".join(f"{i},{i}.5\n" for i in range(50)))
-    with pytest.raises(UserError, match=r"50 different labels in 50 rows.*problem_type='score'"):
+    with pytest.raises(
+        UserError, match=r"50 different labels in 50 rows.*problem_type='regression'"
+    ):
         read_texts(path, COLUMNS)
 
 
 def test_scores(tmp_path):
     path = put(tmp_path / "a.csv", "text,label\na,2.6\nb, 5\nc,0\n")
-    columns, limits = TableConfig(problem_type="score"), (0.0, 5.0)
+    columns, limits = TableConfig(problem_type="regression"), (0.0, 5.0)
     data = read_texts(path, columns, score_range=limits)
     assert [e.label for e in data.examples] == [2.6, 5.0, 0.0]
     assert all(isinstance(e.label, float) for e in data.examples)
@@ -403,11 +405,11 @@ def test_scores(tmp_path):
             read_texts(put(tmp_path / "b.csv", f'text,label\na,"{wrong}"\n'), columns)
     path = put(tmp_path / "b.csv", "text,label\na,-7\nb,inf\n")
     with pytest.raises(UserError, match=r"line 3: .*'inf', not a number that is finite"):
-        read_texts(path, TableConfig(problem_type="score"))
+        read_texts(path, TableConfig(problem_type="regression"))
 
 
 def test_several_labels(tmp_path):
-    columns = TableConfig(problem_type="classes", separator=";")
+    columns = TableConfig(problem_type="multi_label", separator=";")
     data = read_texts(put(tmp_path / "a.csv", "text,label\na,x; y\nb,\nc,z;x\n"), columns)
     assert data.labels == LabelSet(("x", "y", "z"))
     assert [e.label for e in data.examples] == [(0, 1), (), (0, 2)]
@@ -424,7 +426,7 @@ def test_several_labels(tmp_path):
 
 
 def test_columns_of_zeros_and_ones(tmp_path):
-    columns = TableConfig(label_columns=("toxic", "rude"), problem_type="classes")
+    columns = TableConfig(label_columns=("toxic", "rude"), problem_type="multi_label")
     path = put(tmp_path / "a.csv", "text,toxic,rude\na,1,0\nb,0,0\nc,1,1\n")
     data = read_texts(path, columns)
     assert data.labels == LabelSet(("toxic", "rude"))
@@ -486,9 +488,9 @@ def test_tfds(tfds):
     assert {(e.text, e.label) for e in data.examples} == {("good «film»", 1), ("bad", 0)}
     assert data.labels == LabelSet(("neg", "pos"))
     assert data.examples[1].origin == Origin(f"{name}:train", 2)
-    several = read_texts(f"{name}:train", TableConfig(label="all", problem_type="classes"))
+    several = read_texts(f"{name}:train", TableConfig(label="all", problem_type="multi_label"))
     assert {e.label for e in several.examples} == {(0, 1), ()}
-    scores = read_texts(f"{name}:train", TableConfig(label="score", problem_type="score"))
+    scores = read_texts(f"{name}:train", TableConfig(label="score", problem_type="regression"))
     assert {e.label for e in scores.examples} == {0.5, 2.0}
     assert [e.label for e in read_texts(f"{name}:test", COLUMNS).examples] == [None, None]
     with pytest.raises(UserError, match=r"no column 'txt'; there are .*Did you mean 'text'"):

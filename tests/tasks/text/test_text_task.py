@@ -188,7 +188,7 @@ def test_several_labels_a_row(tmp_path):
     held = ["a", "a,b", "", "a,c", "b"]
     rows = [{"text": f"{n}", "label": each} for n, each in enumerate(held)]
     path = put_json(tmp_path / "a.jsonl", *rows)
-    task = opened(table(train=path, dev=path, problem_type="classes"))
+    task = opened(table(train=path, dev=path, problem_type="multi_label"))
     assert (task.objective, task.num_outputs, task.metric) == ("multi_label", 3, "f1")
     [dev] = task.dev_splits()
     truth = [[1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 0, 1], [0, 1, 0]]
@@ -208,15 +208,17 @@ def test_several_labels_a_row(tmp_path):
     assert written[3]["labels"] == ["a", "c"]
     assert written[3]["probabilities"]["b"] == pytest.approx(1 / (1 + math.exp(0.1)), abs=1e-6)
     flags = put(tmp_path / "b.csv", "text,a,b", "x,1,0", "y,0,0", "z,1,1")
-    task = opened(table(train=flags, dev=flags, problem_type="classes", label_columns=("a", "b")))
+    task = opened(
+        table(train=flags, dev=flags, problem_type="multi_label", label_columns=("a", "b"))
+    )
     assert task.train_split().rows.labels.tolist() == [[1, 0], [0, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("metric", METRICS["classes"])
+@pytest.mark.parametrize("metric", METRICS["multi_label"])
 def test_the_best_constant_of_several_labels(metric):
     """Against all constants; the labels of a row hang together, so prefixes are not enough."""
     random = np.random.default_rng(0)
-    config = table(problem_type="classes", metric=metric)
+    config = table(problem_type="multi_label", metric=metric)
     task = TextTask(config, LabelSpec(("a", "b", "c", "d")), TOKENIZER)
     for number in range(40):
         kinds = random.random((3, 4)) < random.random()
@@ -231,7 +233,7 @@ def test_the_best_constant_of_several_labels(metric):
         assert task.best_constant(rows) == 2 / 5
 
 
-@pytest.mark.parametrize("metric", METRICS["class"])
+@pytest.mark.parametrize("metric", METRICS["single_label"])
 def test_the_best_constant_of_one_label(metric):
     random = np.random.default_rng(0)
     task = TextTask(table(metric=metric), LabelSpec(("a", "b")), TOKENIZER)
@@ -244,7 +246,14 @@ def test_the_best_constant_of_one_label(metric):
 
 def test_predicting_needs_no_labels(tmp_path):
     """Test sets as Kaggle and others write them."""
-    head, label = "text,label", {"class": ("x", "y"), "classes": ("x", "y"), "score": ("1", "2")}
+    head, label = (
+        "text,label",
+        {
+            "single_label": ("x", "y"),
+            "multi_label": ("x", "y"),
+            "regression": ("1", "2"),
+        },
+    )
     for kind, (one, two) in label.items():
         train = put(tmp_path / "train.csv", head, f"a,{one}", f"b,{two}")
         task = opened(table(train=train, dev=train, problem_type=kind))
@@ -259,7 +268,9 @@ def test_predicting_needs_no_labels(tmp_path):
         with pytest.raises(UserError, match="line 2: "):  # scores are of known labels
             task.open_split(put(tmp_path / "test.csv", head, "a,?x", "b,?"))
     train = put(tmp_path / "train.csv", "text,x,y", "a,0,1", "b,1,0")
-    task = opened(table(train=train, dev=train, problem_type="classes", label_columns=("x", "y")))
+    task = opened(
+        table(train=train, dev=train, problem_type="multi_label", label_columns=("x", "y"))
+    )
     for lines in (["text,x,y", "a,?,?"], ["text,x,y", "a,,"], ["text,x", "a,-1"], ["text", "a"]):
         path = put(tmp_path / "test.csv", *lines)
         assert task.open_split(path, labelled=False).rows.labels is None
@@ -268,7 +279,7 @@ def test_predicting_needs_no_labels(tmp_path):
 def test_numbers_are_standardised(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", "a,1", "b,2", "c,6")
     dev_path = put(tmp_path / "dev.csv", "text,label", "a,-4", "b,9", "c,10")
-    task = opened(table(train=path, dev=dev_path, problem_type="score"))
+    task = opened(table(train=path, dev=dev_path, problem_type="regression"))
     assert (task.objective, task.num_outputs, task.metric) == ("regression", 1, "pearson")
     labels = task.train_split().rows.labels
     assert labels.dtype == np.float32
@@ -291,7 +302,7 @@ def test_scores_that_are_all_the_same(tmp_path, constant):
     same = put(tmp_path / "same.csv", "text,label", "a,0.1", "b,0.1", "c,0.1")
     files = {"train": good, "dev": good, constant: same}
     with pytest.raises(UserError, match=rf"same.csv \({constant}\): all 3 scores are 0.1"):
-        opened(table(**files, problem_type="score"))
+        opened(table(**files, problem_type="regression"))
 
 
 def test_predictions_of_classes(tmp_path):
@@ -463,7 +474,7 @@ def test_real_glue(real_data, tmp_path, name, labels, constant):
 def test_what_was_fitted_on_dev_data_is_saved_with_the_scores(tmp_path):
     rows = ["text,label", "ab,x", "cd,y", "ef,x", "gh,x", "ij,y"]
     path = put(tmp_path / "a.csv", *rows)
-    fields = {"train": path, "dev": path, "problem_type": "classes"}
+    fields = {"train": path, "dev": path, "problem_type": "multi_label"}
     task = opened(table(**fields, calibrate=True, thresholds="tuned"))
     (dev,) = task.dev_splits()
     # Above -1 and above 3 are the labels that hold, where one half would be above 0.

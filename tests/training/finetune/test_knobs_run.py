@@ -238,15 +238,16 @@ def test_a_head_of_scores_goes_on_in_their_units(files, tmp_path):
         lines = ["text,label", *(f"the cat sat {'. ' * n},{scale * n}" for n in range(8))]
         tables.append(tmp_path / f"{name}.csv")
         tables[-1].write_text("\n".join(lines))
+    number = {"problem_type": "regression"}
     config = [
-        small_config(files, table={"train": str(path), "dev": str(path), "problem_type": "score"},
+        small_config(files, table={"train": str(path), "dev": str(path), **number},
                      training__num_epochs=1.0)
         for path in tables
     ]  # fmt: skip
     done(config[0], tmp_path / "work")
     saved = read_model(tmp_path / "work").params["head"]
     given = json.loads(json.dumps(files)) | {"init": str(tmp_path / "work")}
-    table = {"train": str(tables[1]), "dev": str(tables[1]), "problem_type": "score"}
+    table = {"train": str(tables[1]), "dev": str(tables[1]), **number}
     setup = set_up(small_config(given, table=table))
     spec, head = setup.task.spec, setup.starts[0]["head"]
     np.testing.assert_allclose(head["kernel"] * spec.deviation, saved["kernel"], rtol=1e-5)
@@ -265,7 +266,7 @@ def test_a_head_of_scores_goes_on_in_their_units(files, tmp_path):
         ({"training__freeze": "half"}, "training.freeze is 'half'; it must be 'embeddings'"),
         ({"training__freeze": "1", "lora": LORA}, "lora.rank 2 trains low-rank updates"),
         ({"lora": {"rank": 2, "targets": ("gate",)}}, "no layer of this model has a map"),
-        ({"lora": {"rank": 2, "targets": ("queries",)}}, "the maps of a layer are query, key"),
+        ({"lora": {"rank": 2, "targets": ("queries",)}}, "it must be one of .query., .key."),
         ({"optimizer__layer_decay": 1.5}, "optimizer.layer_decay is 1.5"),
         ({"optimizer__head_learning_rate": 0.0}, "optimizer.head_learning_rate is 0.0"),
         ({"training__patience": -1}, "training.patience is -1"),

@@ -18,8 +18,9 @@ from bert_jax.training.finetune.train import finetune
 pytestmark = pytest.mark.slow
 
 OPTIONS = {
-    "problem_type": "classes", "class_weights": "balanced", "focal_gamma": 1.0, "oversampling": 0.5,
-    "long": "windows", "window_pooling": "max", "calibrate": True, "thresholds": "tuned",
+    "problem_type": "multi_label", "class_weights": "balanced", "focal_gamma": 1.0,
+    "oversampling": 0.5, "long": "windows", "window_pooling": "max", "calibrate": True,
+    "thresholds": "tuned",
 }  # fmt: skip
 
 
