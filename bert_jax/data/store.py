@@ -188,7 +188,8 @@ def entropy(counts: np.ndarray) -> float:
 def is_store(path: str | Path) -> bool:
     """Return true when `path` is a directory that holds a complete token store.
 
-    A store of an earlier version, with its arrays beside the manifest, is one that cannot be read.
+    A store of version 1, which has its arrays beside the manifest, counts too: opening it says why
+    it is refused.
     """
     path = Path(path)
     has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()

@@ -54,11 +54,11 @@ class ShardWriter:
     """A shard that is written block by block, in memory that does not grow with the shard.
 
     A context manager. The shard is built in `path.tmp-<process>` beside `path` and renamed by
-    `finish`, in the place of what was there; leaving the block without `finish`, by an error or
-    not, removes what was written. `write_manifest` makes a store of shards.
+    `finish`, in the place of a shard that was there; leaving the block without `finish`, by an
+    error or not, removes what was written. `write_manifest` makes a store of shards.
 
     Raises:
-        UserError: `path` cannot be written.
+        UserError: `path` holds something else, or cannot be written.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:
@@ -69,7 +69,7 @@ class ShardWriter:
         self.num_tokens = 0
         self.num_sentences = 0
         self.num_documents = 0
-        self._staged = StagedDirectory(path, lambda path: True, overwrite=True)
+        self._staged = StagedDirectory(path, _is_shard, overwrite=True)
         self.path = self._staged.target
         self._files: dict[str, BinaryIO] = {}
         self._digests: dict[str, Any] = {}
@@ -233,6 +233,9 @@ def write_manifest(
         raise disk_full(directory, error) from error
 
 
+def _is_shard(path: Path) -> bool:
+    return (path / f"{COUNTS}.bin").is_file()
+
+
 def _counts(shard: Path) -> bytes | None:
-    file = shard / f"{COUNTS}.bin"
-    return file.read_bytes() if file.is_file() else None
+    return (shard / f"{COUNTS}.bin").read_bytes() if _is_shard(shard) else None

@@ -151,7 +151,7 @@ class FileCache:
             self._found[target, target.stat().st_ino] = digest
 
     def _has(self, path: Path, size: int, digest: str) -> bool:
-        """Say whether the cache has a file of this size and sha256."""
+        """Return true when the cache has a file of this size and sha256."""
         try:
             status = path.stat()
             if status.st_size != size:

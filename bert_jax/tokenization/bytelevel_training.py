@@ -1,7 +1,6 @@
 """Learning a byte-level BPE from text, in the form of ModernBERT's tokenizer."""
 
 import json
-import logging
 from collections.abc import Iterable
 
 import tokenizers
@@ -15,10 +14,9 @@ from bert_jax.tokenization.tokenizer import (
     MAX_TOKENS,
     SPECIAL_TOKENS,
     replace_surrogates,
+    warn_of_few,
 )
 from bert_jax.tokenization.tokenizer_json import Pipeline
-
-_log = logging.getLogger(__name__)
 
 
 def train_bytelevel(
@@ -75,11 +73,7 @@ def train_bytelevel(
             "the texts to train a vocabulary on have no pair of characters that occurs "
             f"{min_frequency} times; give more text"
         )
-    if len(vocab) < vocab_size:
-        _log.warning(
-            "the texts gave %d tokens, %d were asked for: no further pair occurs %d times",
-            len(vocab), vocab_size, min_frequency,
-        )  # fmt: skip
+    warn_of_few(len(vocab), vocab_size, f"no remaining pair occurs {min_frequency} times")
     divide = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     pipeline = Pipeline(
         kind="byte_level_bpe",

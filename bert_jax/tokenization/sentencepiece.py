@@ -30,6 +30,7 @@ from bert_jax.tokenization.tokenizer import (
     Encoding,
     Tokenizer,
     replace_surrogates,
+    warn_of_few,
 )
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -265,12 +266,7 @@ def train_sentencepiece(
             f"({character_coverage})"
         ) from error
     made = SentencePieceTokenizer(out.getvalue())
-    if made.vocab_size != vocab_size:
-        _log.warning(
-            "the texts gave %d pieces, %d were asked for; more text would give more",
-            made.vocab_size,
-            vocab_size,
-        )
+    warn_of_few(made.vocab_size, vocab_size, "the texts have no more pieces")
     return made
 
 

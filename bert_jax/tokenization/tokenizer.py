@@ -6,6 +6,7 @@ training rows. Code that wants a special id takes it from `special_ids` and inse
 tokens that a model's makers added (`added`) are kept whole where a text spells them.
 """
 
+import logging
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -41,6 +42,8 @@ MAX_SPECIAL = 4
 """Most special tokens that a row has besides its texts."""
 MAX_TOKEN_CHARS = 1000
 """Longest token; none is matched that is longer than `max_input_chars_per_word`."""
+
+_log = logging.getLogger(__name__)
 
 Id = int | np.integer
 """A token id as a caller may hold it."""
@@ -220,3 +223,10 @@ def replace_surrogates(text: str) -> str:
     JSON's escapes can spell a lone surrogate; no UTF-8 file can, and both libraries raise on one.
     """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def warn_of_few(found: int, asked: int, why: str) -> None:
+    """Log a warning where training gave fewer tokens than were asked for."""
+    if found < asked:
+        text = "the vocabulary stops at %d of %d tokens: %s; use more text, or ask for fewer"
+        _log.warning(text, found, asked, why)

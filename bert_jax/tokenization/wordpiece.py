@@ -11,7 +11,6 @@ says, and a model must see in use the ids that it saw in training.
 
 import hashlib
 import json
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -40,8 +39,6 @@ from bert_jax.tokenization.tokenizer import (
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 CONTINUATION = "##"
-
-_log = logging.getLogger(__name__)
 
 JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 """Python's `str.split` splits at these, BERT deletes them (they are control characters)."""

@@ -12,7 +12,12 @@ from tokenizers import models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from bert_jax.errors import UserError
-from bert_jax.tokenization.tokenizer import MAX_TOKENS, SPECIAL_TOKENS, replace_surrogates
+from bert_jax.tokenization.tokenizer import (
+    MAX_TOKENS,
+    SPECIAL_TOKENS,
+    replace_surrogates,
+    warn_of_few,
+)
 from bert_jax.tokenization.wordpiece import (
     CONTINUATION,
     JOINERS,
@@ -113,11 +118,7 @@ def train_wordpiece(
             more = alphabet.tokens(size, size + 1)
             vocab += more[: vocab_size - len(vocab)]
             size += 1
-    if len(vocab) < vocab_size:
-        _log.warning(
-            "the texts gave %d tokens, %d were asked for: no further pair occurs %d times",
-            len(vocab), vocab_size, min_frequency,
-        )  # fmt: skip
+    warn_of_few(len(vocab), vocab_size, f"no remaining pair occurs {min_frequency} times")
     if (share := alphabet.share(size)) < COVERAGE:
         why = f"vocab_size {vocab_size} has no room for them"
         if character_coverage is not None:

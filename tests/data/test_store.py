@@ -145,6 +145,11 @@ def test_a_shard_is_replaced_when_the_new_one_is_complete(tmp_path):
     assert open_store(tmp_path / "s", verify=True).fingerprint == first.fingerprint
     assert write(tmp_path / "s", blocks=[([7], [1], [1])]).shards[0].tokens.tolist() == [7]
     assert names(tmp_path / "s" / "shards") == ["00000"]
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="holds something else"):
+        ShardWriter(tmp_path / "thesis", FakeTokenizer())
+    assert names(tmp_path / "thesis") == ["thesis.tex"]
 
 
 def test_a_manifest_that_was_cut_off_leaves_no_trace(tmp_path):

@@ -569,8 +569,8 @@ def test_the_alphabet_follows_the_text(caplog: Any) -> None:
     whole = train_wordpiece(texts, 30000)
     assert _unknown(whole, texts) == 0, "there is room for all of them"
     assert [record.getMessage() for record in caplog.records] == [
-        f"the texts gave {whole.vocab_size} tokens, 30000 were asked for: no further pair occurs "
-        "2 times"
+        f"the vocabulary stops at {whole.vocab_size} of 30000 tokens: no remaining pair occurs 2 "
+        "times; use more text, or ask for fewer"
     ]
     caplog.clear()
     small = train_wordpiece(texts, 1500)
@@ -636,7 +636,7 @@ def test_bad_training_requests(caplog: Any) -> None:
     assert train_wordpiece(["ab ba"] * 2, 11).vocab_size == 11
     assert not caplog.records
     assert train_wordpiece(["ab ba"] * 2, 1000).vocab_size == 11
-    assert "the texts gave 11 tokens, 1000 were asked for" in caplog.text
+    assert "the vocabulary stops at 11 of 1000 tokens" in caplog.text
 
 
 def test_progress_bar_is_drawn_only_on_request(capfd: Any) -> None:

@@ -76,13 +76,10 @@ def build_pairs(
     workers, begin = worker_count(num_workers), time.perf_counter()
     with contextlib.ExitStack() as stack:
         staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
-        train, held = (
-            stack.enter_context(_Part(staged.path / name, tokenizer, drops))
-            for name, drops in (
-                ("train", drop_duplicates),
-                ("heldout", drop_duplicates and not heldout),
-            )
-        )
+        train = _Part(staged.path / "train", tokenizer, drop_duplicates)
+        stack.enter_context(train.writer)
+        held = _Part(staged.path / "heldout", tokenizer, drop_duplicates and not heldout)
+        stack.enter_context(held.writer)
         sample: list[str] = []
         text_bytes = 0
         size = sum(source.size for source in (*sources, *heldout))
@@ -154,7 +151,7 @@ class _Seen:
 
 
 class _Part:
-    """A store of pairs while it is written, and what was met on the way; a context manager."""
+    """A store of pairs while it is written, and what was met on the way."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer, drops: bool) -> None:
         self.path, self.writer = path, ShardWriter(path / "shards" / "00000", tokenizer)
@@ -199,12 +196,6 @@ class _Part:
             text_bytes=text_bytes,
             **accounted,
         )
-
-    def __enter__(self) -> "_Part":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.writer.close()
 
 
 def _empty(sources: Sequence[PairSource]) -> UserError:

@@ -119,7 +119,7 @@ def better_thresholds(
     return {k: value for k, value in better.items() if value is not None and k not in thresholds}
 
 
-class Pass:
+class Pass(contextlib.AbstractContextManager["Pass"]):
     """A context manager that writes the shards of one reading of sources.
 
     Leaving it without `finish`, by an error or not, removes what was written.
@@ -297,18 +297,11 @@ class Pass:
             )
         return name
 
-    def close(self) -> None:
-        """Remove what is not finished."""
+    def __exit__(self, *exception: object) -> None:
         for writers in self._writers.values():
             for writer in writers.values():
                 writer.close()
         self._writers = {}
-
-    def __enter__(self) -> "Pass":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def store_meta(
