@@ -15,6 +15,7 @@ from bert_jax.distributed.checkpoint.record import named_leaves
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.model.heads import logical_axes
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.initial_model import check_tokenizer, initial_params
@@ -49,11 +50,12 @@ def resolve_teacher(
                 f"training.phases have rows of {longest} tokens; shorten the rows"
             )
         values["num_positions"] = longest
-    distil = dataclasses.replace(config.distil, architecture=ModelConfig(**values))
+    architecture = ModelConfig(**values)
     kept = {
-        "encoder": {n: part for n, part in teacher.params["encoder"].items() if n != "pooler"},
-        "mlm": teacher.params["mlm"],
+        name: {n: part for n, part in teacher.params[name].items() if n in parts}
+        for name, parts in logical_axes(architecture).items()
     }
+    distil = dataclasses.replace(config.distil, architecture=architecture)
     return dataclasses.replace(config, distil=distil), dataclasses.replace(teacher, params=kept)
 
 
