@@ -1,7 +1,6 @@
 """The teacher of a pretraining run: read at each start, never saved with the run."""
 
 import dataclasses
-import hashlib
 from typing import Any
 
 import jax
@@ -57,15 +56,6 @@ def resolve_teacher(
     }
     distil = dataclasses.replace(config.distil, architecture=architecture)
     return dataclasses.replace(config, distil=distil), dataclasses.replace(teacher, params=kept)
-
-
-def teacher_digest(teacher: SavedModel) -> str:
-    """Return the SHA-256 of all parameters of the teacher."""
-    digest = hashlib.sha256()
-    for name, leaf in sorted(named_leaves(teacher.params).items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
-    return digest.hexdigest()
 
 
 def teacher_line(teacher: SavedModel) -> str:
