@@ -271,9 +271,8 @@ def _top_tokens(
 def _first(
     config: ModelConfig, pools: bool, end: Any, x: Float[Array, "B L D"], context: Context,
 ) -> Float[Array, "B D"]:  # fmt: skip
-    if pools:
-        return _pooler(config, end, x, context).astype(jnp.float32)
-    return _last(config, end, x, context)[:, 0].astype(jnp.float32)
+    x = _last(config, end, x, context)
+    return (pool(config, end, x) if pools else x[:, 0]).astype(jnp.float32)
 
 
 @_program(0, 1)
@@ -313,7 +312,3 @@ def _last(
     else:
         x = jnp.take_along_axis(x, places[..., None], axis=1)
     return end_norm(config, end, x)
-
-
-def _pooler(config: ModelConfig, end: Any, x: Array, context: Context) -> Float[Array, "B D"]:
-    return pool(config, end, _last(config, end, x, context))

@@ -2,7 +2,8 @@
 
     config = EmbeddingConfig("mean", dimensions=(256, 64))
     params = init_embedding_params(model, config, key, encoder=pretrained["encoder"])
-    vectors = apply_embedding(model, config, params, tokens, type_ids, segment_ids)
+    hidden = encode(model, params, tokens, type_ids, segment_ids)
+    vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params))
 
 Parameters are a nested dict with the entry `encoder`, without pooler, and with `pooling` where the
 pooling is learned. Texts are compared by the cosine of their vectors.
@@ -15,15 +16,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import Params, encode, init_params
-from bert_jax.model.layout import Layout
-from bert_jax.model.pooling import TokenPooling, TokenWeights, pool_tokens
+from bert_jax.model.heads import Params, init_params
+from bert_jax.model.pooling import TokenPooling, TokenWeights
 
 
 @dataclass(frozen=True)
@@ -85,25 +84,6 @@ def init_embedding_params(
     params = init_params(config, key, EmbeddingModel, embedding)
     given = {name: entry for name, entry in (encoder or {}).items() if name != "pooler"}
     return {**params, "encoder": {**params["encoder"], **given}}
-
-
-def apply_embedding(
-    config: ModelConfig,
-    embedding: EmbeddingConfig,
-    params: Params,
-    tokens: Integer[Array, "B L"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
-) -> Float[Array, "B D"]:
-    """Compute vectors in float32, before `finish`; 0 for a row without tokens.
-
-    `params` come from `init_embedding_params`; the arrays and what follows are those of
-    `heads.encode`.
-    """
-    hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
-    return pool_tokens(embedding.pooling, hidden, segment_ids > 0, params)
 
 
 def finish(

@@ -321,6 +321,11 @@ def has_vocabulary_head(params: Params) -> bool:
     return "mlm" in params
 
 
+def vocabulary_transform(params: Params) -> Params:
+    """Return the map and the norm of the masked-LM head."""
+    return {part: params["mlm"][part] for part in ("dense", "norm")}
+
+
 def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:

@@ -22,7 +22,17 @@ from bert_jax.model.biaffine import BiaffineHead
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.encoder import Encoder, PooledEncoder
-from bert_jax.model.heads import Build, LinearHead, Params, encode, init_params, pool, with_params
+from bert_jax.model.heads import (
+    Build,
+    LinearHead,
+    Params,
+    encode,
+    has_vocabulary_head,
+    init_params,
+    pool,
+    vocabulary_transform,
+    with_params,
+)
 from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, output_std
 from bert_jax.model.layout import Layout
 from bert_jax.model.pooling import Pooled, pool_tokens
@@ -128,8 +138,8 @@ def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -
         return start
     if "transform" in params:
         return {**start, "transform": params["transform"]}
-    if "mlm" in params and config.head_transform and not config.projects_embeddings:
-        return {**start, "transform": {part: params["mlm"][part] for part in ("dense", "norm")}}
+    if has_vocabulary_head(params) and config.head_transform and not config.projects_embeddings:
+        return {**start, "transform": vocabulary_transform(params)}
     return start
 
 

@@ -23,15 +23,14 @@ from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.embedding import (
     EmbeddingConfig,
     EmbeddingModel,
-    apply_embedding,
     init_embedding_params,
     unit,
 )
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
-from bert_jax.model.heads import logical_axes
+from bert_jax.model.heads import encode, logical_axes
 from bert_jax.model.layout import Layout
 from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
-from bert_jax.model.pooling import TokenPooling
+from bert_jax.model.pooling import TokenPooling, pool_tokens
 from bert_jax.objectives.losses import ratio
 from bert_jax.objectives.objective import Batch, CoupledObjective, Metric, Scalars, Shown
 
@@ -232,7 +231,8 @@ class EmbeddingObjective(CoupledObjective):
         found = []
         for start, end, length in parts:
             inputs = _inputs(rows, self.group, start, end, length, seed)
-            vectors = apply_embedding(self.model, self.config, params, *inputs, layout)
+            hidden = encode(self.model, params, *inputs, layout)
+            vectors = pool_tokens(self.config.pooling, hidden, inputs[2] > 0, params)
             found.append(vectors.reshape(-1, end - start, vectors.shape[-1]))
         return jnp.concatenate(found, axis=1)
 

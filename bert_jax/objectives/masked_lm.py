@@ -48,6 +48,9 @@ _PAIRS = (
     ),
 )  # fmt: skip
 
+PAIR_HEADS = frozenset({"nsp"})
+"""Entries of the parameters that only labels of pairs train."""
+
 
 def check_decoder(model: ModelConfig) -> None:
     """Refuse a model whose decoder cannot read the states of the layers."""

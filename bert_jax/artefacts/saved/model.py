@@ -1,12 +1,14 @@
 """A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers."""
 
 import dataclasses
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
@@ -161,3 +163,12 @@ class SavedModel:
             return self.params
         fresh = init_params(self.config, jax.random.key(0))["encoder"]["pooler"]
         return {**self.params, "encoder": {**self.params["encoder"], "pooler": fresh}}
+
+
+def digest_of(params: Any, told: str = "") -> str:
+    """Compute the SHA-256 of `told` and of all parameters, with their names inside their entry."""
+    digest = hashlib.sha256(told.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        digest.update(jax.tree_util.keystr(path[1:]).encode())
+        digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
+    return digest.hexdigest()

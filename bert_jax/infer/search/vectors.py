@@ -1,14 +1,12 @@
 """Vectors of many texts for comparison by cosine, and the digest of the model that makes them."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.infer.embed import Embedder, Kind
 from bert_jax.infer.predictor import Cuts, Given
 
@@ -55,9 +53,5 @@ def model_digest(model: SavedModel) -> str:
     """Compute the SHA-256 of what determines vectors: weights, tokenizer, pooling, prefixes."""
     own = None if model.embedding is None else asdict(model.embedding)
     told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
-    digest = hashlib.sha256(told.encode())
     parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
+    return digest_of(parts, told)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.errors import UserError
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
@@ -29,7 +29,6 @@ from bert_jax.training.finetune.start.vectors import with_vectors
 from bert_jax.training.finetune.start.weights import (
     RANDOM,
     encoder_of,
-    fingerprint_of,
     read_baseline,
     read_start,
     with_head,
@@ -133,13 +132,13 @@ def set_up(config: FinetuneConfig) -> Setup:
     else:
         objective, starts = with_head(config, initial, model, task, inits, given)
     fingerprints = {
-        name: fingerprint_of(start, initial.tokenizer)
+        name: digest_of(start, initial.tokenizer.fingerprint)
         for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
     }
     if config.distil.teacher:
         objective, teacher = with_teacher(config.distil, objective, initial, task)
         starts = tuple({**start, TEACHER: teacher} for start in starts)
-        fingerprints["distil.teacher"] = fingerprint_of(teacher, initial.tokenizer)
+        fingerprints["distil.teacher"] = digest_of(teacher)
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )

@@ -111,8 +111,8 @@ def grow_model(
 
 
 def _loss(saved: SavedModel, corpus: Corpus, max_rows: int | None) -> float:
-    values = heldout_metrics(saved, corpus, max_rows=max_rows)
-    return values["eval/mlm_loss"]
+    loss, *_ = heldout_metrics(saved, corpus, max_rows=max_rows).values()
+    return loss
 
 
 def _shape(config: ModelConfig) -> str:

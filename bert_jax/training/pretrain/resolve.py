@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.parallel.sharding import make_mesh, num_batch_shards
@@ -31,7 +31,6 @@ from bert_jax.training.pretrain.start.teacher import (
     resolve_teacher,
     starts_from_teacher,
     student_start,
-    teacher_digest,
 )
 from bert_jax.training.pretrain.workdir import check_workdir
 from bert_jax.training.run_plan import Policy, RunPlan, Stage
@@ -59,7 +58,7 @@ def resolve_pretraining(
     config = config.with_vocabulary(store.vocab_size)
     training, numbers = config.training, range(len(config.phases))
     texts = phase_stores(config, store)
-    digest = teacher_digest(teacher) if teacher else ""
+    digest = digest_of(teacher.params) if teacher else ""
     check_workdir(work, config, store, texts, digest)
     check_stages(config, shards, step)
     steps = [step_config(config, corpus, number) for number in numbers]

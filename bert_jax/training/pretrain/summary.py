@@ -17,6 +17,7 @@ from bert_jax.data.phases import described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.masked_lm import PAIR_HEADS
 from bert_jax.objectives.objective import Metric, Objective, num_params
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
@@ -107,7 +108,7 @@ def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, A
         except UserError as error:
             return [f"exports  not to {error}"]
         return []
-    untrained = set() if config.has_pairs else {"nsp"}
+    untrained = set() if config.has_pairs else PAIR_HEADS
     for part, (model, params) in models.items():
         for format, why in refusals(model, {*params} - untrained).items():
             refused.setdefault(why, []).append(format if len(models) == 1 else f"{format} ({part})")

@@ -1,13 +1,11 @@
 """First weights of a run: the models that the configuration names, their heads, what is frozen."""
 
 import dataclasses
-import hashlib
 import logging
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from bert_jax.artefacts.formats.huggingface_files import model_class
@@ -22,7 +20,6 @@ from bert_jax.objectives.embedding import ContrastConfig
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.tasks.skew import SkewConfig, class_weights
 from bert_jax.tasks.task import Task
-from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
 
 RANDOM = "random"
@@ -271,13 +268,3 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
         return {"kernel": kernel, "bias": bias}
     order = [names.index(label) for label in wanted]
     return {"kernel": kernel[..., order], "bias": bias[order]}
-
-
-def fingerprint_of(start: Any, tokenizer: Tokenizer) -> str:
-    """Return the SHA-256 of a tokenizer and of the weights that a run starts from ({}: none)."""
-    digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    for part in sorted(start):  # encoder, head, transform
-        for path, leaf in jax.tree_util.tree_leaves_with_path(start[part]):
-            digest.update(jax.tree_util.keystr(path).encode())
-            digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
-    return digest.hexdigest()

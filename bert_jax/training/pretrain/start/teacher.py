@@ -1,7 +1,6 @@
 """The teacher of a pretraining run: read at each start, never saved with the run."""
 
 import dataclasses
-import hashlib
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from bert_jax.distributed.checkpoint.record import named_leaves
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.model.heads import logical_axes
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.initial_model import check_tokenizer, initial_params
@@ -49,21 +49,13 @@ def resolve_teacher(
                 f"training.phases have rows of {longest} tokens; shorten the rows"
             )
         values["num_positions"] = longest
-    distil = dataclasses.replace(config.distil, architecture=ModelConfig(**values))
+    architecture = ModelConfig(**values)
     kept = {
-        "encoder": {n: part for n, part in teacher.params["encoder"].items() if n != "pooler"},
-        "mlm": teacher.params["mlm"],
+        name: {n: part for n, part in teacher.params[name].items() if n in parts}
+        for name, parts in logical_axes(architecture).items()
     }
+    distil = dataclasses.replace(config.distil, architecture=architecture)
     return dataclasses.replace(config, distil=distil), dataclasses.replace(teacher, params=kept)
-
-
-def teacher_digest(teacher: SavedModel) -> str:
-    """Return the SHA-256 of all parameters of the teacher."""
-    digest = hashlib.sha256()
-    for name, leaf in sorted(named_leaves(teacher.params).items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
-    return digest.hexdigest()
 
 
 def teacher_line(teacher: SavedModel) -> str:
