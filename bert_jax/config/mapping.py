@@ -97,7 +97,7 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     if not by:
         return cls
     name = mapping.get(by, getattr(cls, by))
-    if instead := getattr(cls, "FORMER", {}).get(name):
+    if isinstance(name, str) and (instead := getattr(cls, "FORMER", {}).get(name)):
         raise UserError(f"{cls.SECTION}.{by} is {name!r}; {instead}")
     if not isinstance(name, str) or name not in variants:
         near = nearest(str(name), variants)

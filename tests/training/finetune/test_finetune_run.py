@@ -462,7 +462,7 @@ def test_other_verbs_on_a_fine_tuned_model(one_run, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
     for arguments in (
         ["pretrain", f"--config={recipe}", f"--workdir={work}"],
-        ["replay", work, "--step=0"],
+        ["replay", work, "--step=0", "--corpus=x"],
         ["fill-mask", work, "the [MASK] sat"],
         ["status", work, f"--plot={tmp_path / 'x.png'}"],
     ):
@@ -563,7 +563,7 @@ def test_one_run_that_diverges_stops(files, tmp_path, capsys):
             "Computed again from the same inputs, it came out the same to the last bit" in said.err
         )
         assert "The last good checkpoint: none was saved" in said.err
-        assert "bert-jax replay" not in said.err
+        assert f"See the batch with `bert-jax replay {work} --step 1`" in said.err
     assert not list(work.glob("statistics.*"))
     kinds = [event["kind"] for event in read_events(work / "events.jsonl")]
     assert kinds == ["start", "bad_step", "error"] * 2
