@@ -60,7 +60,7 @@ def with_documents(collection: Collection, more: Iterable[str]) -> Collection:
 
 
 def write_pairs(path: Path, collection: Collection) -> None:
-    """Write the relevant pairs, as `task.embedding` reads them."""
+    """Write the relevant pairs, as `task.kind=embedding` reads them."""
     rows = (
         {"query": collection.queries[query], "document": collection.documents[document]}
         for query, grades in collection.relevant.items()
