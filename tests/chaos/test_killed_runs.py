@@ -52,7 +52,7 @@ def test_killed_runs_equal_the_whole_one(tmp_path, cache, objective, processes, 
     rng = random.Random(seed)
     corpus = write_corpus(tmp_path / "corpus")
     config = small_config(
-        **CHANGES, data={"corpus": str(tmp_path / "corpus"), "objective": objective}
+        **CHANGES, data={"corpus": str(tmp_path / "corpus"), "pairing": objective}
     )
     assert config.model.hidden_dropout_rate > 0
     assert config.training.accumulation > 1

@@ -165,7 +165,7 @@ def test_two_processes_then_one_then_four(tmp_path, cache, corpus):
 
 @pytest.mark.parametrize("objective", ["nsp", "none"])
 def test_processes_share_each_batch(corpus, objective):
-    config = small_config(data={"objective": objective})
+    config = small_config(data={"pairing": objective})
     stream = ExampleStream(corpus.train, config.data, config.phases, config.seed)
     for step in range(config.training.num_steps):
         batch = stream.batch(step)

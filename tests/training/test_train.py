@@ -188,7 +188,7 @@ def test_checkpoints_without_a_configuration_are_refused(tmp_path, corpus):
 def test_one_store_alone_trains_without_evaluation(tmp_path, corpus):
     alone = open_corpus(str(corpus.train.path))
     assert alone.heldout is None
-    config = small_config(**SHORT, data={"objective": "none"})
+    config = small_config(**SHORT, data={"pairing": "none"})
     said: list[str] = []
     result = train(config, tmp_path / "work", corpus=alone, echo=said.append)
     assert result.eval_metrics == {}

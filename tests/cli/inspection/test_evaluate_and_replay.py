@@ -25,7 +25,7 @@ def result(tmp_path_factory) -> Result:
         training__phases=[{"length": 32, "batch_size": 16}],
         training__accumulation=1,
         optimizer__warmup_steps=1,
-        data={"corpus": str(directory / "corpus"), "objective": "sop"},
+        data={"corpus": str(directory / "corpus"), "pairing": "sop"},
     )
     return train(config, directory / "work", echo=lambda _: None)
 
