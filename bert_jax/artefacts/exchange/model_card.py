@@ -196,14 +196,12 @@ def _data(saved: SavedModel) -> str:
         return f"## Data\n\n{said}{objective}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})
-        kind = task.get("kind", "")
-        section = task.get(kind, {})
-        parts = [f"`{plain(section['name'])}`"] if section.get("name") else []
+        parts = [f"`{plain(task['name'])}`"] if task.get("name") else []
         parts += [
-            f"{part}: `{last_part(section[part])}`" for part in ("train", "dev", "data")
-            if section.get(part)
+            f"{part}: `{last_part(task[part])}`" for part in ("train", "dev", "data")
+            if task.get(part)
         ]  # fmt: skip
-        said = f"Fine-tuned on data of the kind {kind} ({', '.join(parts)})"
+        said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
         start = f"`{last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
     return "## Data\n\nNot known here: the model was read from files that do not say it."
@@ -219,7 +217,10 @@ def _training(saved: SavedModel) -> str:
     for phase in training.get("phases", []):
         said = f"{phase['batch_size']} rows of {phase['length']} tokens"
         own = described(phase)
-        rows.append((f"share {phase['share']:g} of the updates", f"{said}; {own}" if own else said))
+        part = f"share {phase['share']:g} of the updates"
+        if steps := phase.get("steps"):
+            part = f"{steps:,} updates"
+        rows.append((part, f"{said}; {own}" if own else said))
     for key in ("num_epochs", "batch_size"):
         if key in training:
             rows.append((key.replace("_", " "), f"{training[key]:g}"))
