@@ -66,7 +66,7 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of the head and of a constant prediction; None if the head is better."""
+        """Dev scores of head and constant prediction; None if the head is better or not scored."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))

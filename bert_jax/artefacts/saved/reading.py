@@ -66,8 +66,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             and span QA are read; others are ignored.
         encoder_only: Whether to ignore the heads in Hugging Face's format, even damaged ones,
             except the transform that all heads of a modern family share.
-        part: Which model to read from a pretraining run that has several, such as the generator of
-            replaced-token detection; empty: the first.
+        part: Model of a pretraining run that has several, such as the generator of replaced-token
+            detection; empty: the first.
 
     Raises:
         UserError: `path` is none of these or is malformed; lists everything that does not fit.
