@@ -87,8 +87,8 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
 
     Args:
         directory: Directory of the adapter.
-        base: Directory of the adapted model; None: `BASE`, or a name in the adapter's configuration;
-            both lie inside `directory`.
+        base: Directory of the adapted model; None: `BASE` in `directory`, else the base that the
+            adapter names, if that is inside `directory` too.
 
     Raises:
         UserError: The adapter is malformed, is not plain LoRA, or has no base.
