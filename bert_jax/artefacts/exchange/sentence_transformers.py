@@ -36,7 +36,7 @@ LEAST_COSINE = 0.99999
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
     """Return a model without its heads; its vectors default to the mean of its states.
 
-    These default vectors are not normalised; the caller decides, as in `embed`.
+    The default vectors are not normalised; the caller may normalise them, as in `embed`.
     """
     parts: Params = {
         name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params

@@ -73,7 +73,7 @@ def new_tokens(
     Lines are whole words; blank lines are skipped. `where` formats a line number for messages.
 
     Raises:
-        UserError: The tokenizer is of an unsupported kind, or entries are not one word: all of them.
+        UserError: The tokenizer is of an unsupported kind, or entries are not one word: lists all.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(

@@ -192,7 +192,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return attention masks (B, 1, 1, L) or (B, 1, L, L) by the letter of the kind of layer."""
+        """Return masks (B, 1, 1, L) or (B, 1, L, L) by the letter of the kind of layer."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:
