@@ -76,7 +76,7 @@ def export(
         license: License for the model card, as the Hugging Face Hub abbreviates it.
         name: Title of the model card; empty: the name of the source's directory.
         part: Model to export from a run with several: discriminator or generator; empty: the first.
-        quantize: int8 (ONNX only): replace the proven graph by one with 8-bit matrices; the entry
+        quantize: int8 (ONNX only): replace the proven graph with one of 8-bit matrices; the entry
             `quantized` gives the cost, and no tolerance applies. Empty: float32.
         say: Function that gets one line at each stage.
 

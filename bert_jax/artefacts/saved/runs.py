@@ -126,7 +126,7 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 
 def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
-    """Return the named step or, without a name, the `last` newest verified steps, ascending.
+    """Return the named step or, if none is named, the `last` newest verified steps, ascending.
 
     Raises:
         UserError: There are fewer; lists the saved steps.

@@ -135,7 +135,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def without_adapter(saved: SavedModel) -> SavedModel:
-    """Return the model before adaptation, with zeros for every part that the run trained."""
+    """Return the model without the updates, with zeros for other parts that the run trained."""
     encoder = {
         name: part if name in _ENCODER else jax.tree.map(np.zeros_like, part)
         for name, part in saved.params["encoder"].items()

@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 
 
 def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Replace float32 matrices by int8 matrices, and compare outputs with the source.
+    """Replace float32 matrices with int8 matrices, and compare outputs with the source.
 
     Each matrix has one scale; activations are quantized at run time (dynamic quantization).
 
