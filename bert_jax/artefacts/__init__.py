@@ -1,4 +1,4 @@
-"""Models in directories: reading any (`saved/`), foreign formats (`formats/`), proven exports.
+"""Models in directories: reading (`saved/`), foreign formats (`formats/`), export (`exchange/`).
 
 `exchange/` writes a model in another format and proves that the copy computes the same.
 May import distributed, model and data. Read first: saved/model.py, formats/family.py,

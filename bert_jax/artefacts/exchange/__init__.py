@@ -1,1 +1,1 @@
-"""Models out of and into other formats, with proof."""
+"""Import and export of models in other formats, with proof that the copy computes the same."""

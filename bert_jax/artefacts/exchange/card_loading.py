@@ -1,4 +1,4 @@
-"""How a model card says to load the export, and words that are safe in a card."""
+"""Loading section of a model card, and escaping of text for a card."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -17,7 +17,7 @@ PIPELINES = {
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
 }
-"""Pipelines of Transformers, by the ends of its classes."""
+"""Pipelines of Transformers, by class-name suffix."""
 _LOADING = """\
 ## Loading
 
@@ -105,7 +105,7 @@ model = pipeline("{}", model="DIR")
 
 
 def loading_text(saved: SavedModel, parity: Mapping[str, Any]) -> str:
-    """Return the section on loading, of a format and class of the parity file."""
+    """Return the loading section for the format and class in the parity file."""
     if parity["format"] == "peft" and saved.outputs is not None:
         return _ADAPTING.format(
             auto=auto_class(parity["class"]),
@@ -123,7 +123,7 @@ def loading_text(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if not family.native:
         return _LOADING.format(theirs=_NO_CLASS.format(family.name))
     kind, said = PIPELINES.get(task_of(saved)), _THEIRS.format(auto=auto_class(parity["class"]))
-    if kind and kind not in ("question-answering", "multiple-choice"):  # there is no such pipeline
+    if kind and kind not in ("question-answering", "multiple-choice"):  # do not exist
         said += _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
             said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
@@ -131,10 +131,10 @@ def loading_text(saved: SavedModel, parity: Mapping[str, Any]) -> str:
 
 
 def last_part(path: Any) -> str:
-    """Return the last part of a path: where files lie on a machine is nobody's business."""
+    """Return the last part of a path, so that a card does not reveal local directories."""
     return plain(PurePath(str(path or "unknown")).name)
 
 
 def plain(text: str) -> str:
-    """Put a text on one line, without what ends a code span or a cell."""
+    """Put a text on one line, without characters that would end a code span or a table cell."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in text)[:120]

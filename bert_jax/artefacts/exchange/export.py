@@ -1,9 +1,9 @@
-"""A model for other software, proven before it appears: bert-jax export.
+"""Export of a model for other software, proven before it appears: bert-jax export.
 
 export("work/base", "huggingface", Path("out/base"))
 
-The directory is built and proven under another name; a difference above the tolerance, a full disk
-or a signal leaves nothing at its own.
+The directory is built and proven under a temporary name, so that a difference above the tolerance,
+a full disk or a signal leaves nothing under the final name.
 """
 
 import contextlib
@@ -43,12 +43,12 @@ FORMATS = {
     "onnx": ("onnx.runtime", ""),
     "peft": ("adapter.peft", ""),
 }
-"""Modules of `exchange` for encoders and for models that translate; "": none.
+"""Modules of `exchange` by format: one for encoders, one for translation models; "": none.
 
-`write(saved, out)` of a module fills a directory; a UserError says what the format cannot hold.
+A module's `write(saved, out)` fills a directory; a UserError says what the format cannot hold.
 `prove(saved, out, rows)` compares the directory with its source on rows of token ids, and returns
-`differences` by output and `versions`. `loading(saved)`, where a module has it, tells in the model
-card how the directory is loaded.
+`differences` by output and `versions`. The optional `loading(saved)` writes the loading section of
+the model card.
 """
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
@@ -66,26 +66,26 @@ def export(
     quantize: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write a model in another format; `out` is there whole and proven afterwards, or not at all.
+    """Write a model in another format; `out` ends up complete and proven, or does not appear.
 
     Args:
         source: Directory for `read_model`.
         format: A key of `FORMATS`.
-        out: A directory that does not exist yet, or is empty.
-        tolerance: Largest absolute difference, from the source, of states and logits in float32.
-        license: For the model card, as the Hugging Face Hub abbreviates licences.
-        name: Title of the model card; default: the name of the source's directory.
-        part: Model of a run that has several: discriminator or generator; empty: the first.
-        quantize: int8, of ONNX: matrices in 8 bits, which takes the place of the proven graph;
-            `quantized` says what that costs, and no tolerance applies. Empty: float32.
-        say: Gets a line at each stage.
+        out: Directory that does not exist yet, or is empty.
+        tolerance: Largest allowed absolute difference of float32 states and logits from the source.
+        license: License for the model card, as the Hugging Face Hub abbreviates it.
+        name: Title of the model card; empty: the name of the source's directory.
+        part: Model to export from a run with several: discriminator or generator; empty: the first.
+        quantize: int8 (ONNX only): replace the proven graph with one of 8-bit matrices; the entry
+            `quantized` gives the cost, and no tolerance applies. Empty: float32.
+        say: Function that gets one line at each stage.
 
     Returns:
-        The content of `parity.json`.
+        Content of `parity.json`.
 
     Raises:
-        UserError: The source is no model, `out` is taken, or the format cannot hold the model.
-        ProofFailedError: The written model does not give the same as the source.
+        UserError: The source is not a model, `out` is taken, or the format cannot hold the model.
+        ProofFailedError: The written model does not give the same outputs as the source.
     """
     if format not in FORMATS:
         raise UserError(f"the format is {format!r}; it must be one of {', '.join(FORMATS)}")
@@ -121,7 +121,7 @@ def export(
             f"{saved.name}: {format} has no search; a model that translates is exported --to "
             f"{fitting}"
         )
-    has_parts = not translates or format == "huggingface"  # else the network as it is
+    has_parts = not translates or format == "huggingface"  # else the whole network is exported
     module = import_module(f"bert_jax.artefacts.exchange.{name_of_module}")
     with staged(out) as directory:
         say(f"writing {format}")
@@ -170,13 +170,13 @@ def export(
 
 @contextlib.contextmanager
 def staged(out: str | Path) -> Iterator[Path]:
-    """Yield a new directory beside `out`, which becomes `out` by a rename when the body ends well.
+    """Yield a new directory beside `out`; rename the directory to `out` if the body succeeds.
 
-    Whatever ends the body otherwise, Ctrl-C and SIGTERM among it, the directory is removed. One
-    that a killed process left is removed by the next call for the same `out`.
+    If the body fails for any reason, including Ctrl-C and SIGTERM, the directory is removed. The
+    next call for the same `out` removes a directory that a killed process left behind.
 
     Raises:
-        UserError: `out` is there and is not an empty directory, is in a bucket, or cannot be
+        UserError: `out` exists and is not an empty directory, is in a bucket, or cannot be
             written.
     """
     if scheme(out) is not None:
@@ -190,9 +190,9 @@ def staged(out: str | Path) -> Iterator[Path]:
 
 
 def as_trained(saved: SavedModel) -> SavedModel:
-    """Return a model without the parts that a run of pretraining never trained.
+    """Return a model without the parts that its pretraining run never trained.
 
-    With `data.pairing` none there are no pairs of texts: the head for them and the pooler, which
-    it alone reads, have the values with which the run began.
+    With `data.pairing` none there are no text pairs, so the head for pairs, and the pooler that
+    only this head reads, still have their initial values.
     """
     return saved.without({*POOLED_HEADS, "pooler"}) if saved.origin.pairing == "none" else saved

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face Hub, by name: safetensors, JSON and the tokenizer's files, no more.
+"""Download of models from the Hugging Face Hub: only safetensors, JSON and tokenizer files.
 
-Weights in pickled files and Python beside a model are programs of whoever uploaded them. They are
-not fetched, so that nothing later can run them.
+Pickled weights, and Python files beside a model, are programs that the uploader wrote. They are not
+fetched, so that nothing can run them later.
 """
 
 import re
@@ -17,8 +17,8 @@ FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
     "1_Pooling/config.json",
 )  # fmt: skip
-"""Files of a repository's top directory that are fetched, where the repository has them, and the
-pooling of sentence-transformers."""
+"""Files that are fetched if the repository has them: files in its top directory, and the pooling of
+sentence-transformers."""
 _ELSEWHERE = ["*/*.safetensors", "*/*.model"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
@@ -26,7 +26,7 @@ _PICKLED = re.compile(r"pytorch_model.*\.bin|model.*\.(pt|pth|ckpt)")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `fetch` could take it: `name` or `owner/name`, with or without `@revision`."""
+    """Whether `fetch` accepts a name: `name` or `owner/name`, with or without `@revision`."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -36,12 +36,12 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     Args:
         name: `owner/name`, or `owner/name@revision` with a branch, a tag, a commit, or a pull
             request (`refs/pr/1`).
-        cache: A directory; None: that of `huggingface_hub`, which Transformers shares. Other
-            programs may have put other files there.
+        cache: Cache directory; None: the cache of `huggingface_hub`, shared with Transformers.
+            Other programs may have put other files there.
 
     Raises:
-        UserError: `huggingface_hub` is not installed; no such model or revision, no access to it,
-            no network and nothing in the cache; no safetensors.
+        UserError: `huggingface_hub` is missing; the model or revision does not exist, is not
+            accessible or has no safetensors; or there is neither a network nor a cached copy.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -56,7 +56,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     from huggingface_hub import errors
 
     repo, revision = match["repo"], match["revision"]
-    # The errors of the HTTP client, which is another one from version to version, and OSError.
+    # Errors of the HTTP client (which client depends on the version), and OSError.
     failures: tuple[Any, ...] = (*errors.HfHubHTTPError.__bases__, errors.HFValidationError)
     offline = False
     try:
@@ -96,7 +96,7 @@ def _check_weights(name: str, files: list[str]) -> None:
 
 
 def _reason(error: Exception, repo: str) -> str:
-    """Say in one line why a model was not fetched."""
+    """Explain in one line why a model was not fetched."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):

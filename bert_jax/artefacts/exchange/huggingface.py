@@ -1,8 +1,8 @@
-"""Hugging Face's format, proven: what was written is read back and compared with the source.
+"""Export in Hugging Face's format, with proof: the files are read back and compared.
 
-Once by `read_model`, which always runs: tensors bit for bit, ids of texts, outputs. Once by
-`transformers` where it is installed: no missing and no unexpected tensor, the same ids, outputs
-within the tolerance.
+`read_model` always reads them: tensors bit for bit, ids of texts, outputs. If `transformers` is
+installed, it reads them too: no missing and no unexpected tensor, the same ids, outputs within the
+tolerance.
 """
 
 import re
@@ -50,10 +50,10 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write what `write_huggingface` writes.
+    """Write the files of `write_huggingface`.
 
     Raises:
-        UserError: The model cannot be said in Hugging Face's format.
+        UserError: Hugging Face's format cannot express the model.
     """
     refuse_learned_pooling(saved)
     write_huggingface(saved, out)
@@ -63,7 +63,7 @@ def refuse_learned_pooling(saved: SavedModel) -> None:
     """Refuse vectors that no module of sentence-transformers computes.
 
     Raises:
-        UserError: Names the formats that hold them.
+        UserError: Names the formats that can hold such vectors.
     """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
@@ -85,11 +85,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Read the directory back and compare outputs.
 
     Returns:
-        `differences`, the largest by output over both proofs; `proofs`, what each found or why it
-        did not run; and `versions`.
+        `differences`: the largest per output in either proof; `proofs`: the result of each proof
+        or why the proof did not run; and `versions`.
 
     Raises:
-        ProofFailedError: Something differs that must be equal: names it.
+        ProofFailedError: Names the part that differs and must be equal.
     """
     programs: list[Callable[[Batch], dict[str, np.ndarray]]]
     programs = [partial(logits_of, read_back(saved, out))]
@@ -124,7 +124,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     """Read a directory with our own code.
 
     Raises:
-        ProofFailedError: Tensors, labels, ids or the tokenizer are not those of `saved`.
+        ProofFailedError: Tensors, labels, ids or the tokenizer differ from `saved`.
     """
     back = read_model(out)
     left_out = () if saved.has_pooler and has_place_for_pooler(saved) else ("pooler",)
@@ -142,7 +142,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
 
 
 def check_same_tokenizer(saved: SavedModel, back: SavedModel) -> None:
-    """Raise ProofFailedError where a model that was read back has another tokenizer."""
+    """Raise ProofFailedError if a model that was read back has another tokenizer."""
     expected, again = (each.tokenizer.encode_batch(PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(PROOF_TEXTS, expected, again, strict=True):
         _same_ids("the tokenizer that was read back", text, ids.tolist(), other.tolist())
@@ -174,7 +174,7 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
 
 
 def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
-    """Load a written directory as `transformers` does; raise where its class or keys are wrong."""
+    """Load a written directory with `transformers`; raise if its class or keys are wrong."""
     name = class_of(saved)
     model = TheirModel(out, auto_class(name))
     if model.name != name:
@@ -185,10 +185,10 @@ def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
 
 
 def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
-    """Compare ids and offsets with those of a written directory's `AutoTokenizer`.
+    """Compare ids and offsets with the `AutoTokenizer` of a written directory.
 
     Returns:
-        Numbers of texts with equal ids and offsets, and the texts with ties.
+        Numbers of texts with equal ids and equal offsets, and the texts with ties.
 
     Raises:
         ProofFailedError: Ids, types, special tokens or offsets differ.
@@ -207,10 +207,10 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 
 
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
-    """Compare where tokens lie in their texts; return the number of equal texts, as text.
+    """Compare the offsets of tokens; return the number of equal texts, as a string.
 
-    A SentencePiece model's tokens may lie elsewhere: the library gives several characters that are
-    composed or cut into bytes the span of all of them, and a word the space before it.
+    Offsets of a SentencePiece model may differ: the library gives every one of several composed or
+    byte-split characters their joint span, and includes the space before a word.
     """
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
@@ -218,7 +218,7 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
     for text in texts_for(ours):
         found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, spans = ours.encode(text)
-        if found["input_ids"] != ids.tolist():  # of texts that spell a special token, and of ties
+        if found["input_ids"] != ids.tolist():  # the text spells a special token, or has a tie
             continue
         compared += 1
         same = same_spans(text, spans.tolist(), found["offset_mapping"], exact=exact)
@@ -232,14 +232,14 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
 
 
 def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
-    """Ids of each text alone, with special tokens around, and of pairs with their types.
+    """Compare the ids of rows of one text, and of a pair with its types.
 
-    Returns how many texts have equal ids, and the texts of which two segmentations are as probable
-    and theirs is the other one.
+    Returns the number of texts with equal ids, and the texts with ties: two segmentations are
+    equally probable and the two tokenizers chose differently.
 
-    Where a text spells one of the five special tokens, theirs takes the word for the token and ours
-    for text; theirs does as ours when told to split special tokens. An added special token is kept
-    whole by ours in any case, so texts that spell one are not compared split.
+    If a text spells one of the five special tokens, their tokenizer reads the token and ours reads
+    text, unless theirs is told to split special tokens. Our tokenizer never splits an added special
+    token, so texts that spell an added one are not compared that way.
     """
     ours: Tokenizer = saved.tokenizer
     special, who = ours.special_ids, "transformers' tokenizer"
@@ -262,7 +262,7 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
         row = make_row(ours, found).ids.tolist()
         if not any(name in text for name in names):
             check(who, text, row, theirs(text)["input_ids"])
-        # The file of a fast tokenizer takes names of tokens for them in any case.
+        # A fast tokenizer always reads the names of special tokens as these tokens.
         if ours.kind != "fast" and not any(name in text for name in added):
             split = theirs(text, split_special_tokens=True)["input_ids"]
             check(f"{who}, told to split special tokens,", text, row, split)

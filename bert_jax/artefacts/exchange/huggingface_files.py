@@ -1,4 +1,4 @@
-"""Files of a Hugging Face directory, written from a model of ours."""
+"""Writing of one of our models as a directory in Hugging Face's format."""
 
 import dataclasses
 import json
@@ -38,15 +38,15 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL = "model.json"
-"""File that describes a model, in our words, that no class of Transformers computes."""
+"""File that describes, in our terms, a model that no class of Transformers computes."""
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def family_of(saved: SavedModel) -> str:
-    """Return the `model_type` of a written model: bert, unless only another computes the same.
+    """Return the `model_type` for writing a model: bert, unless only another family computes it.
 
     Raises:
-        NoClassError: No family computes what the model does; says what is unlike the nearest one.
+        NoClassError: No family computes the model; lists the differences from the nearest family.
     """
     if (kind := kind_of(saved.config)) is None:
         raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
@@ -62,10 +62,10 @@ def family_of(saved: SavedModel) -> str:
 
 
 def without_pairs(saved: SavedModel) -> SavedModel:
-    """Return the model without its head for pairs and the pooler, if it is a modern encoder.
+    """Return a modern encoder without its next-sentence head and pooler.
 
-    No class of a modern family has that head. A model is returned as it is where the rest of the
-    model has no class either, or where a head of a task reads the pooler.
+    No class of a modern family has that head. The model is returned unchanged if the rest of it has
+    no class either, or if a fine-tuning head reads the pooler.
     """
     config, heads = exported(saved.config, saved.params.keys())
     if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
@@ -77,7 +77,7 @@ def class_of(saved: SavedModel) -> str:
     """Return the class of Transformers that computes a model.
 
     Raises:
-        NoClassError: There is none; says why.
+        NoClassError: There is no such class; says why.
     """
     kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
     task, head = task_of(saved), None if saved.outputs is None else saved.outputs.head
@@ -116,7 +116,7 @@ def has_class(saved: SavedModel) -> bool:
 
 
 def task_of(saved: SavedModel) -> str:
-    """Return the class of a model without its family: `ForMaskedLM`."""
+    """Return the class of a model without the family name, such as `ForMaskedLM`."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
     if why := refusal(saved.config, saved.params.keys()):
@@ -125,7 +125,7 @@ def task_of(saved: SavedModel) -> str:
 
 
 def entries_of(saved: SavedModel) -> list[Entry]:
-    """Return the parameters that the class of a model has."""
+    """Return the table entries of the parameters that a model's class has."""
     head = None if saved.outputs is None else saved.outputs.head
     family = FAMILIES[family_of(saved)]
     if head is None:
@@ -136,10 +136,10 @@ def entries_of(saved: SavedModel) -> list[Entry]:
 
 
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
-    """Return every tensor that their class has, without the tied duplicates, float32.
+    """Return every tensor of the model's class, in float32, without tied duplicates.
 
-    Without a class the parameters have our names, joined by slashes. A class with a pooler gets one
-    with initial values where the model has none. The rows that pad the vocabulary are left out.
+    If the model has no class, the names are ours, joined by slashes. If the class has a pooler and
+    the model has none, the pooler gets initial values. Rows that pad the vocabulary are left out.
     """
     if not has_class(saved):
         return named(saved.params)
@@ -152,7 +152,7 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def prefix_left_out(saved: SavedModel) -> str:
-    """Return the beginning of the encoder's names that the class of a bare encoder leaves out."""
+    """Return the prefix that the class of a bare encoder omits from names; else an empty text."""
     return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
 
@@ -161,7 +161,7 @@ def _complete(saved: SavedModel) -> Params:
 
 
 def without_types(saved: SavedModel) -> SavedModel:
-    """Return the model with its one type added to its positions, where its class has no types."""
+    """Fold the first token type into the positions, if the model's class has no token types."""
     table = saved.params["encoder"]["embeddings"]
     if FAMILIES[family_of(saved)].has_types or not np.any(table["type"]):
         return saved
@@ -172,14 +172,14 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 
 def untrained_parts(saved: SavedModel) -> list[str]:
-    """Name the parts that are written with initial values because the class must have them."""
+    """List the parts that are written with initial values because the class requires them."""
     if saved.has_pooler or not has_class(saved):
         return []
     return ["pooler"] if has_place_for_pooler(saved) else []
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
-    """Whether the class of a model has a pooler, or the map of a classification in its place."""
+    """Whether a model's class has a pooler, or a classifier's linear map in its place."""
     family, task = FAMILIES[family_of(saved)], task_of(saved)
     if saved.outputs is None:
         return bool(family.pooler) and task != "ForMaskedLM"
@@ -211,13 +211,13 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
-    """Write `model.safetensors`, and what `write_description` writes; no proof and no card.
+    """Write `model.safetensors` and the files of `write_description`; no proof and no card.
 
-    The directory exists and holds none of these files. Its class is `class_of(saved)`.
+    The directory exists and holds none of these files. The written class is `class_of(saved)`.
 
     Raises:
         NoClassError: No class of Transformers computes the model.
-        UserError: The tokenizer cannot be said in Hugging Face's format.
+        UserError: Hugging Face's format cannot express the tokenizer.
         OSError: The files cannot be written.
     """
     class_of(saved)
@@ -225,26 +225,26 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 
 
 def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
-    """Write `model.safetensors` and what `write_description` writes, also without a class.
+    """Write `model.safetensors` and the files of `write_description`, also without a class.
 
     Returns:
         The tensors by their names in the file.
     """
     write_description(saved, directory)
     weights = state_dict_of(saved)
-    # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
+    # Not `save_file`: only the owner could read its files, and its errors are not OSErrors.
     (directory / WEIGHTS).write_bytes(safetensors.numpy.save(weights, metadata={"format": "pt"}))
     return weights
 
 
 def write_description(saved: SavedModel, directory: Path) -> None:
-    """Write the files beside the weights of every format: `config.json` and the tokenizer.
+    """Write the files that accompany the weights in every format: `config.json` and the tokenizer.
 
-    A model without a class has `model.json` in its place. Of a model for vectors also those of
-    sentence-transformers, where its pooling is one of theirs.
+    A model without a class gets `model.json` instead of `config.json`. An embedding model also gets
+    the files of sentence-transformers, if sentence-transformers has its pooling.
 
     Raises:
-        UserError: The tokenizer cannot be said in Hugging Face's format.
+        UserError: Hugging Face's format cannot express the tokenizer.
         OSError: The files cannot be written.
     """
     write_tokenizer(saved, directory)
@@ -269,16 +269,16 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
     path = directory / CONFIG_NAME
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if isinstance(tokenizer, SentencePieceTokenizer):
-        # `tokenizer.model`, the original, stays beside it: `load_tokenizer` reads that one.
+        # The original `tokenizer.model` is kept too: `load_tokenizer` reads the original.
         (directory / "tokenizer.json").write_bytes(tokenizer_json(tokenizer))
         config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
         config |= dict(zip(_TOKEN_FIELDS, specials_of(saved), strict=True))
     elif isinstance(tokenizer, WordPieceTokenizer) and tokenizer.options.max_word_chars != 100:
-        # Their BertTokenizer has no such option; this class takes tokenizer.json as it is.
+        # Their BertTokenizer lacks this option; this class uses tokenizer.json unchanged.
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config |= {"model_max_length": saved.max_length}
     config.setdefault("clean_up_tokenization_spaces", False)
-    if saved.config.num_types < 2:  # their models refuse the type of a second text, or all types
+    if saved.config.num_types < 2:  # their models reject the second type, or all types
         config["model_input_names"] = ["input_ids", "attention_mask"]
     elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -294,7 +294,7 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
 
 
 def card_fields(saved: SavedModel) -> dict[str, Any]:
-    """Return what the snippets of model cards have in common."""
+    """Return the values that the snippets of all model cards need."""
     pad = saved.tokenizer.special_ids.pad
     prefix = "" if saved.embedding is None else saved.embedding.document_prefix
     return {

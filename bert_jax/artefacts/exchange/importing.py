@@ -1,13 +1,13 @@
-"""A model of other software as a directory that everything here reads: bert-jax import.
+"""Import of a foreign model into a directory that every command here reads: bert-jax import.
 
 report = import_model("roberta-base", Path("work/roberta"))
 
-The source is a directory in Hugging Face's format of any family in `formats.families`, alone or as
-the encoder of a directory in the layout of sentence-transformers, a TensorFlow checkpoint of the
-original code, or a name on the Hugging Face Hub. What is written is a BERT, or a model of the same
-modern family, in Hugging Face's format, and `import.json`. The model is proven before it appears:
-read back, bit for bit what was meant; and where Transformers is installed, states, logits and token
-ids are compared with those of the source in its own class.
+The source is a directory in Hugging Face's format of any family in `formats.families` (by itself,
+or as the encoder in the layout of sentence-transformers), a TensorFlow checkpoint of the original
+code, or a name on the Hugging Face Hub. The import writes a BERT, or a model of the same modern
+family, in Hugging Face's format, with `import.json`. The model is proven before it appears: it is
+read back and compared bit for bit; if Transformers is installed, states, logits and token ids are
+compared with the source in its own class.
 """
 
 import glob
@@ -57,14 +57,14 @@ from bert_jax.tokenization.wordpiece_files import says_casing
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A model as it was found."""
+    """A source model, as it was found."""
 
     saved: SavedModel
     form: Form
     made_by: str
-    """Its class, or "TensorFlow 1"."""
+    """Class of the source, or "TensorFlow 1"."""
     directory: Path | None
-    """Directory for Transformers; None where Transformers cannot load the source."""
+    """Directory for Transformers; None if Transformers cannot load the source."""
 
 
 def import_model(
@@ -75,17 +75,17 @@ def import_model(
     gelu: Literal["tanh", "erf"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Import a model, whole and proven or not at all, and return the content of `import.json`.
+    """Import a model, complete and proven or not at all; return the content of `import.json`.
 
     Args:
-        source: A directory, the prefix of a TensorFlow checkpoint, or a name on the Hub.
-        out: A directory that does not exist yet.
-        add_tokens: A file with a token a line, by which the vocabulary grows.
-        gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; default: tanh.
-        tolerance: Largest absolute difference of states and logits from the source's.
+        source: Directory, prefix of a TensorFlow checkpoint, or name on the Hub.
+        out: Directory that does not exist yet.
+        add_tokens: File with one token per line to add to the vocabulary; None: no new tokens.
+        gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; None: tanh.
+        tolerance: Largest allowed absolute difference of states and logits from the source.
 
     Raises:
-        UserError: The source does not fit, or is not sound: all that is wrong at once.
+        UserError: The source is unsupported or malformed; lists all faults.
         ProofFailedError: The written model does not compute the same as the source.
     """
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
@@ -93,7 +93,7 @@ def import_model(
     saved = found.saved
     notes = [*found.form.notes, *_casing_notes(saved)]
     new = None
-    if lines:  # what is wrong with them is said before the long work
+    if lines:  # report faulty tokens before the long work
         new = vocabulary.new_tokens(saved.tokenizer, lines, where=f"{add_tokens}, line {{}}")
         notes.append(f"{add_tokens}: {new}")
     with staged(out) as directory:
@@ -129,7 +129,7 @@ def import_model(
 
 
 def _ancestor(source: str, found: Source) -> dict[str, Any]:
-    """Return the record of the source, with its own ancestors where it is a directory here."""
+    """Return the lineage entry of the source, with its own ancestors if it is a local directory."""
     if found.directory is not None and Path(source).is_dir():
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
@@ -140,7 +140,7 @@ def _ancestor(source: str, found: Source) -> dict[str, Any]:
 
 
 def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = None) -> Source:
-    """Return the model of any source that can be imported; see `import_model`."""
+    """Read the model from any source that can be imported; see `import_model`."""
     path = Path(source)
     if (path / "config.json").is_file() or not is_tf_checkpoint(path):
         if gelu is not None:
@@ -161,7 +161,7 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
 
 
 def _casing_notes(saved: SavedModel) -> list[str]:
-    """Say what was concluded where no file says whether text is lower-cased."""
+    """Explain the conclusion on lower-casing if no file of the source says it."""
     tokenizer = saved.tokenizer
     if not isinstance(tokenizer, WordPieceTokenizer) or says_casing(saved.tokenizer_files):
         return []
@@ -197,7 +197,7 @@ def _from_directory(source: Path) -> Source:
     if "bert_jax" in config:
         raise UserError(f"{directory} is a work directory of this program; it needs no import")
     made_by = model_class(config)
-    family_to_import(config, where=f"{path}")  # before the weights are missed
+    family_to_import(config, where=f"{path}")  # refuse the family before any missing weights
     form = form_of(config, read_weights(directory, made_by), where=f"{path}")
     name = f"{directory}, {made_by}"
     saved = saved_from(form, load_tokenizer(directory), directory, name=name)
@@ -224,9 +224,9 @@ def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
 
 
 def lost_parts(saved: SavedModel) -> list[str]:
-    """Name the parts for which the class in Hugging Face's format has no place.
+    """List the parts for which the class in Hugging Face's format has no place.
 
-    Their classes have a fine-tuning head or those of pretraining, and some have no pooler.
+    A class has either a fine-tuning head or pretraining heads, and some classes have no pooler.
     """
     heads = () if saved.outputs is None else PRETRAINING_HEADS
     lost = [part for part in heads if part in saved.params]
@@ -234,9 +234,9 @@ def lost_parts(saved: SavedModel) -> list[str]:
 
 
 def check_read_back(meant: SavedModel, directory: Path) -> None:
-    """Refuse what is not read back, bit for bit, as it was meant.
+    """Raise ProofFailedError if a directory does not read back as the intended model, bit for bit.
 
-    A pooler with initial values, which a class must have, may be there beside.
+    The directory may also have an untrained pooler that its class requires.
     """
     back = read_back(meant, directory)
     parts = {"the configuration": "config", "the labels": "outputs"}
@@ -246,12 +246,12 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare where tokens lie in their texts: in Transformers, of the source and of `written`.
+    """Compare the offsets of the tokenizers of the source and of `written` in Transformers.
 
-    Where the vocabulary has grown, texts with new words are left out.
+    If the vocabulary has grown, texts with new words are left out.
 
     Raises:
-        ProofFailedError: A text has others in one of the two, or here, white space aside.
+        ProofFailedError: Offsets differ between the two, or from ours, ignoring white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

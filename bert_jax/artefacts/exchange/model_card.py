@@ -1,4 +1,4 @@
-"""The README.md of an exported model, from what its run has recorded."""
+"""The model card (README.md) of an export, written from the records of its run."""
 
 import json
 import math
@@ -37,10 +37,10 @@ _MAX_LABELS = 40
 def model_card(
     saved: SavedModel, parity: Mapping[str, Any], *, license: str, name: str, loading: str = ""
 ) -> str:
-    """Write the card as Markdown, with the YAML that the Hugging Face Hub reads.
+    """Write the card as Markdown, with the YAML header that the Hugging Face Hub reads.
 
-    `parity` is the content of `parity.json`; the license is "unknown" where nobody has said, and
-    `loading` how the format is loaded, where its module says it.
+    `parity` is the content of `parity.json`, `license` is "unknown" if not given, and `loading` is
+    the loading section from the format's module, if it has one.
     """
     sections = [
         _front_matter(saved, parity, license),
@@ -70,7 +70,7 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
             fields["tags"].append("sentence-transformers")
-    # JSON strings are YAML strings: whatever a name holds stays one.
+    # JSON strings are YAML strings, so that any name stays one string.
     lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
 
@@ -119,7 +119,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
 
 
 def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
-    """Say what lies between logits and answers: temperature, thresholds, windows of long texts."""
+    """Describe how logits become answers: temperature, thresholds, windows of long texts."""
     said = ""
     if temperature := saved.origin.metrics.get("temperature"):
         said += (
@@ -160,7 +160,7 @@ def _what_translates(saved: SavedModel, network: Network, parity: Mapping[str, A
     made = f"trained with bert_jax for {saved.origin.step:,} updates"
     if saved.origin.kind != "pretrain":
         made = "read from Hugging Face's format and written again"
-    rows = {"vocab": model.vocab_size}  # without those that pad the table
+    rows = {"vocab": model.vocab_size}  # without the rows that pad the table
     sizes = jax.tree.map(
         lambda axes, leaf: math.prod(
             rows.get(name, size) for name, size in zip(axes, leaf.shape, strict=True)
@@ -274,7 +274,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:
-    """Say which evaluation texts the corpora of the model hold, where they were looked for."""
+    """Report the evaluation texts found in the model's corpora, if a search was made."""
     reports = parity.get("contamination", [])
     if not reports:
         return ""
@@ -312,7 +312,7 @@ def _proof(parity: Mapping[str, Any]) -> str:
 
 
 def _translations(parity: Mapping[str, Any]) -> str:
-    """Say how many translations of the proof's texts are equal."""
+    """Report the number of equal translations in the proof."""
     theirs = parity.get("proofs", {}).get("transformers", {})
     found = parity.get("translations", theirs.get("translations", {}))
     return "".join(

@@ -1,11 +1,11 @@
-"""A model as a plain Orbax checkpoint: three lines read it, without this package.
+"""Export as a plain Orbax checkpoint, which three lines read without this package.
 
     from orbax.checkpoint import v1 as ocp
     params = ocp.load(Path("DIR/params").absolute())
     params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
 
-Beside it lie `config.json` and the tokenizer's files, as Hugging Face has them; of a model that
-translates `network.json` in place of `config.json`.
+The directory also has `config.json` and the tokenizer's files in Hugging Face's format; a
+translation model has `network.json` in place of `config.json`.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ PARAMS = "params"
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the parameters as they are, and what `write_description` of the kind of model writes.
+    """Write the parameters in our layout, and the files of the model's `write_description`.
 
-    They are float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
+    The layout: float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
     """
     describe = write_description if saved.network is None else translator_files.write_description
     describe(saved, out)
@@ -43,10 +43,10 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Read the checkpoint back and compare it bit for bit; equal parameters need no `rows`.
 
     Returns:
-        `differences`, empty, `arrays`, how many are equal, and `versions`.
+        `differences` (empty), `arrays` (the number of equal arrays) and `versions`.
 
     Raises:
-        ProofFailedError: Arrays are missing, unexpected or not equal; names them.
+        ProofFailedError: Names the arrays that are missing, unexpected or not equal.
     """
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):

@@ -27,13 +27,13 @@ from bert_jax.model.task_heads import TaskHeadConfig, head_logits
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 TOLERANCE = 1e-4
-"""Largest absolute difference of two outputs in float32 that passes."""
+"""Largest absolute difference of two float32 outputs that passes."""
 
 ONLY_OURS = "only our own reading was compared"
 NOT_INSTALLED = (
     f"transformers and torch are not both installed (the extra bert_jax[parity]); {ONLY_OURS}"
 )
-"""Words on a proof by our own code, and the usual reason."""
+"""Message: the usual reason why only our own code ran the proof."""
 
 PROOF_TEXTS: tuple[str, ...] = (
     "The river froze early that year, and the ferry stayed on the far bank until April.",
@@ -79,12 +79,12 @@ PROOF_TEXTS: tuple[str, ...] = (
     "The [MASK] of [CLS] and [SEP] with [PAD] or [UNK] spelled out, and <0x41>, <s>, ▁x ▁ .",
     "iPhone McDonald NASA O'Neill e-mail x86_64 ALLCAPS lowercase MiXeD",
 )
-"""Own sentences: scripts, accents, composed and not, digits, addresses, code, what is invisible,
-the empty text, long words, special tokens spelled out."""
+"""Sentences of our own: many scripts, accents (composed or not), digits, addresses, code, invisible
+characters, the empty text, long words, and special tokens spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """Return the proof's texts, and one with first and last tokens added to a vocabulary."""
+    """Return the proof's texts, and one with the first and last added tokens, if there are any."""
     contents = [token.content for token in getattr(tokenizer, "added", ())]
     added = contents[:10] + contents[10:][-10:]
     marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
@@ -94,10 +94,10 @@ def texts_for(tokenizer: Tokenizer) -> list[str]:
 def same_spans(
     text: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], *, exact: bool
 ) -> bool:
-    """Whether the tokens of a text come from the same characters, by their spans (start, end).
+    """Whether two lists of spans (start, end) give the tokens of a text the same characters.
 
-    Where ours is empty, the token is of white space alone and is not compared. `exact` says whether
-    white space at the ends of theirs counts.
+    Our span of a token of only white space is empty and is not compared. `exact` says whether white
+    space at the ends of their spans counts.
     """
     return len(ours) == len(theirs) and all(
         tuple(mine) == (tuple(other) if exact else _solid(text, *other))
@@ -124,11 +124,11 @@ class Batch(NamedTuple):
     tokens: np.ndarray
     type_ids: np.ndarray
     segment_ids: np.ndarray
-    """1, and 0 for padding; outputs there mean nothing."""
+    """1 for tokens, 0 for padding, where outputs mean nothing."""
 
 
 def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
-    """Return a row for each text, cut to the model's length, and then rows of two texts each."""
+    """Return one row per text, cut to the model's length, then one row per pair of texts."""
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
     room = length - num_special(tokenizer, pair=False)
@@ -143,10 +143,10 @@ def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[li
 
 
 def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None) -> Batch:
-    """Pad rows to one length, by default the longest's.
+    """Pad rows to one length, by default the length of the longest row.
 
-    What comes after the first separator and is not padding has the second type, as in a pair of
-    texts; where the model has one type alone, all have the first.
+    Tokens after the first separator have the second type, as in a pair of texts; if the model has
+    only one type, all tokens have the first type.
     """
     special = saved.tokenizer.special_ids
     length = length or max(map(len, rows))
@@ -161,15 +161,15 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
 
 
 def logits_of(saved: SavedModel, batch: Batch) -> dict[str, np.ndarray]:
-    """Compute our model's outputs in float32.
+    """Compute the outputs of our model in float32.
 
     Returns:
-        `hidden` (B, L, D), the last states; and what the model has: `pooled` (B, D), `mlm`
+        `hidden` (B, L, D), the last states; and, if the model has them: `pooled` (B, D), `mlm`
         (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd` (B, L, 1), `head`
         (B, C) or (B, L, C), `embedding` (B, D).
     """
     head = None if saved.outputs is None else saved.outputs.head
-    # Training may compute in fewer bits, and its kernels take some lengths alone.
+    # Training may compute in fewer bits, and its kernels support only some lengths.
     config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
     with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
         found = outputs_of(config, head, saved.params, batch, saved.embedding)
@@ -184,7 +184,7 @@ def outputs_of(
     batch: Batch,
     embedding: EmbeddingConfig | None = None,
 ) -> dict[str, jax.Array]:
-    """Compute the outputs of `logits_of`, each where `params` has its part; can be traced."""
+    """Compute the outputs of `logits_of` for which `params` has the parts; can be traced."""
     inputs: tuple[Any, Any, Any] = batch
     hidden = encode(config, params, *inputs)
     found = {"hidden": hidden}
@@ -209,10 +209,10 @@ def outputs_of(
 def row_batches(
     rows: Sequence[Sequence[int]], size: int = 8
 ) -> list[tuple[Sequence[Sequence[int]], int]]:
-    """Return some rows at a time with the length of the longest of all: one shape is compiled.
+    """Split rows into batches of one size and one length (the longest row's): one compilation.
 
-    The last rows come once more where they do not fill a batch. The scores of a multilingual
-    vocabulary take 130 MB a row of both sides.
+    The last batch repeats earlier rows if necessary. Batches are small because the logits of a
+    multilingual vocabulary take 130 MB per row for both sides.
     """
     starts = range(0, len(rows), size)
     length = max(map(len, rows))
@@ -225,11 +225,11 @@ def compare(
     *programs: Callable[[Batch], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
-    """Find the largest differences of programs from a model, by output; a dict for each program.
+    """Return the largest difference of each program from a model, by output.
 
     Args:
         saved: The source.
-        batches: Rows of token ids, special tokens included, and the length to pad them to.
+        batches: Rows of token ids, special tokens included, each batch with its padded length.
         programs: Functions that return outputs under the names of `logits_of`.
         optional: Outputs that a program may lack.
 
@@ -257,10 +257,10 @@ def compare_shapes(
     *,
     optional: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Compare rows in batches of 16, two of them padded further, and the longest by itself.
+    """Compare rows in batches of 16, two rows with more padding, and the longest row by itself.
 
     Returns:
-        `differences` by output, and `shapes`, the (B, L) that were run; see `compare`.
+        `differences` by output, and `shapes`, the list of (B, L) that were run; see `compare`.
     """
     longest = max(rows, key=len)
     padded = min(len(longest) + 5, saved.config.num_positions)
@@ -275,7 +275,7 @@ def check_differences(
     tolerance: float,
     failure: str = "what was written does not compute what its source does",
 ) -> None:
-    """Raise ProofFailedError where an output differs by more, or by what is no number."""
+    """Raise ProofFailedError if a difference exceeds the tolerance or is not a number."""
     above = {name: gap for name, gap in found.items() if not gap <= tolerance}
     if above:
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
@@ -288,9 +288,9 @@ def check_differences(
 def differences(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
 ) -> dict[str, float]:
-    """Return the largest absolute difference of each output that both have; padding does not count.
+    """Return the largest absolute difference of each common output, ignoring padding.
 
-    A value that is not finite in one of them makes an infinite difference.
+    A value that is not finite on one side makes the difference infinite.
     """
     found = {}
     for name in ours.keys() & theirs.keys():
@@ -309,9 +309,9 @@ def differences(
 
 
 def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[str]:
-    """Name the arrays that two trees do not both have, equal down to the sign of a zero.
+    """Name the arrays that differ between two trees or are in only one; signs of zeros count.
 
-    With `vocab_size`, rows that pad the vocabulary do not count.
+    With `vocab_size`, rows that pad the vocabulary are ignored.
     """
     one, other = (named(tree, vocab_size) for tree in (first, second))
     return [

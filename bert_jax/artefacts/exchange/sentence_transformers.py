@@ -1,8 +1,8 @@
-"""The layout of sentence-transformers, proven: `SentenceTransformer.encode` gives our vectors.
+"""Export in the layout of sentence-transformers, with proof that `encode` gives our vectors.
 
-Read back by `read_model` and by Transformers as every directory in Hugging Face's format, and where
-sentence-transformers is installed loaded there: vectors of texts as they are, as queries and as
-documents.
+`read_model` and Transformers read the directory back, as in `huggingface`. If sentence-transformers
+is installed, it loads the directory too, and vectors of plain texts, queries and documents are
+compared.
 """
 
 import dataclasses
@@ -30,14 +30,13 @@ from bert_jax.tokenization.tokenizer import make_row, num_special
 
 write = huggingface.write
 LEAST_COSINE = 0.99999
-"""Least cosine of a vector of theirs and of ours that passes."""
+"""Lowest cosine between their vector and ours that passes."""
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
-    """Return a model without its heads; the mean of its states makes vectors if nothing else does.
+    """Return a model without its heads; its vectors default to the mean of its states.
 
-    Whether the vectors of such a model are divided by their norm is left to whoever asks, as in
-    `embed`.
+    The default vectors are not normalised; the caller may normalise them, as in `embed`.
     """
     parts: Params = {
         name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params
@@ -47,14 +46,14 @@ def encoder_with_vectors(saved: SavedModel) -> SavedModel:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back and compare outputs, and vectors with those of `encode`.
+    """Read the directory back; compare outputs, and vectors with the results of `encode`.
 
     Returns:
-        What `huggingface.prove` returns; its `proofs` say what sentence-transformers found, or why
-        it did not run.
+        The result of `huggingface.prove`; `proofs` also says what sentence-transformers found, or
+        why it did not run.
 
     Raises:
-        ProofFailedError: Something differs that must be equal: names it.
+        ProofFailedError: Names the part that differs and must be equal.
     """
     proven = huggingface.prove(saved, out, rows)
     if not all(find_spec(name) for name in ("sentence_transformers", "torch")):
@@ -71,10 +70,10 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare the vectors of texts in many scripts with those of a written directory in theirs.
+    """Compare vectors of texts in many scripts: ours, and sentence-transformers' on `out`.
 
-    Texts that spell a special token, which is special there, and texts of which two segmentations
-    are as probable (`ties`) are left out.
+    Left out are texts that spell a special token, which only their tokenizer reads as special, and
+    `ties`, texts with two equally probable segmentations.
 
     Raises:
         ProofFailedError: A cosine is below `LEAST_COSINE`; names the text.
@@ -136,7 +135,7 @@ def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
 
 
 def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
-    """Write what the vectors of a model are, for the model card."""
+    """Describe the vectors of a model, for the model card."""
     pooling = {
         "mean": "the mean of the last states of all tokens",
         "cls": "the last state of the first token",
@@ -176,7 +175,7 @@ documents = model.embed(["A text.", "Another text."], kind="document")
 
 
 def loading(saved: SavedModel) -> str:
-    """Write how vectors are made, for the model card."""
+    """Describe how to compute vectors, for the model card."""
     assert saved.embedding is not None
     sizes = ", ".join(map(str, saved.embedding.dimensions))
     cut = "" if not sizes else (

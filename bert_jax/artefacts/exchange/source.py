@@ -1,7 +1,7 @@
-"""A model of other software in its own class of Transformers, compared with our reading of it.
+"""Comparison of a foreign model, run in its own class of Transformers, with our reading of it.
 
-What is written is compared with our reading, so a model that is read wrong, and written wrong in
-the same way, would pass; the source, run by the program that made it, shows it.
+The other proofs compare the written model with our reading, so a model that we read wrongly and
+write wrongly in the same way would pass them. Running the source in its own class reveals that.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ PACKAGES = ("torch", "transformers")
 
 
 def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
-    """Return the entry of `proofs` on the source of an export; none of a run of ours."""
+    """Return the entry of `proofs` on the source of an export; empty for our own runs."""
     if saved.origin.kind != "huggingface":
         return {}
     if (Path(source) / ADAPTER).is_file():
@@ -53,11 +53,11 @@ def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> di
 def compare_with_source(
     saved: SavedModel, directory: Path, made_by: str, tolerance: float
 ) -> dict[str, Any] | str:
-    """Return the largest differences from a source in its own class; or why there are none.
+    """Return the largest differences from the source in its own class, or why it did not run.
 
     Raises:
-        ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than the
-            model as it was read, or the tokenizer there other ids.
+        ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than our
+            reading of the model, or its tokenizer gives other ids.
     """
     family = known_family(saved.origin.config)
     if family is not None and not family.native:
@@ -68,7 +68,7 @@ def compare_with_source(
     try:
         theirs: Any = None if translates else source_outputs(directory, made_by, saved)
         theirs = theirs or TheirTranslator(directory, made_by).logits
-    except Exception as error:  # of any type: the model may be of a later version of Transformers
+    except Exception as error:  # any type: the model may need a later version of Transformers
         return f"not compared: Transformers cannot load the source ({error})"[:300]
     if translates:
         gaps = {"logits": largest_gap(saved, rows, theirs)}
@@ -82,7 +82,7 @@ def compare_with_source(
 
 
 def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
-    """Compare the ids of texts in which no special token is spelled out, and of a pair."""
+    """Compare the ids of texts that do not spell a special token, and of one pair."""
     if isinstance(theirs, str):
         return {"texts_with_equal_ids": f"not compared: {theirs}"}
     ours, texts = saved.tokenizer, plain_texts(saved)
@@ -103,6 +103,6 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
 
 
 def plain_texts(saved: SavedModel) -> list[str]:
-    """Return texts in which none of the five special tokens is spelled out."""
+    """Return the proof's texts that do not spell any of the five special tokens."""
     names = specials_of(saved)
     return [text for text in texts_for(saved.tokenizer) if not any(name in text for name in names)]

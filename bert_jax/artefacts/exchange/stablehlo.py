@@ -1,16 +1,16 @@
-"""A model as one StableHLO program for CPU, CUDA and TPU, beside its weights.
+"""Export as one StableHLO program for CPU, CUDA and TPU, with the weights in their own file.
 
-A program that runs it needs jax, flatbuffers and safetensors, and not this package
+Running the program needs jax, flatbuffers and safetensors, but not this package
 (examples/run_stablehlo.py):
 
     model = jax.export.deserialize(bytearray(Path("DIR/model.stablehlo").read_bytes()))
     weights = safetensors.numpy.load_file("DIR/model.safetensors")
     outputs = jax.jit(model.call)(weights, tokens, type_ids, segment_ids)
 
-The directory is what `--to huggingface` writes, and the program takes the tensors of its file of
-weights by their names there; of a model that no class of Transformers computes, by ours. As
-constants inside the program they would be folded again by every compilation: docs/artefacts.md has
-the figures.
+The directory also has the files of `--to huggingface`. The program takes the tensors in the weights
+file by name; a model that no class of Transformers computes has our names. The weights are not
+constants in the program, because every compilation would fold them again: docs/artefacts.md has the
+figures.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write `model.stablehlo`, and what `write_weights` writes.
+    """Write `model.stablehlo` and the files of `write_weights`.
 
     The program computes in float32 at full precision on any platform.
     """
@@ -52,11 +52,11 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
-    """Return the program: weights, tokens, type_ids and segment_ids to a dict of outputs.
+    """Return the program, from weights, tokens, type_ids and segment_ids to a dict of outputs.
 
     Only the names, shapes and types of `weights` are read.
     """
-    # Layers one after another: a loop over them would copy their weights together at every call.
+    # Unrolled layers: a loop would stack (copy) their weights at every call.
     config = dataclasses.replace(
         saved.config,
         dtype="float32",
@@ -75,10 +75,10 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
         found = {name: weights[theirs] for name, theirs in names.items()}
         params = _params(found, entries, saved.params, config) if classed else unnamed(weights)
         params |= {part: {} for part, tree in saved.params.items() if not tree}
-        if "pooling" in saved.params:  # constants: a number for each of the states' dimensions
+        if "pooling" in saved.params:  # constants: only one number per dimension of the states
             params["pooling"] = saved.params["pooling"]
         batch = Batch(tokens, type_ids, segment_ids)
-        # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
+        # Without this, TPUs and newer GPUs multiply float32 at lower precision.
         with jax.default_matmul_precision("highest"):
             return outputs_of(config, head, params, batch, saved.embedding)
 
@@ -92,10 +92,10 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Run the program from its file, with the weights from theirs, and compare outputs.
+    """Run the written program on the written weights, and compare outputs.
 
     Returns:
-        What `compare_shapes` returns, `platforms` the program is for, and `versions`.
+        The entries of `compare_shapes`, the `platforms` of the program, and `versions`.
     """
     program = export.deserialize(bytearray((out / PROGRAM).read_bytes()))
     weights = safetensors.numpy.load_file(out / WEIGHTS)
@@ -137,17 +137,17 @@ for name, array in outputs.items():
 
 
 def loading(saved: SavedModel) -> str:
-    """Write how the program is run, for the model card."""
+    """Describe how to run the program, for the model card."""
     return _LOADING.format(**card_fields(saved))
 
 
 def _params(
     found: Mapping[str, Any], entries: Sequence[Entry], ours: Params, config: ModelConfig
 ) -> Params:
-    """Our tree from their tensors while both are traced; only the shapes of `ours` are read.
+    """Build our traced tree from their traced tensors; only the shapes of `ours` are read.
 
-    Layers are stacked here and taken apart by the encoder, which the compiler resolves: no copy.
-    Token types that a class lacks are 0.
+    Layers are stacked here and unstacked by the encoder; the compiler removes both, so nothing is
+    copied. Token types that a class lacks are 0.
     """
     params: Params = {}
     for tensor in tensors(entries, ours, config):
@@ -162,7 +162,7 @@ def _params(
             pieces = taken_apart(tensor.entries, found[name], single)
             layers.append(list(map(_as_ours, tensor.entries, pieces, single)))
         for entry, shape, *arrays in zip(tensor.entries, single, *layers, strict=True):
-            # A first layer without a norm has a row that nothing reads.
+            # If the first layer has no norm, nothing reads its row.
             unread = [jnp.ones(shape, jnp.float32)] * tensor.layers.start
             stacked = jnp.stack([*unread, *arrays]) if tensor.per_layer else arrays[0]
             insert(params, entry.path, stacked)

@@ -1,7 +1,7 @@
-"""A directory as Transformers reads it: states and logits of its own class, and its tokenizer.
+"""Reference outputs from Transformers: states and logits of a directory's class, and its tokenizer.
 
-Only weights that are not pickled are read, nothing is downloaded, and code of the directory is not
-run.
+Transformers reads only weights that are not pickled, downloads nothing, and runs no code from the
+directory.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.tokenization.wordpiece_files import says_casing
 
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
-"""Ends of the names of classes whose outputs are looked at; of others the encoder alone is."""
+"""Suffixes of the classes whose outputs are compared; for others only the encoder is."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
-"""Heads of the classes that have one, by the ends of their names."""
+"""Heads of the classes that have one head, by class-name suffix."""
 
 
 def load_class(directory: Path, class_name: str) -> tuple[Any, dict[str, Any]]:
-    """Load a directory in a class; return the model, and tensors by what is wrong with them."""
+    """Load a directory in a class; return the model, and names of faulty tensors by fault."""
     import torch
     import transformers
 
@@ -49,16 +49,16 @@ class TheirModel:
 
     Attributes:
         name: Name of the class.
-        report: Names of tensors that were missing or unexpected, by what is wrong with them.
+        report: Names of faulty tensors by fault, such as missing or unexpected.
     """
 
     def __init__(self, directory: Path, class_name: str) -> None:
-        """Load the directory in a class, or in the one that an auto class chooses."""
+        """Load the directory in a class, or in the class that an auto class chooses."""
         self._model, self.report = load_class(directory, class_name)
         self.name = type(self._model).__name__
 
     def adapt(self, directory: Path) -> None:
-        """Load an adapter of PEFT's, and merge the adapter into the model."""
+        """Load an adapter with PEFT, and merge the adapter into the model."""
         from peft import PeftModel
 
         with quiet():
@@ -94,7 +94,7 @@ class TheirModel:
 def source_outputs(
     directory: Path, made_by: str, saved: SavedModel
 ) -> Callable[[Batch], dict[str, np.ndarray]]:
-    """Load a source in its own class, and where that has no masked-LM head, in one that has."""
+    """Load a source in its own class, and also in a masked-LM class if its own omits that head."""
     import transformers
 
     known = hasattr(transformers, made_by) and made_by.endswith(_READ)
@@ -114,9 +114,9 @@ def source_outputs(
 
 
 def source_tokenizer(directory: Path, ours: Tokenizer) -> Any:
-    """Return Transformers' tokenizer of a directory; or, as text, why there is none.
+    """Load the tokenizer of a directory in Transformers; return a message if that fails.
 
-    `ours` says whether text is lower-cased where no file does; theirs would lower-case it.
+    If no file says whether to lower-case text, `ours` decides; Transformers would lower-case.
     """
     import transformers
 
@@ -128,13 +128,13 @@ def source_tokenizer(directory: Path, ours: Tokenizer) -> Any:
             return transformers.AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False, **options
             )
-        except Exception as error:  # of any type; the comparison is left out then, and says so
+        except Exception as error:  # any type; the comparison is then skipped, with this reason
             return f"AutoTokenizer cannot load it ({error})"[:300]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Transformers' reports, advice and bars."""
+    """Silence Transformers' reports, advice and progress bars."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

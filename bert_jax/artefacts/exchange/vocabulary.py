@@ -1,10 +1,10 @@
-"""A larger vocabulary for a model that has one: bert-jax import --add-tokens.
+"""Extension of the vocabulary of an existing model: bert-jax import --add-tokens.
 
 saved = read_model("work/bert")
 saved = add_tokens(saved, new_tokens(saved.tokenizer, ["angioplasty", "stent"]))
 
-A new token starts as the mean of what the model has for it, the pieces that the old tokenizer cuts
-it into, and what the model says of the old tokens stays as it was.
+A new token starts as the mean of the pieces that the old tokenizer splits it into; the model's
+outputs for old tokens stay the same.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ _MAX_SHOWN = 20
 
 
 class NewTokens(NamedTuple):
-    """Tokens of a list to add, and numbers of the others."""
+    """Tokens to add from a list, and counts of the other tokens."""
 
     tokens: tuple[str, ...]
-    """Tokens, as text looks after the tokenizer's normalisation."""
+    """Tokens to add, as the tokenizer normalises them."""
     existing: int
-    """Number of tokens that were in the vocabulary."""
+    """Number of tokens that the vocabulary already has."""
     repeated: int
-    """Number of repetitions."""
+    """Number of repeated tokens."""
     normalised: int
-    """Number of tokens that the list writes otherwise, with upper case or accents."""
+    """Number of tokens that normalisation changes, such as upper case or accents."""
     unknown: int
     """Number of tokens with [UNK] among their pieces."""
 
@@ -58,7 +58,7 @@ class NewTokens(NamedTuple):
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file with a token a line, blank ones too, so that numbers are right."""
+    """Read a file of one token per line; keep blank lines, so that line numbers stay right."""
     lines = read_text(path, max_bytes=MAX_FILE_BYTES).split("\n")
     if not any(line.strip() for line in lines):
         raise UserError(f"{path} has no tokens; write one a line")
@@ -68,12 +68,12 @@ def read_lines(path: Path) -> list[str]:
 def new_tokens(
     tokenizer: Tokenizer, lines: Sequence[str], *, where: str = "tokens, entry {}"
 ) -> NewTokens:
-    """Return the tokens of a list that a tokenizer would have to learn.
+    """Return the tokens of a list that a tokenizer lacks.
 
-    Lines are whole words; blank ones do not count. `where` names a line in messages by its number.
+    Lines are whole words; blank lines are skipped. `where` formats a line number for messages.
 
     Raises:
-        UserError: A tokenizer of another kind, entries that are not one word to it: all of them.
+        UserError: The tokenizer is of an unsupported kind, or entries are not one word: lists all.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
@@ -110,14 +110,14 @@ def new_tokens(
 
 
 def _wordpiece_check(tokenizer: Any) -> Callable[[str], tuple[str, str]]:
-    """Return a function to a word as the tokenizer normalises it, and why it is none, or empty."""
+    """Return a function from an entry to its normalised word and a reason to refuse it, or ""."""
     normalizer, splitter = tokenizer.options.normalizer(), pre_tokenizers.BertPreTokenizer()
     limit = tokenizer.options.max_word_chars
 
     def check(word: str) -> tuple[str, str]:
         try:
             parts = [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
-        except (TypeError, UnicodeEncodeError):  # half of a surrogate pair
+        except (TypeError, UnicodeEncodeError):  # a lone surrogate
             parts = []
         if len(parts) != 1:
             piece = "; pieces of words cannot be added" if word.startswith(CONTINUATION) else ""
@@ -130,7 +130,7 @@ def _wordpiece_check(tokenizer: Any) -> Callable[[str], tuple[str, str]]:
 
 
 def _json_check(tokenizer: Any) -> Callable[[str], tuple[str, str]]:
-    """Return the same function of a tokenizer in a `tokenizer.json`."""
+    """Return the function of `_wordpiece_check` for a tokenizer in a `tokenizer.json`."""
     special = {tokenizer.id_to_token(id) for id in vars(tokenizer.special_ids).values()}
     special |= {token.content for token in tokenizer.added if token.special}
 
@@ -165,15 +165,15 @@ def _is_there(tokenizer: Tokenizer, form: str) -> bool:
 
 
 def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
-    """Return a model whose vocabulary has more words; `saved` stays as it is.
+    """Return a model with a larger vocabulary; `saved` is unchanged.
 
-    The row of a new token in the embedding table, in a decoder of its own, and its bias in the
-    masked-LM head are the means of those of the pieces that the old tokenizer gives inside a
-    sentence. Ids follow the old tokenizer's; rows that a model has beyond them, of no token, are
-    used first. `tokenizer_files` are still those of the old tokenizer.
+    A new token's row in the embedding table and in an untied decoder, and its masked-LM bias, are
+    means over the pieces that the old tokenizer gives inside a sentence. New ids follow the old
+    tokenizer's; unused rows of the model are filled first. `tokenizer_files` still point to the old
+    tokenizer.
 
     Raises:
-        UserError: The vocabulary becomes larger than any may be.
+        UserError: The vocabulary would exceed the largest supported size.
     """
     old = saved.tokenizer
     if not new.tokens:
@@ -207,7 +207,7 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
 
 
 def _grown(rows: np.ndarray, first: int, padded: int, pieces: list[np.ndarray]) -> np.ndarray:
-    """Return `padded` rows: old rows, and from `first` on the means of the rows of `pieces`."""
+    """Return `padded` rows: old rows and, from `first` on, the mean row of each of `pieces`."""
     old = np.asarray(rows)
     grown = np.zeros((padded, *old.shape[1:]), np.float32)
     grown[: len(old)] = old

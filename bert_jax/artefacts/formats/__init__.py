@@ -1,1 +1,1 @@
-"""Foreign names and layouts of checkpoints."""
+"""Foreign checkpoint formats: names of parameters, fields and layouts."""

@@ -1,4 +1,4 @@
-"""BERT and the families that compute what a BERT does, under names of their own."""
+"""BERT and the families that compute the same under their own names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ _LAYER = (
 def _encoder(
     root: str, layer: str = "encoder.layer", parts: Sequence[str] = _LAYER
 ) -> tuple[Entry, ...]:
-    """Return the entries of an encoder; `parts` are a layer's, from the query to the last norm."""
+    """Return the entries of an encoder; `parts` names a layer's parts, from query to last norm."""
     embeddings = f"{root}.embeddings"
     query, key, value, output, attention_norm, up, down, mlp_norm = (
         f"{root}.{layer}.{{n}}.{part}" for part in parts
@@ -72,9 +72,9 @@ _TOKENS = {
     "tagging": tuple(affine("classifier", "head")),
     "span": tuple(affine("qa_outputs", "head")),
 }
-"""Heads that are equal in all families."""
+"""Heads with the same names in all families."""
 _TWO_MAPS = (*_pooler("classifier.dense"), *affine("classifier.out_proj", "head"))
-"""Classification by two maps of the first token's state: our pooler and our head."""
+"""Classification head of two linear maps on the first token: our pooler and our head."""
 _PREDICTIONS = "cls.predictions"
 
 BERT = Family(
@@ -202,4 +202,4 @@ BERTS: Mapping[str, Family] = {
     "electra": _ELECTRA,
     "distilbert": _DISTILBERT,
 }
-"""Families by the field `model_type`."""
+"""Families by `model_type`, a field of `config.json`."""

@@ -1,11 +1,11 @@
-"""Fields of a `config.json`, each checked and turned into ours."""
+"""Fields of a `config.json`, each checked and converted to ours."""
 
 from collections.abc import Mapping
 from typing import Any
 
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
-"""Bounds for values from a file; no existing model is beyond them."""
+"""Upper bounds for values from a file; no existing model exceeds them."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -14,15 +14,15 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-"""Theirs to ours; the first of several is the one that is written."""
+"""Activations, foreign names to ours; of several foreign names, exports write the first."""
 
 _FLAGS = {"norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied"}
 
 
 def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
-    """Return the value of a field, for our field `ours` of `ModelConfig`.
+    """Convert a field's value for the field `ours` of `ModelConfig`.
 
-    A value that does not fit becomes None, and an entry of `wrong`, which says what would be right.
+    A value that does not fit becomes None, and `wrong` gets an entry that says what would fit.
     """
     result: Any
     if ours in ("activation", "head_activation"):
@@ -32,7 +32,7 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
         fits, wanted, result = isinstance(value, bool), "true or false", value
     elif ours.endswith("_rate"):
         fits, wanted = type(value) in (int, float) and 0 <= value < 1, "in [0, 1)"
-        result = float(value) if fits else None  # 0 may be written without a point
+        result = float(value) if fits else None  # 0 may be written as an integer
     elif ours in ("norm_eps", "init_std"):
         fits, wanted, result = type(value) is float and 0 < value < 1, "between 0 and 1", value
     else:
@@ -47,19 +47,19 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
 def check_only(
     found: Mapping[str, Any], only: Mapping[str, tuple[Any, str]], wrong: list[str]
 ) -> None:
-    """Add to `wrong` the fields that have another value than the one that fits, or null."""
+    """Add to `wrong` the fields whose value is neither the one that fits nor null."""
     for name, (value, why) in only.items():
         if name in found and found[name] not in (value, None):
             wrong.append(f"{name} is {show(found[name])}; {why}")
 
 
 def their_activation(ours: str) -> str:
-    """Return the name of an activation in a `config.json`."""
+    """Return the foreign name of our activation."""
     return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
 
 
 def show(value: object) -> str:
-    """Return a value from a file, or its size where it is long, for a message."""
+    """Format a value from a file for a message; lists and objects only by size."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return repr(value)[:80]

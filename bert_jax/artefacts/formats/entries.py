@@ -1,8 +1,8 @@
-"""Tables of parameters: the names of other software's tensors, and their places in our tree.
+"""Tables of parameters: the names of foreign tensors, and their places in our parameter tree.
 
-Theirs are per layer, with kernels stored (out, in); ours are stacked over layers on axis 0, with
-kernels (inputs..., outputs...) whose heads are axes of their own, and a vocabulary padded to a
-multiple of 128.
+Foreign tensors are per layer, with kernels (out, in). Our parameters are stacked over layers on
+axis 0, with kernels (inputs..., outputs...) that have a separate axis for heads, and a vocabulary
+padded to a multiple of 128.
 """
 
 import re
@@ -23,26 +23,26 @@ from bert_jax.model.heads import Params
 class Entry:
     """One parameter (or, with `{n}` in its name, one per layer).
 
-    Entries of one name are one tensor of theirs: their rows, in the order of the table.
+    Entries that share a name are parts of one foreign tensor: blocks of rows, in table order.
     """
 
     name: str
-    """Theirs."""
+    """Name of the foreign tensor."""
     path: tuple[str, ...]
-    """Ours."""
+    """Path in our parameter tree."""
     kind: Literal["same", "kernel", "vocab"] = "same"
-    """`same`: equal up to reshaping; `kernel`: transposed; `vocab`: ours has padding rows."""
+    """Conversion: `same`: reshaped; `kernel`: transposed; `vocab`: our table has padding rows."""
     num_inputs: int = 1
-    """Leading axes of our kernel that are their `in` axis."""
+    """Number of leading axes of our kernel that make up the foreign `in` axis."""
     by_head: bool = False
-    """Whether the entries of one name take turns head by head rather than follow one another."""
+    """Whether entries that share a name alternate head by head instead of being concatenated."""
     pairs: bool = False
-    """Whether the numbers of a head that are rotated together are neighbours: theirs are
-    (2 i, 2 i + 1), ours (i, i + K/2)."""
+    """Whether the foreign rotary pairs of a head are adjacent, (2 i, 2 i + 1); our pairs are
+    (i, i + K/2)."""
 
 
 def affine(name: str, *path: str, num_inputs: int = 1) -> list[Entry]:
-    """Return the entries of a map with a bias."""
+    """Return the entries of a linear map with a bias."""
     return [
         Entry(f"{name}.weight", (*path, "kernel"), "kernel", num_inputs),
         Entry(f"{name}.bias", (*path, "bias")),
@@ -55,25 +55,25 @@ def norm(name: str, *path: str) -> list[Entry]:
 
 
 class Tensor(NamedTuple):
-    """One tensor of theirs for each of some layers, or one."""
+    """Foreign tensor: one for each of some layers, or a single one."""
 
     name: str
-    """Name, maybe with `{n}`."""
+    """Name, with `{n}` if there is one tensor per layer."""
     layers: range
-    """Numbers of the layers that have the tensor; one number for a tensor of no layer."""
+    """Numbers of the layers that have the tensor; one number for a tensor outside the layers."""
     entries: list[Entry]
-    """Parts of the tensor."""
+    """Entries that the tensor consists of."""
 
     @property
     def per_layer(self) -> bool:
-        """Whether each layer has one."""
+        """Whether there is one tensor per layer."""
         return "{n}" in self.name
 
 
 def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterator[Tensor]:
-    """Yield the tensors of a table, in the order of their first entries, as far as `tree` has them.
+    """Yield the tensors of a table that `tree` has, in the order of their first entries.
 
-    A first layer without an attention norm has none in a file; ours has a row of ones there.
+    If the first layer has no attention norm, files lack its tensor; our tree has a row of ones.
     """
     entries: dict[str, list[Entry]] = {}
     for entry in in_model(table, tree):
@@ -85,14 +85,14 @@ def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterat
 
 
 def in_model(table: Iterable[Entry], tree: Params) -> list[Entry]:
-    """Leave out what a tree of parameters, or of their shapes, has not: biases, a map of tables."""
+    """Drop entries, such as biases, that a tree of parameters (or of shapes) does not have."""
     return [entry for entry in table if lookup(tree, entry.path) is not None]
 
 
 def to_tensors(
     params: Params, config: ModelConfig, table: Iterable[Entry]
 ) -> dict[str, np.ndarray]:
-    """Return the parameters (or gradients) that `table` names, under the names of the table."""
+    """Convert the parameters (or gradients) in `table` to foreign tensors, by foreign name."""
     found = {}
     for tensor in tensors(table, params, config):
         arrays = [np.asarray(lookup(params, entry.path)) for entry in tensor.entries]
@@ -108,7 +108,7 @@ def to_tensors(
 def tensor_shapes(
     table: Iterable[Entry], shapes: Params, config: ModelConfig
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a table; `shapes` has those of our parameters."""
+    """Return the shapes of a table's foreign tensors; `shapes` has our parameters' shapes."""
     found: dict[str, tuple[int, ...]] = {}
     for tensor in tensors(table, shapes, config):
         shape = _whole_shape(_piece_shapes(tensor, shapes, config))
@@ -120,7 +120,7 @@ VOCABULARY_PATHS = (
     ("encoder", "embeddings", "token"), ("mlm", "bias"), ("mlm", "decoder"),
     ("decoder", "embeddings", "token"), ("output", "bias"), ("output", "decoder"),
 )  # fmt: skip
-"""Our parameters with a row for each token."""
+"""Paths of our parameters that have one row per token."""
 MAX_SHOWN = 40
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -132,17 +132,17 @@ def read_tensors(
     config: ModelConfig,
     copies: Mapping[str, str],
 ) -> Params:
-    """Return the entries of `table` as a tree, in float32.
+    """Convert foreign tensors to our parameter tree, in float32.
 
     Args:
-        table: The entries.
+        table: Entries to read.
         shapes: Shapes of our parameters.
-        found: Arrays by the names of the table.
-        config: The architecture.
-        copies: Names that may be there too, to the tensor they must equal; or to "".
+        found: Foreign arrays by name.
+        config: Architecture.
+        copies: Further names that `found` may have, each to the tensor that it must equal, or "".
 
     Raises:
-        UserError: Says all that is missing, unexpected or does not fit.
+        UserError: Lists every tensor that is missing, unexpected or does not fit.
     """
     params: Params = {}
     wrong: dict[str, list[str]] = {}
@@ -178,12 +178,12 @@ def read_tensors(
 
 
 def _fill(tensor: Tensor, arrays: Sequence[np.ndarray], params: Params, shapes: Params) -> None:
-    """Write the tensors of all layers, or the one tensor, into `params`."""
+    """Write a foreign tensor, for all its layers, into `params`."""
     filled = []
     for entry in tensor.entries:
         shape = lookup(shapes, entry.path).shape
         ours = _empty(shape if tensor.per_layer else (1, *shape))
-        ours[: tensor.layers.start] = entry.path[-1] == "scale"  # of layers that have no norm
+        ours[: tensor.layers.start] = entry.path[-1] == "scale"  # ones for layers without a norm
         filled.append(ours)
         insert(params, entry.path, ours if tensor.per_layer else ours[0])
     for n, array in zip(tensor.layers, arrays, strict=True):
@@ -204,9 +204,9 @@ def _whole_shape(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def taken_apart(entries: Sequence[Entry], whole: Any, ours: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Return the parts of a tensor of theirs, one for each entry, with the rows in our order.
+    """Split a foreign tensor into one part per entry, with the rows in our order.
 
-    `ours` has the shapes of our parameters. The tensor may be one that is traced.
+    `ours` has the shapes of our parameters. The tensor may be a traced JAX array.
     """
     if len(entries) == 1:
         pieces = [whole]
@@ -230,7 +230,7 @@ def taken_apart(entries: Sequence[Entry], whole: Any, ours: Sequence[tuple[int, 
 def _joined(
     entries: Sequence[Entry], pieces: Sequence[np.ndarray], arrays: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Return the tensor whose parts these are: the inverse of `taken_apart`."""
+    """Join parts into one foreign tensor: the inverse of `taken_apart`."""
     pieces = [
         _rows_of_pairs(piece, array.shape[-2:], back=True) if entry.pairs else piece
         for entry, piece, array in zip(entries, pieces, arrays, strict=True)
@@ -245,14 +245,14 @@ def _joined(
 
 
 def _rows_of_pairs(rows: Any, head: tuple[int, ...], *, back: bool) -> Any:
-    """Order the rows of each head: first members of all pairs, then the second ones."""
+    """Reorder the rows of each head: first members of all pairs, then second members."""
     heads, width = head
     split = (heads, 2, width // 2, -1) if back else (heads, width // 2, 2, -1)
     return rows.reshape(split).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
-    """Return an array of the expected shape, and what is wrong with it or ""."""
+    """Convert to float32; return the array and the fault that was found, or ""."""
     theirs = np.asarray(found)
     if theirs.shape != expected:
         return theirs, f"is {theirs.shape}, the configuration wants {expected}"
@@ -260,7 +260,7 @@ def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]
         return theirs, f"has numbers of type {theirs.dtype}, floating point is needed"
     with np.errstate(over="ignore", invalid="ignore"):
         theirs = theirs.astype(np.float32, copy=False)
-        # A sum needs no memory, and of finite numbers alone is finite, or too large.
+        # A sum needs no memory. If it is finite, so are all values; if not, it may have overflowed.
         finite = np.isfinite(theirs.sum()) or np.isfinite(theirs).all()
     if not finite:
         return theirs, "has values that are not finite float32 numbers"
@@ -268,7 +268,7 @@ def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]
 
 
 def _folded(names: Iterable[str]) -> list[str]:
-    """Names that differ in the number of the layer alone become one."""
+    """Merge names that differ only in the layer's number."""
     layers: dict[str, list[str]] = {}
     for name in names:
         number = _LAYER_NUMBER.search(name)
@@ -288,7 +288,7 @@ def _their_shape(entry: Entry, ours: tuple[int, ...], config: ModelConfig) -> tu
 
 
 def _empty(shape: tuple[int, ...]) -> np.ndarray:
-    """Allocate float32 numbers where XLA on CPU can use them without a copy: at 64 bytes."""
+    """Allocate float32 aligned to 64 bytes, so that XLA on CPU can use it without a copy."""
     size = int(np.prod(shape))
     room = np.empty(size + 16, np.float32)
     start = -room.ctypes.data % 64 // 4
@@ -296,11 +296,11 @@ def _empty(shape: tuple[int, ...]) -> np.ndarray:
 
 
 _STRIP = 32
-"""Rows that are transposed at once: two cache lines of each row that is written."""
+"""Number of rows to transpose at once: two cache lines of each row that is written."""
 
 
 def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:
-    """Write an array of theirs into ours."""
+    """Write a foreign array into our array."""
     if entry.kind == "vocab":
         ours[: len(theirs)], ours[len(theirs) :] = theirs, 0
     elif entry.kind == "kernel":
@@ -320,9 +320,9 @@ def _export(entry: Entry, ours: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of a tree by their paths, joined by slashes.
+    """Flatten a tree to arrays by path, joined by slashes.
 
-    With `vocab_size`, without the rows that pad the vocabulary.
+    With `vocab_size`, the rows that pad the vocabulary are left out.
     """
     found = {}
     for path, leaf in jax.tree.leaves_with_path(tree):
@@ -333,7 +333,7 @@ def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
 
 
 def unnamed(arrays: Mapping[str, Any]) -> Params:
-    """Return the tree of which `named` gives the arrays."""
+    """Rebuild a tree from arrays by path: the inverse of `named`."""
     tree: Params = {}
     for name, array in arrays.items():
         insert(tree, tuple(name.split("/")), array)
@@ -341,7 +341,7 @@ def unnamed(arrays: Mapping[str, Any]) -> Params:
 
 
 def lookup(tree: Params, path: tuple[str, ...]) -> Any:
-    """Return the entry of a nested dict at a path; None where there is none."""
+    """Return the entry of a nested dict at a path; None if there is none."""
     found: Any = tree
     for key in path:
         if key not in found:

@@ -1,6 +1,6 @@
-"""The table of foreign families of encoders, and why there is no ALBERT.
+"""The table of foreign encoder families, and why there is no ALBERT.
 
-A family is one entry: what it computes, its fields and its names, theirs to ours.
+A family is one entry: the computation, and the fields and names in its files, mapped to ours.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.errors import UserError
 
 FAMILIES: Mapping[str, Family] = {**BERTS, **MODERN}
-"""Families by the field `model_type`."""
+"""Families by `model_type`, a field of `config.json`."""
 
 _ALBERT = (
     "an ALBERT is no BERT with other names, and none is imported: {}. Take a BERT or RoBERTa of "
@@ -27,16 +27,16 @@ _OWN_CODE = (
 
 
 def known_family(found: Mapping[str, Any]) -> Family | None:
-    """Return the family of a `config.json`; None where the family is not known."""
+    """Return the family of a `config.json`; None if the family is unknown."""
     kind = found.get("model_type")
     return FAMILIES.get(kind) if isinstance(kind, str) else None
 
 
 def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
-    """Return the family of a `config.json`, which `where` names.
+    """Return the family of a `config.json`; `where` names the file in messages.
 
     Raises:
-        UserError: A family that is not known, or a file whose model is computed by its own code.
+        UserError: The family is unknown, or the model needs its own code (`auto_map`).
     """
     if found.get("model_type") == "albert":
         raise UserError(f"{where}: {_albert(found)}")
@@ -52,7 +52,7 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
 
 
 def is_read(found: Mapping[str, Any]) -> bool:
-    """Whether files of the class in a `config.json` are read as they are, without an import."""
+    """Whether files of the class in a `config.json` can be read directly, without an import."""
     family = known_family(found)
     if family is None or family.written is None:
         return family is not None
@@ -60,7 +60,7 @@ def is_read(found: Mapping[str, Any]) -> bool:
 
 
 def unread(found: Mapping[str, Any], *, where: str) -> UserError:
-    """Return the refusal of a `config.json` of a class that is not read as it is."""
+    """Return the error for a `config.json` whose class cannot be read directly."""
     kind = found.get("model_type")
     if known_family(found) and "auto_map" in found:
         return UserError(f"{where} {_OWN_CODE}")

@@ -1,4 +1,4 @@
-"""Facts about a family of foreign encoders: what it computes, and the names in its files."""
+"""Foreign encoder families: what a family computes, and the names in its files."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -36,84 +36,84 @@ NOT_QUANTISED = {
 
 @dataclass(frozen=True)
 class Family:
-    """Facts about one family; its tables of parameters lead straight to our tree."""
+    """One family; its tables map foreign tensors straight to our parameter tree."""
 
     name: str
     classes: str
-    """Beginning of its class names; of several, separated by bars, the first is written."""
+    """Prefix of the class names; of several, separated by bars, exports write the first."""
     prefix: str
-    """Beginning of the encoder's names, which the file of a bare encoder lacks."""
+    """Prefix of the encoder's tensor names; the file of a bare encoder omits it."""
     encoder: tuple[Entry, ...]
     pretraining: Mapping[str, tuple[Entry, ...]]
-    """Pretraining heads by our names of them; `mlm` is always there."""
+    """Pretraining heads by our names; `mlm` is always there."""
     computes: Mapping[str, Any]
-    """Fields of `ModelConfig` that are equal in all models of the family."""
+    """Fields of `ModelConfig` that have one value in all models of the family."""
     fields: Mapping[str, str]
-    """Fields of `config.json` to ours."""
+    """Fields of `config.json` to fields of `ModelConfig`."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields of `config.json` that change what is computed: the one value that fits, and why."""
+    """Fields of `config.json` that change the computation, to the one supported value and why."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `config.json` that a file may lack, to the values that they then have."""
+    """Default values of fields that a `config.json` may lack."""
     sets: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ModelConfig` that a model read from a file gets, and that another may have
-    otherwise: how parameters start, or what the file cannot say."""
+    """Fields of `ModelConfig` that reading a file sets, but that the family does not require, such
+    as how parameters are initialised, or what the file cannot express."""
     follows: Mapping[str, str] = field(default_factory=dict)
-    """Fields of `ModelConfig` that a file gives together with another field, to the other field."""
+    """Fields of `ModelConfig` that take the value of another field, to that other field."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Older beginnings of names, to today's."""
+    """Older prefixes of tensor names, to current ones."""
     heads: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
-    """Fine-tuning heads by our kinds; a head that reads the pooler begins with it."""
+    """Fine-tuning heads by our kinds; a head that reads the pooler starts with its entries."""
     compares: bool = False
-    """Whether a class with the head of a classification compares rows: multiple choice."""
+    """Whether the family has a multiple-choice class, a classification head that compares rows."""
     pooler: tuple[Entry, ...] = ()
-    """Pooler of classes without a fine-tuning head, and of old files."""
+    """Pooler of classes without a fine-tuning head, and in old files."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
-    """Values of `classifier_pooling` to ours, the default first; empty: BERT's pooler."""
+    """Values of `classifier_pooling` to our poolings, default first; empty: BERT's pooler."""
     classifies: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ModelConfig` that are equal in all classifiers of the family."""
+    """Fields of `ModelConfig` that have one value in all classifiers of the family."""
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Fields of `config.json` with the dropout before a head; else the layers' rate."""
+    """Fields of `config.json` with the dropout before a head; without one, the layers' rate."""
     class_names: Mapping[str, str] = field(default_factory=dict)
-    """Classes by task, such as ForMaskedLM; others are `classes` and the task."""
+    """Irregular class names by task, such as ForMaskedLM; others are `classes` plus the task."""
     theta: float = 10000.0
-    """Base of the rotations where the file names none."""
+    """Base of the rotary angles if the file gives none."""
     local: bool = False
-    """Whether layers may be local, with a theta of their own."""
+    """Whether layers may be local, with their own theta."""
     narrows_mlp: bool = False
-    """Whether the file gives the width of an ungated network; the gated one has 2/3 of that."""
+    """Whether the file gives an ungated feed-forward width; the gated width is 2/3 of it."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
-    """Function from a configuration to further reasons why the family cannot compute it."""
+    """Function that returns further reasons why the family cannot compute a configuration."""
     native: bool = True
-    """Whether Transformers has the class; without it the model's own code would have to be run."""
+    """Whether Transformers has the class; if not, only the model's own code could run it."""
     like_bert: bool = False
-    """Whether the family computes what a BERT does, up to token types, positions and the pooler.
-    Files may lack sizes, which are then BERT's, and have pretraining heads beside a fine-tuning
+    """Whether the family computes the same as BERT, except token types, positions and the pooler.
+    Files may omit sizes (BERT's apply) and may have pretraining heads beside a fine-tuning
     head."""
     written: Collection[str] | None = None
-    """Tasks of the classes that are written, and read without an import; None: all."""
+    """Tasks whose classes can be written, and read without an import; None: all."""
     has_types: bool = True
-    """Whether the encoder has token types; without them its table has an entry that is zeros."""
+    """Whether the encoder has token types; if not, reading adds one entry of zeros."""
     doubles_type: bool = False
-    """Whether one token type becomes two equal ones, which further training may tell apart."""
+    """Whether reading doubles a single token type, so that further training can separate them."""
     first_position: int | None = None
-    """Distance of the first position from padding's id; None: positions count from 0."""
+    """Offset of the first position from the padding id; None: positions count from 0."""
     exact_gelu_head: bool = False
-    """Whether the masked-LM head has the exact GELU whatever the encoder has."""
+    """Whether the masked-LM head uses the exact GELU, whatever the encoder's activation."""
 
     def class_of(self, task: str) -> str:
-        """Return the class of a task, such as ForMaskedLM, or Model for the bare encoder."""
+        """Return the class name for a task such as ForMaskedLM (Model: the bare encoder)."""
         return self.class_names.get(task, f"{self.classes.partition('|')[0]}{task}")
 
     def task_of(self, found: Mapping[str, Any]) -> str:
-        """Return the class of a `config.json` without the family's name, such as ForMaskedLM."""
+        """Return the task of a `config.json`: its class without the family, such as ForMaskedLM."""
         name = model_class(found)
         tasks = {theirs: task for task, theirs in self.class_names.items()}
         return tasks.get(name) or re.sub(f"^(?:{self.classes})(?=For|Model)", "", name)
 
     def head_of(self, found: Mapping[str, Any]) -> HeadNetwork | None:
-        """Return the kind of the fine-tuning head that a `config.json` describes, if it is read."""
+        """Return the kind of fine-tuning head that a `config.json` describes, if we read it."""
         task = self.task_of(found)
         kind = TASKS.get(task)
         return kind if kind in self.heads and (self.compares or task != MULTIPLE_CHOICE) else None
@@ -121,19 +121,19 @@ class Family:
     def table(
         self, parts: Collection[str] = (), head: str | None = None, *, pooler: bool = False
     ) -> list[Entry]:
-        """Return the entries of the encoder, of pretraining heads, and of a fine-tuning head."""
+        """Return the entries of the encoder, the given pretraining heads and fine-tuning head."""
         table = [*self.encoder, *(self.pooler if pooler else ())]
         for part, entries in self.pretraining.items():
             table += entries if part in parts else ()
         return table if head is None else [*table, *self.heads[head]]
 
     def name_of(self, *path: str) -> str:
-        """Return the name of a parameter of the encoder."""
+        """Return the foreign name of an encoder parameter, given by our path."""
         return next(entry.name for entry in self.encoder if entry.path == path)
 
     @property
     def copies(self) -> dict[str, str]:
-        """Names of the tied decoder, which a file may hold twice, to the names of its originals."""
+        """Names of the tied decoder, which a file may hold as a copy, to names of the originals."""
         names = {entry.path: entry.name for entry in self.pretraining["mlm"]}
         decoder, bias = names["mlm", "decoder"], names["mlm", "bias"]
         second = decoder.removesuffix("weight") + "bias"
@@ -141,18 +141,18 @@ class Family:
         return {decoder: token} | ({} if second == bias else {second: bias})
 
     def pooling_fields(self, pooling: str) -> dict[str, str]:
-        """Return the field of a `config.json` that says what a classification reads."""
+        """Return the `config.json` field that tells which states a classifier pools."""
         names = [theirs for theirs, ours in self.poolings.items() if ours == pooling]
         return {"classifier_pooling": names[0]} if names else {}
 
 
 def token_table(name: str) -> Entry:
-    """Return the entry of the embedding table of tokens."""
+    """Return the entry of the token embedding table."""
     return Entry(f"{name}.weight", (*EMBEDDINGS, "token"), "vocab")
 
 
 def masked_lm(dense: str, norm_name: str, decoder: str, bias: str) -> tuple[Entry, ...]:
-    """Return the entries of a masked-LM head with a map and a norm before its decoder."""
+    """Return the entries of a masked-LM head: a linear map, a norm and the decoder."""
     return (
         *affine(dense, "mlm", "dense"),
         *norm(norm_name, "mlm", "norm"),

@@ -1,11 +1,11 @@
-"""A model as its files have it, before it becomes one of ours.
+"""A foreign model as its files describe it, before conversion to ours.
 
 form = form_of(found, arrays, where="config.json")
 outputs = form.outputs()
 params = form.params(None if outputs is None else outputs.head)
 
-Tables of a family are fitted to ours: rows are dropped, zeros added, a row repeated. An encoder
-that does not fit is a `UserError`; a head that does not fit is dropped with a note.
+Embedding tables are fitted to ours: rows are dropped, zeros added, a row repeated. An encoder that
+does not fit raises a `UserError`; a head that does not fit is dropped with a note.
 """
 
 import re
@@ -34,14 +34,14 @@ from bert_jax.model.heads import Params, ReplacedHead, param_shapes
 from bert_jax.model.task_heads import TaskHeadConfig, TaskModel
 
 _BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids|token_type_ids)")
-"""Names that hold nothing that was learned."""
+"""Pattern of the names of buffers, which hold no learned values."""
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "discriminator_predictions.")
-"""Beginnings of the names of BERT's heads, of which unknown ones are passed over."""
+"""Prefixes of the names of BERT's heads; unknown tensors under these prefixes are ignored."""
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Configuration and tensors of a model, under the names of its family's tables."""
+    """Configuration and tensors of a model, named as in its family's tables."""
 
     family: Family
     config: dict[str, Any]
@@ -50,17 +50,17 @@ class Form:
     """Architecture."""
     arrays: dict[str, np.ndarray]
     dropped: tuple[str, ...] = ()
-    """Names of the arrays that have no place."""
+    """Names of the arrays that have no place in our model."""
     notes: tuple[str, ...] = ()
-    """Remarks for people, a sentence each."""
+    """Remarks for people, one sentence each."""
     files: Path | None = None
-    """File or directory of the tokenizer, where the reader knows it."""
+    """File or directory of the tokenizer, if the reader knows it."""
 
     def outputs(self) -> TaskOutputs | None:
-        """Return the fine-tuning head and what its logits mean, if there is one.
+        """Return the fine-tuning head and the meaning of its logits, if there is a head.
 
         Raises:
-            UserError: The labels, the problem or the pooling do not fit.
+            UserError: The labels, the problem type or the pooling do not fit.
         """
         family, found = self.family, {**self.family.defaults, **self.config}
         if (kind := family.head_of(found)) is None:
@@ -89,20 +89,20 @@ class Form:
 
     @property
     def remark(self) -> str:
-        """Words for messages about names of tensors."""
+        """Remark for messages about tensor names: the family, if it is not BERT."""
         return "" if self.family is BERT else f" ({self.family.name})"
 
     def params(self, head: TaskHeadConfig | None, *, pretraining: bool = True) -> Params:
-        """Read the parameters, float32: `encoder`, and the heads that are there and asked for.
+        """Read the parameters as float32: `encoder`, and the requested heads that are there.
 
         Args:
-            head: Fine-tuning head; None: passed over.
-            pretraining: Whether pretraining heads are read; else they are passed over too, and of
-                a fine-tuning head only what all heads of the family share is read.
+            head: Fine-tuning head; None: ignored.
+            pretraining: Whether to read pretraining heads. If not, they are ignored too, and only
+                the part that all heads of the family share is read from a fine-tuning head.
 
         Raises:
-            UserError: Names missing or unexpected, shapes that do not fit, values that are not
-                finite numbers, a decoder that is not the embedding table: all at once.
+            UserError: Missing or unexpected names, wrong shapes, values that are not finite, a
+                decoder that differs from the embedding table: lists all of them.
         """
         family, config, there = self.family, self.model, self.arrays.keys()
         shapes = param_shapes(config)
@@ -117,7 +117,7 @@ class Form:
         elif not pretraining:
             shapes = param_shapes(config, TaskModel, TaskHeadConfig("classification"))
             table += self._shared(shapes)
-        if family.like_bert:  # a file may have none, or one that its class does not read
+        if family.like_bert:  # a file may lack a pooler, or have one that its class does not read
             table += () if any("pooler" in entry.path for entry in table) else family.pooler
             poolers = [entry for entry in table if "pooler" in entry.path]
             if there.isdisjoint(entry.name for entry in poolers):
@@ -137,7 +137,7 @@ class Form:
         return self.family.like_bert or not fine_tuned
 
     def _parts(self, shapes: Params) -> list[str]:
-        """Return the pretraining heads that are there."""
+        """Return the pretraining heads that the file has."""
         family, there = self.family, self.arrays.keys()
         found = [
             part
@@ -147,25 +147,25 @@ class Form:
         ]
         if "mlm" in shapes:
             return found
-        return ["mlm"] if family.task_of(self.config) == "ForMaskedLM" else []  # it is the table
+        return ["mlm"] if family.task_of(self.config) == "ForMaskedLM" else []  # tied
 
     def _shared(self, shapes: Params) -> list[Entry]:
-        """Return the entries of what heads of the family share, if they are all there."""
+        """Return the entries that all heads of the family share, if the file has every one."""
         entries = {e.name: e for head in self.family.heads.values() for e in head}
         shared = in_model([e for e in entries.values() if e.path[0] != "head"], shapes)
         return shared if self.arrays.keys() >= {e.name for e in shared} else []
 
 
 def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> Form:
-    """Return a model of any family, its tensors under the names of the family's tables.
+    """Return a model of any family, with its tensors named as in the family's tables.
 
     Args:
-        found: The content of its `config.json`, whose `model_type` is in `FAMILIES`; `where` names
-            the file in messages.
-        arrays: All of its tensors.
+        found: Content of `config.json`; its `model_type` is in `FAMILIES`.
+        arrays: All tensors of the model.
+        where: Name of the file in messages.
 
     Raises:
-        UserError: A configuration that does not fit, or two tensors of one name.
+        UserError: The configuration does not fit, or two tensors have the same name.
     """
     family = FAMILIES[found["model_type"]]
     model = config_from_huggingface(found, where=where)
@@ -179,7 +179,7 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
         )
     origins, dropped = _names(family, found, arrays, where)
     renamed = {name: arrays[theirs] for name, theirs in origins.items()}
-    for copy, original in family.copies.items():  # old files have the second name alone
+    for copy, original in family.copies.items():  # old files have only the second name
         if copy in renamed and original not in renamed and copy.endswith(".bias"):
             renamed[original] = renamed[copy]
     notes += _fitted(family, found, model.num_types, renamed)
@@ -200,16 +200,16 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
 def _names(
     family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the names of the tables to the names in the file, and the names without a place.
+    """Map names in the tables to names in the file; also return the file's names without a place.
 
-    A tensor of a BERT that belongs to no head is kept, so that `Form.params` refuses it.
+    A tensor of a BERT that belongs to no head is kept, so that `Form.params` rejects it.
     """
     task, kind = family.task_of(found), family.head_of(found)
     head = () if kind is None else family.heads[kind]
     known = {entry.name for entries in (*family.pretraining.values(), head) for entry in entries}
     known |= family.copies.keys()
     if not (family.like_bert or task in (*TASKS, "Model", "ForMaskedLM", "AutoModel")):
-        known = set()  # a head may be called as another class calls its own
+        known = set()  # its head may have the same names as the head of another class
     poolers = head if any("pooler" in entry.path for entry in head) else family.pooler
     known |= {entry.name for entry in poolers if "pooler" in entry.path}
     encoder = (*family.encoder, *family.pooler)
@@ -236,7 +236,7 @@ def _names(
 
 
 def _of_today(family: Family, name: str) -> str:
-    """Return the name of a parameter that an older file calls otherwise."""
+    """Return the current name of a parameter; older files use other names."""
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
     for old, new in family.aliases.items():
@@ -250,8 +250,8 @@ def _fitted(
 ) -> list[str]:
     """Fit the tables of positions and of `types` token types to a BERT, and return notes.
 
-    Rows of two texts then give the outputs of the source. A classifier of DistilBERT keeps one
-    type, because its class has no other.
+    Text pairs then give the outputs of the source. A DistilBERT classifier keeps one type,
+    because its class has only one.
     """
     notes = []
     if family.first_position is not None:
@@ -284,7 +284,7 @@ def _fitted(
 def _unlike_masked_lm(
     family: Family, found: Mapping[str, Any], renamed: Mapping[str, np.ndarray]
 ) -> str:
-    """Say why a masked-LM head has no place: another activation, or half of a head; or ""."""
+    """Explain why a masked-LM head cannot be kept (another activation, half a head), or ""."""
     names = {entry.name for entry in family.pretraining["mlm"]} | family.copies.keys()
     if not family.like_bert or names.isdisjoint(renamed):
         return ""

@@ -1,4 +1,4 @@
-"""Heads and their classes; the fields of a `config.json` about one, and our `TaskOutputs`."""
+"""Heads in Hugging Face's format: their classes, and `config.json` fields to `TaskOutputs`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.task import HeadKind
 
 MULTIPLE_CHOICE = "ForMultipleChoice"
-"""Class with the network of a classification, one output, that compares rows."""
+"""Class with a one-output classification network whose scores are compared across rows."""
 TASKS: Mapping[str, HeadNetwork] = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tagging",
     "ForQuestionAnswering": "span",
     MULTIPLE_CHOICE: "classification",
 }
-"""Classes with a fine-tuning head, without the name of their family."""
+"""Classes with a fine-tuning head, without the family name, to our kind of head."""
 PRETRAINING_HEADS = ("mlm", "nsp", "rtd")
-"""Pretraining heads by our names of them."""
+"""Our names of the pretraining heads."""
 POOLED_HEADS = frozenset({"nsp"})
 """Pretraining heads that read the pooled first token."""
 PRETRAINING_TASKS = (
@@ -32,36 +32,36 @@ PRETRAINING_TASKS = (
     ({"nsp"}, "ForNextSentencePrediction"),
     (set[str](), "Model"),
 )
-"""Heads and the class, without the name of its family, that has them; the first that fits."""
+"""Sets of heads, each with its class (without the family name); the first that fits wins."""
 LOGITS = {"prediction_logits": "mlm", "seq_relationship_logits": "nsp"}
-"""Outputs of `BertForPreTraining`, to heads; of a class with one head, `logits`."""
+"""Outputs of `BertForPreTraining` to heads; a class with one head calls its output `logits`."""
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
 UNTRAINED = "untrained_parts"
-"""Field of `config.json`: parts with initial values, there because their class must have them."""
+"""Field of `config.json`: untrained parts, written only because the class must have them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
-"""Fields of our own in a `config.json`, which Transformers keeps and does not read."""
+"""Our own fields in a `config.json`; Transformers keeps them but does not read them."""
 _MAX_LABEL_CHARS = 200
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Windows of long texts, and limits of answers, of a head for tags or spans."""
+    """Windows of long texts and limits of answers, for a head for tags or spans."""
 
     stride: int
-    """Sub-words from one window to the next."""
+    """Distance from one window to the next, in sub-words."""
     max_question: int = 64
     """Longest question, in tokens."""
     max_answer_tokens: int = 30
-    """Longest answer."""
+    """Longest answer, in tokens."""
     null_threshold: float | None = None
-    """Greatest `null_odds` of a question that is answered; None: every one is."""
+    """Largest `null_odds` at which a question is still answered; None: every question is."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse values below 1."""
         for name in ("stride", "max_question", "max_answer_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
@@ -73,34 +73,34 @@ class NoClassError(UserError):
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """A head and what its logits mean."""
+    """A head and the meaning of its logits."""
 
     head: TaskHeadConfig
     objective: HeadKind
     labels: tuple[str, ...] = ()
     """Labels of classes and tags, in the order of the logits."""
     thresholds: tuple[float, ...] = ()
-    """Least probability of each of several labels; (): one half."""
+    """Lowest probability at which each label of a multi-label head holds; (): 0.5 each."""
     long: LongTexts = CUT
-    """Treatment of texts with more tokens than a row, of a classification."""
+    """Treatment of texts with more tokens than a row, for classification."""
     reading: Reading | None = None
-    """Windows and answers of tags and spans; None: those of the verb."""
+    """Windows and answer limits for tags and spans; None: the defaults of the verb."""
 
 
 def head_from_huggingface(
     task: str, found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, bias: str, rate: Any
 ) -> TaskOutputs:
-    """Return a fine-tuning head.
+    """Read a fine-tuning head.
 
     Args:
         task: Class of the model, a key of `TASKS`.
-        found: The content of `config.json`.
+        found: Content of `config.json`.
         arrays: Tensors of the model.
-        bias: Name of the tensor with a number for each output.
-        rate: Dropout before the head.
+        bias: Name of the tensor with one number per output.
+        rate: Dropout rate before the head.
 
     Raises:
-        UserError: The labels or the type of the problem do not fit the weights.
+        UserError: The labels or the problem type do not fit the weights.
     """
     kind = TASKS[task]
     if type(rate) not in (int, float) or not 0 <= rate < 1:
@@ -135,10 +135,10 @@ def head_from_huggingface(
 
 
 def head_class(outputs: TaskOutputs) -> str:
-    """Return the class of a head, without the name of its family.
+    """Return the class of a head, without the family name.
 
     Raises:
-        NoClassError: No class of theirs has the head.
+        NoClassError: No class of Transformers has the head.
     """
     if outputs.objective == "choice":
         return MULTIPLE_CHOICE
@@ -149,7 +149,7 @@ def head_class(outputs: TaskOutputs) -> str:
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
-    """Return the fields of a `config.json` about a head, its class and its dropout aside."""
+    """Return the `config.json` fields of a head, except its class and its dropout rate."""
     if outputs.objective == "choice":
         return {}
     fields: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The files of a directory in Hugging Face's format: configuration and weights, nothing pickled."""
+"""Files of a directory in Hugging Face's format: configuration and weights, never pickled."""
 
 import re
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ _OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def model_class(found: Mapping[str, Any]) -> str:
-    """Return the class that wrote a `config.json`, "AutoModel" where the file does not say.
+    """Return the class that wrote a `config.json`; "AutoModel" if the file does not say.
 
-    It becomes part of a command in messages: only a plain name is taken.
+    Only a plain name is accepted, because messages use the class in a command.
     """
     classes = found.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
@@ -29,28 +29,28 @@ def model_class(found: Mapping[str, Any]) -> str:
 
 
 def model_max_length(directory: Path) -> int | None:
-    """Return the most tokens of a row by a tokenizer's files; None where there is no limit.
+    """Return the largest row length that a tokenizer's files allow; None if there is no limit.
 
     Raises:
-        UserError: The field is no length.
+        UserError: The field is not a length.
     """
     path = directory / "tokenizer_config.json"
     fields = read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
     length = fields.get("model_max_length")
     if length is None or (isinstance(length, int | float) and length > 1 << 24):
-        return None  # Transformers writes 1e30 where there is no limit
+        return None  # Transformers writes 1e30 for no limit
     if type(length) is not int or length < 8:
         raise UserError(f"{path}: model_max_length is {length!r:.40}; it must be at least 8")
     return length
 
 
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
-    """Return every tensor by name, of one file or of an index's shards; views of the mapped files.
+    """Map every tensor by name, from one file or an index's shards, without copying.
 
-    The advice on how to convert other weights names the class `made_by`.
+    The class `made_by` appears in the advice on converting weights in another format.
 
     Raises:
-        UserError: No such weights, two sets of them, or files that are not sound.
+        UserError: There are no such weights, two sets of them, or malformed files.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():

@@ -1,4 +1,4 @@
-"""The `config.json` of an encoder of any family, and our `ModelConfig`, both ways."""
+"""Conversion between the `config.json` of an encoder of any family and our `ModelConfig`."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -19,26 +19,26 @@ from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 
 _REQUIRED = {"vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim"}
-"""Fields without which a modern family's file describes no model."""
+"""Fields that a modern family's file must have."""
 _LETTERS = {"full_attention": "G", "sliding_attention": "L"}
 _THETAS = (
     ("full_attention", "global_rope_theta", "rope_theta", 160_000.0),
     ("sliding_attention", "local_rope_theta", "local_rope_theta", 10_000.0),
 )
-"""Names of today and before, our field, and the default: those of ModernBERT."""
+"""Rotary bases in files: current name, old name, our field, and ModernBERT's default."""
 _LOCAL_ATTENTION = 128
 _EVERY = 3
-"""Defaults of ModernBERT."""
+"""Default of ModernBERT: every third layer is global."""
 
 
 def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelConfig:
     """Return the architecture that a `config.json` describes.
 
-    Fields that do not change what the encoder computes (heads, labels, generation) are passed over.
+    Fields that do not change what the encoder computes (heads, labels, generation) are ignored.
     `found["model_type"]` is in `FAMILIES`; `where` names the file in messages.
 
     Raises:
-        UserError: Fields that are missing, wrong or not supported: all at once.
+        UserError: Lists all fields that are missing, wrong or not supported.
     """
     family = FAMILIES[found["model_type"]]
     classifies = family.head_of(found) == "classification"
@@ -78,13 +78,13 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         config = plain(ModelConfig(**fields))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    # A narrow table is ELECTRA's alone, and so is then the classifier that fine-tuning adds.
+    # Only ELECTRA has a narrow table; fine-tuning then adds ELECTRA's classifier.
     own = classifies or config.projects_embeddings
     return replace(config, **family.classifies) if own and family.like_bert else config
 
 
 def first_position(family: Family, found: Mapping[str, Any]) -> int:
-    """Return the row of the position table that the first token of a text reads."""
+    """Return the row of the position table for the first token of a text."""
     if family.first_position is None:
         return 0
     pad: int = {**family.defaults, **found}["pad_token_id"]
@@ -106,7 +106,7 @@ def _positions(family: Family, found: Mapping[str, Any], wrong: list[str]) -> An
 def _check_heads(
     family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
 ) -> None:
-    """Add to `wrong` a width that is no multiple of the number of heads, or other heads."""
+    """Add to `wrong` a width not divisible by the number of heads, or unsupported heads."""
     names = {ours: name for name, ours in family.fields.items()}
     base = vars(ModelConfig()) if family.like_bert else {}
     width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))
@@ -124,17 +124,17 @@ def _check_heads(
 
 
 def kind_of(config: ModelConfig) -> str | None:
-    """Return the `model_type` of the family that computes what a configuration says, if any.
+    """Return the `model_type` of the family that computes an architecture, if any.
 
-    An ELECTRA and a DistilBERT are bert here: only their heads and embedding tables differ.
+    ELECTRA and DistilBERT count as bert: only their heads and embedding tables differ.
     """
     return next((kind for kind in ("bert", *MODERN) if not unlike(kind, config)), None)
 
 
 def with_own_pooler(config: ModelConfig) -> ModelConfig:
-    """Return an architecture with the pooler, or without one, and the fields of its classifiers.
+    """Set pooler and classifier fields of an architecture as its family has them.
 
-    These are those of its family; an architecture of no family is returned as it is.
+    An architecture that no family computes is returned unchanged.
     """
     for own in (replace(config, pooler=True), replace(config, pooler=False)):
         if (kind := kind_of(own)) is not None:
@@ -143,7 +143,7 @@ def with_own_pooler(config: ModelConfig) -> ModelConfig:
 
 
 def unlike(kind: str, config: ModelConfig) -> list[str]:
-    """Say in which fields a configuration is not of a family."""
+    """List the fields in which a configuration differs from a family."""
     family, config = FAMILIES[kind], plain(config)
     found = other_values(config, family.computes)
     found += [
@@ -155,9 +155,9 @@ def unlike(kind: str, config: ModelConfig) -> list[str]:
 
 
 def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, set[str]]:
-    """Return the configuration and the heads that an export of a pretrained model has.
+    """Return the configuration and the heads that the export of a pretrained model keeps.
 
-    No class of a modern family has a head for pairs (`nsp`), or a pooler for that head.
+    Classes of modern families have no next-sentence head (`nsp`) and no pooler for that head.
     """
     fitting = [each for each in (config, replace(config, pooler=False)) if kind_of(each)]
     if not fitting or kind_of(config) == "bert":
@@ -166,16 +166,16 @@ def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, 
 
 
 def refusals(config: ModelConfig, heads: Collection[str]) -> dict[str, str]:
-    """Say to which formats a pretrained model cannot be exported, and why."""
+    """Return the formats to which a pretrained model cannot be exported, each with the reason."""
     config, heads = exported(config, heads)
     found = {"huggingface": refusal(config, heads), "sentence-transformers": refusal(config, ())}
     return {format: why for format, why in found.items() if why}
 
 
 def refusal(config: ModelConfig, heads: Collection[str]) -> str:
-    """Say why no class of Transformers computes a pretrained model with these heads, or "".
+    """Explain why no class of Transformers computes a pretrained model with these heads, or "".
 
-    Of `heads`, `mlm`, `nsp` and `rtd` count.
+    Only `mlm`, `nsp` and `rtd` in `heads` count.
     """
     heads, kind = {"mlm", "nsp", "rtd"} & set(heads), kind_of(config)
     if kind is None:
@@ -212,7 +212,7 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
 
 
 def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
-    """Say which fields of a configuration have other values than `computes` wants."""
+    """List the fields of a configuration whose values differ from `computes`."""
     config = plain(config)
     return [
         f"model.{name} is {getattr(config, name)!r}, not {value!r}"
@@ -222,10 +222,10 @@ def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
 
 
 def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of a `config.json` for an architecture, without those of a head.
+    """Return the `config.json` fields of an architecture, without any fields of a head.
 
-    Fields about the way of computing (dtype, attention_impl, scan_unroll, remat) are left out.
-    Where two generations of files name a field differently, both names are written.
+    Fields that only affect execution (dtype, attention_impl, scan_unroll, remat) are left out.
+    If two generations of files name a field differently, both names are written.
     """
     family, config = FAMILIES[kind], plain(config)
     theirs: dict[str, Any] = {"model_type": kind}
@@ -269,7 +269,7 @@ def _value(config: ModelConfig, ours: str) -> Any:
 
 
 def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str, Any]:
-    """Return the pattern of global and local layers, and the window of the local ones."""
+    """Return the pattern of global and local layers, and the window of the local layers."""
     every, types = found.get("global_attn_every_n_layers", _EVERY), found.get("layer_types")
     if types is None:
         if type(every) is not int or not 1 <= every <= 1024:
@@ -292,7 +292,7 @@ def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str
 
 
 def _period(letters: list[str]) -> str:
-    """Return the shortest pattern that gives the letters when it is repeated."""
+    """Return the shortest pattern whose repetition gives the letters."""
     count = len(letters)
     length = next(
         n for n in range(1, count + 1) if all(letters[i] == letters[i % n] for i in range(count))
@@ -301,7 +301,7 @@ def _period(letters: list[str]) -> str:
 
 
 def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:
-    """Return the base of rotations: of `rope_parameters`, else the older field (name, value)."""
+    """Return the rotary base from `rope_parameters`, else from the older field (name, value)."""
     if not isinstance(part, Mapping):
         wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
         return None
@@ -323,12 +323,12 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
 
 
 def _two_thirds(size: int) -> int:
-    """Convert NeoBERT's width of a network without gate to the gated width."""
+    """Convert NeoBERT's ungated feed-forward width to the gated width (2/3, a multiple of 8)."""
     return -(-(2 * size // 3) // 8) * 8
 
 
 def plain(config: ModelConfig) -> ModelConfig:
-    """Write what is computed in one way: defaults that name another field's value are filled."""
+    """Normalise a configuration: a field that repeats the value its default implies is reset."""
     letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
     return replace(
         config,
@@ -337,12 +337,12 @@ def plain(config: ModelConfig) -> ModelConfig:
             "" if config.head_activation == config.activation else config.head_activation
         ),
         embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
-        attention_pattern=_period(letters),  # of all layers: the last cycle may be cut short
+        attention_pattern=_period(letters),  # of all layers: the last cycle may be cut
     )
 
 
 def unlike_head(kind: str, config: ModelConfig, head: TaskHeadConfig) -> str:
-    """Say why a family's classes do not compute a head, or ""."""
+    """Explain why a family's classes do not compute a head, or ""."""
     family = FAMILIES[kind]
     if head.kind not in family.heads:
         return f"they have none for {head.kind}"

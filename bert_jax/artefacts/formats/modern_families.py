@@ -1,8 +1,8 @@
 """Families of modern encoders: what each computes, and the names of its parameters.
 
-A family is one entry of `MODERN`. A parameter that a model lacks, such as a bias, is passed over.
-Sources: the classes of Transformers 5; for NeoBERT Le Breton et al. 2025 and the names in its
-published file.
+A family is one entry of `MODERN`. Entries that a model lacks, such as biases, are skipped. Sources:
+the classes of Transformers 5; for NeoBERT Le Breton et al. 2025 and the names in its published
+file.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ _QKV = ("query", "key", "value")
 
 
 def _fused(name: str, under: tuple[str, ...], parts: tuple[str, ...]) -> list[Entry]:
-    """Return the entries of maps that are one tensor, one below another."""
+    """Return the entries of linear maps whose rows are concatenated in one foreign tensor."""
     return [entry for part in parts for entry in affine(name, *under, part)]
 
 
 def _apart(names: Mapping[str, str], under: tuple[str, ...]) -> list[Entry]:
-    """Return the entries of maps, by our names of them."""
+    """Return the entries of separate linear maps; `names` maps our names to foreign names."""
     return [e for part, name in names.items() for e in affine(name, *under, part)]
 
 
@@ -236,4 +236,4 @@ MODERN: Mapping[str, Family] = {
     "nomic_bert": _NOMIC,
     "neobert": _NEOBERT,
 }
-"""Families by the field `model_type`."""
+"""Families by `model_type`, a field of `config.json`."""

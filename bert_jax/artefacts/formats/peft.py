@@ -3,8 +3,8 @@
 adapter = read_adapter(directory)
 arrays = adapter.applied(read_weights(adapter.base, adapter.made_by))
 
-An update of a module is `lora_A` (r, in) and `lora_B` (out, r): W + alpha / r B A. All other
-tensors of the file take the place of the base's.
+A module's update is `lora_A` (r, in) and `lora_B` (out, r): W + alpha / r B A. All other tensors in
+the file replace tensors of the base.
 """
 
 import math
@@ -27,36 +27,36 @@ from bert_jax.model.heads import Params
 from bert_jax.model.lora import TARGETS, updates
 
 CONFIG, WEIGHTS, LABELS = "adapter_config.json", "adapter_model.safetensors", "labels.json"
-"""Files of an adapter; the last one is ours alone and has what the labels mean."""
-BASE = "base"  # a link, or a directory: the user's word for the adapted model
+"""Files of an adapter; `labels.json` is ours (PEFT does not write it) and defines the labels."""
+BASE = "base"  # a link or a directory with which the user names the adapted model
 PREFIX = "base_model.model."
 TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
     "QUESTION_ANS": "ForQuestionAnswering",
 }
-"""Ends of the names of classes, by PEFT's `task_type`."""
+"""Class-name suffixes by PEFT's `task_type`."""
 
 _UPDATE = re.compile(r"(.+)\.lora_([AB])\.weight")
 _COUNTED = re.compile(r"classifier\.(?:out_proj\.)?bias")
 _PLAIN = {"fan_in_fan_out": False, "use_dora": False, "lora_bias": False, "use_bdlora": None,
           "layer_replication": None, "arrow_config": None}  # fmt: skip
-"""Fields that change what an adapter computes, and their values in plain LoRA."""
+"""Fields that change what an adapter computes, with their values in plain LoRA."""
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """An adapter as its files have it."""
+    """An adapter as its files describe it."""
 
     directory: Path
     base: Path
-    """Directory of the model that is adapted, in Hugging Face's format."""
+    """Directory of the adapted model, in Hugging Face's format."""
     config: dict[str, Any]
     """`config.json` of the base, with the class and the labels of the adapter."""
     updates: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
-    """A (r, in), B (out, r) and the factor of B A, which is added to the weight of this name."""
+    """Tuples (A (r, in), B (out, r), factor) by weight; the update of the weight is factor B A."""
     tensors: Mapping[str, np.ndarray]
-    """Tensors in place of the base's."""
+    """Tensors that replace tensors of the base."""
 
     @property
     def made_by(self) -> str:
@@ -64,10 +64,10 @@ class Adapter:
         return model_class(self.config)
 
     def applied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the tensors of the adapted model, from those of the base.
+        """Return the tensors of the adapted model, given the tensors of the base.
 
         Raises:
-            UserError: The base lacks a module, or has one of another shape.
+            UserError: The base lacks a module, or has a module of another shape.
         """
         found, wrong = dict(arrays), []
         for name, (a, b, scale) in self.updates.items():
@@ -87,10 +87,11 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
 
     Args:
         directory: Directory of the adapter.
-        base: Directory of the adapted model; None: `BASE`, or what the adapter names below.
+        base: Directory of the adapted model; None: `BASE` in `directory`, else the base that the
+            adapter names, if that is inside `directory` too.
 
     Raises:
-        UserError: No sound adapter, a kind other than plain LoRA, or no base.
+        UserError: The adapter is malformed, is not plain LoRA, or has no base.
     """
     path = directory / CONFIG
     given = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
@@ -159,7 +160,7 @@ def _tensors(
 
 
 def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
-    """Return the scale of a module; a pattern that ends its name has one of its own."""
+    """Return the alpha of a module; a pattern that matches the end of its name overrides it."""
     alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
     if isinstance(patterns, Mapping):
         for name, own in patterns.items():
@@ -180,7 +181,7 @@ def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
 def _labels(
     directory: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Return the fields of `config.json` about the labels, as far as the base's do not fit."""
+    """Return the `config.json` fields about labels that the adapter must override in the base."""
     if (directory / LABELS).is_file():
         return read_json_object(directory / LABELS, max_bytes=MAX_CONFIG_BYTES)
     count = next((len(a) for name, a in tensors.items() if _COUNTED.fullmatch(name)), None)
@@ -192,35 +193,35 @@ def _labels(
 
 
 def _name_in(arrays: Mapping[str, np.ndarray], name: str) -> str:
-    """Return the name of a tensor in a base, which has no prefix where it is a bare encoder."""
+    """Return a tensor's name in the base; a bare encoder omits the prefix."""
     bare = name.partition(".")[2]
     return bare if name not in arrays and bare in arrays else name
 
 
 class Update(NamedTuple):
-    """Update of one tensor of theirs."""
+    """Update of one foreign tensor."""
 
     a: np.ndarray
-    """(R, in)."""
+    """Matrix A (R, in)."""
     b: np.ndarray
-    """(out, R)."""
+    """Matrix B (out, R)."""
     maps: int
-    """Maps of ours that the tensor holds and that have an update: R is the rank times this."""
+    """Number of our maps in the tensor that have an update; R is the rank times this number."""
 
 
 def lora_tensors(
     lora: Params, layers: Params, config: ModelConfig, table: Iterable[Entry]
 ) -> dict[str, Update]:
-    """Return the updates of a run by the names of the tensors in `table`.
+    """Return the updates of a run by foreign tensor name.
 
-    Where one tensor holds several maps, A has the rows of the updates of all, one below another,
-    and each of these updates has its own columns of B, which are zero in the rows of other maps.
+    If one tensor holds several maps, their A matrices are stacked by rows, and each map's B has its
+    own columns, which are zero in the rows of the other maps.
 
     Args:
         lora: Entry `lora` of the parameters.
         layers: Entry `encoder/layers` of the parameters, for shapes.
         config: The architecture.
-        table: Entries of the class that is written.
+        table: Entries of the class to write.
     """
     pairs = {
         ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)

@@ -1,8 +1,8 @@
-"""The layout of sentence-transformers: how vectors are made of a model's states, as JSON files.
+"""The layout of sentence-transformers: JSON files that define how states become vectors.
 
 A directory has `modules.json`, a list of modules and their folders: the encoder in Hugging Face's
-format, a pooling, and a normalisation where vectors have length 1. What is written are the names
-and fields of sentence-transformers 2 to 6; 6 reads and writes others too, and both are read here.
+format, a pooling, and a normalisation if vectors have length 1. We write the names and fields of
+sentence-transformers 2 to 6, and also read the newer ones that version 6 writes.
 """
 
 import re
@@ -20,16 +20,16 @@ from bert_jax.model.pooling import TokenPooling
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 DIMENSIONS = "matryoshka_dimensions"
-"""Field of `config_sentence_transformers.json`, which sentence-transformers passes over."""
+"""Field of `config_sentence_transformers.json` that sentence-transformers ignores."""
 POOLINGS: Mapping[str, TokenPooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-"""Modes of their `Pooling`, to ours."""
+"""Modes of the module `Pooling`, to our poolings."""
 _FLAGS = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
 _DOCUMENTS = ("document", "passage", "corpus")
-"""Names of the prompt of a document; the first that is there is used."""
+"""Names of the document prompt; the first one found is used."""
 _FOLDER = re.compile(r"(\w[\w.-]*)?", re.ASCII)
 _PACKAGE = "sentence_transformers."
 
@@ -44,15 +44,15 @@ class SentenceForm:
     width: int
     """Width of the states that are pooled."""
     max_length: int | None
-    """Tokens in a row at most; None: as many as the encoder has positions."""
+    """Largest number of tokens in a row; None: as many as the encoder has positions."""
     notes: tuple[str, ...] = ()
-    """Remarks for people: what is not kept."""
+    """Remarks for people on settings that are not kept."""
 
     def limit(self, config: ModelConfig) -> int:
-        """Return the tokens in a row at most, with an encoder of this architecture.
+        """Return the largest number of tokens in a row, with an encoder of this architecture.
 
         Raises:
-            UserError: The vectors are not those of the encoder.
+            UserError: The vectors do not fit the width of the encoder.
         """
         if self.width != config.hidden_dim:
             raise UserError(
@@ -64,7 +64,7 @@ class SentenceForm:
 
 
 def is_sentence_model(directory: Path) -> bool:
-    """Whether a directory makes vectors by the layout; a cross-encoder is a classifier instead."""
+    """Whether a directory has this layout and makes vectors; a cross-encoder is a classifier."""
     if not (directory / MODULES).is_file():
         return False
     return _settings(directory).get("model_type") != "CrossEncoder"
@@ -76,7 +76,7 @@ def can_be_written(embedding: EmbeddingConfig) -> bool:
 
 
 def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> dict[str, Any]:
-    """Return the content of the JSON files beside an encoder, by path."""
+    """Return the content of the JSON files that accompany an encoder, by path."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if embedding.normalize else [])]
     folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
     modules = [
@@ -104,10 +104,10 @@ def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> d
 
 
 def read_sentence_files(directory: Path) -> SentenceForm:
-    """Read the files beside an encoder.
+    """Read the JSON files that accompany an encoder.
 
     Raises:
-        UserError: Something in them is not computed here, or they are malformed.
+        UserError: The files are malformed, or ask for something that we do not compute.
     """
     where = directory / MODULES
     modules = _modules(directory)
@@ -149,7 +149,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
 
 
 def _modules(directory: Path) -> list[tuple[str, Path]]:
-    """Return the kinds of the modules, by the ends of their names, and their folders."""
+    """Return each module's kind (the last part of its type's name) and folder."""
     where = directory / MODULES
     found = read_json(where, max_bytes=MAX_CONFIG_BYTES)
     modules = []
@@ -180,7 +180,7 @@ def _pooling(fields: Mapping[str, Any], where: Path) -> TokenPooling:
 
 
 def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str], tuple[str, ...]]:
-    """Return the prefixes of queries and of documents, and what is not kept of the rest."""
+    """Return the prefixes of queries and documents, and notes on prompts that are not kept."""
     prompts = settings.get("prompts") or {}
     texts = isinstance(prompts, dict) and all(
         isinstance(text, str | None) for text in prompts.values()
@@ -204,7 +204,7 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
 
 
 def _max_length(model: Path) -> int | None:
-    """Return the limit of the encoder's module, or that of its tokenizer."""
+    """Return the length limit of the encoder's module, else of its tokenizer."""
     named = sorted(model.glob("sentence_*_config.json"))
     fields = _object(named[0]) if named else {}
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):

@@ -1,8 +1,8 @@
 """A SentencePiece model as `tokenizer.json`, for Hugging Face's `tokenizers`, with the same ids.
 
-The library has both algorithms; what differs lies around them. SentencePiece normalises with a
-table in the model, then trims and joins spaces, puts one before the text, and writes "▁" for each.
-It never takes text for a control or a byte piece, whose names are entries like any other there.
+The library has both algorithms (unigram, BPE); the steps around them differ. SentencePiece
+normalises with a table in the model, trims and joins spaces, puts a space before the text, and
+writes "▁" for each space. It never reads text as a control or byte piece; the library would.
 """
 
 import unicodedata
@@ -22,18 +22,18 @@ from bert_jax.tokenization.tokenizer_parts import AT_END, AT_START
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 _DROPPED = "\x01"
-"""A control character, which the tables of the library drop."""
+"""Control character that the library's tables drop."""
 
 
 def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
     """Return the content of a `tokenizer.json` that gives the ids of `tokenizer.encode`.
 
-    With special tokens added it gives `[CLS] text [SEP]`, or `[CLS] first [SEP] second [SEP]`.
-    The five special tokens are its added tokens, under their names in the model: other than ours,
-    it takes them for special where a text spells them, unless `encode_special_tokens` is set.
+    With special tokens added, rows are `[CLS] text [SEP]`, or `[CLS] first [SEP] second [SEP]`.
+    The five special tokens are added tokens, under their names in the model: unlike ours, the
+    written tokenizer also finds them spelled out in a text unless `encode_special_tokens` is set.
 
     Raises:
-        UserError: The model has what the format cannot say: names it.
+        UserError: Names the feature of the model that the format cannot express.
     """
     made = _pipeline(tokenizer)
     special = tokenizer.special_ids
@@ -50,10 +50,10 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether two rows of ids spell the same with the same probability under a unigram model.
+    """Whether two rows of ids spell the same text with the same probability under a unigram model.
 
-    As "." and "..", or ".." and ".", for three points. SentencePiece adds logarithms in float32 and
-    the library in float64, so that rounding chooses, and not always the same.
+    Example: three points as "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
+    float32, the library in float64, so rounding may choose differently.
     """
     model = _parse(tokenizer)
     if model.trainer_spec.model_type != _UNIGRAM:
@@ -86,7 +86,7 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
         )
     made = tokenizers.Tokenizer(_unigram(model) if trainer.model_type == _UNIGRAM else _bpe(model))
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
-    # Without the "▁" that it puts before a text.
+    # Strip the "▁" that SentencePiece puts before a text.
     steps = _normalizers(normalizer, lambda text: processor.normalize(text).lstrip(SPACE))
     made.normalizer = normalizers.Sequence(steps)
     if trainer.model_type == _UNIGRAM:
@@ -112,7 +112,7 @@ def _normalizers(spec: Any, normalize: Callable[[str], str]) -> list[normalizers
         steps += [
             normalizers.Replace(Regex(AT_START), ""),
             normalizers.Replace(Regex(" {2,}"), " "),
-            normalizers.Replace(Regex(AT_END), ""),  # where spaces are written as "▁" by then
+            normalizers.Replace(Regex(AT_END), ""),  # if spaces have been written as "▁" by now
         ]
     if spec.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
@@ -121,14 +121,14 @@ def _normalizers(spec: Any, normalize: Callable[[str], str]) -> list[normalizers
 
 
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
-    """Return the model's table of what to replace.
+    """Return normalisers that apply the model's replacement table.
 
-    Where the library applies it, a letter with its marks is replaced by the entry of the shortest
-    prefix and loses the rest, and what is longer than five bytes is taken apart. So characters are
-    composed before, as the table itself composes them, and marks that are left are set apart.
+    The library replaces a letter with its marks by the entry of the shortest prefix and loses the
+    rest, and splits anything longer than five bytes. So characters are composed first, as the table
+    itself would compose them, and the remaining marks are separated from their letters.
     """
     if normalize(_DROPPED):
-        return [normalizers.Precompiled(table)]  # marks cannot be set apart
+        return [normalizers.Precompiled(table)]  # marks cannot be separated
     steps: list[normalizers.Normalizer] = []
     if normalize("e\u0301") == "\u00e9":
         kana = [chr(first) + mark for first in range(0xFF66, 0xFF9E) for mark in "\uff9e\uff9f"]
@@ -138,17 +138,17 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
         steps += [normalizers.Replace(Regex(_uncomposed()), _DROPPED), normalizers.NFC()]
     return [
         *steps,
-        # Not before the first: what is put there is not dropped again.
+        # Not at the start of a text: a separator there would not be dropped again.
         normalizers.Replace(Regex("(?!\\A)(?=[\\p{M}\\x{200c}\\x{200d}])"), _DROPPED),
         normalizers.Precompiled(table),
     ]
 
 
 def _uncomposed() -> str:
-    """Return a pattern for the place between two marks that NFC would reorder or compose.
+    """Return a pattern for the position between two marks that NFC would reorder or compose.
 
-    NFC may compose the second mark past the first; the table sees neighbours alone. A cedilla or a
-    dot below may precede an accent, a horn a dot below, an accent another.
+    NFC may compose the second mark past the first; the table sees only neighbours. A cedilla or a
+    dot below may precede an accent, a horn a dot below, and one accent another accent.
     """
     marks = {c: n for c in map(chr, range(0x110000)) if (n := unicodedata.combining(c))}
     parts = (unicodedata.normalize("NFD", char)[1:] for char in map(chr, range(0x110000)))
@@ -166,7 +166,7 @@ def _uncomposed() -> str:
 
 
 def _any_of(chars: Iterable[str]) -> str:
-    """Return a class of characters in a regular expression, as ranges."""
+    """Return a character class for a regular expression, written as ranges."""
     ranges: list[list[int]] = []
     for code in sorted(map(ord, chars)):
         if ranges and code == ranges[-1][1] + 1:
@@ -183,10 +183,10 @@ def _unigram(model: Any) -> models.Unigram:
 
 
 def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
-    """Cuts the name of a control or byte piece after its first character.
+    """Return a pre-tokenizer that cuts control and byte piece names after the first character.
 
-    The library's unigram model matches every entry. No piece may run over the cut: then the best
-    segmentation of the text is the best ones of its parts.
+    The library's unigram model would match these names. No other piece may cross the cut, so that
+    the best segmentation of the text is the best segmentation of each part.
     """
     names = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _BYTE)]
     rests = [f"{_escaped(name[0])}(?={_escaped(name[1:])})" for name in names if len(name) > 1]

@@ -1,4 +1,4 @@
-"""Google's original BERT checkpoints (google-research/bert, TensorFlow 1) as Hugging Face's BERT.
+"""Google's original BERT checkpoints (google-research/bert, TensorFlow 1), read as Hugging Face's.
 
     form = read_tf_checkpoint("uncased_L-12_H-768_A-12")
     params = form.params(None)
@@ -6,8 +6,8 @@
 A directory holds bert_config.json, vocab.txt, bert_model.ckpt.index and its data files. TensorFlow
 is not needed.
 
-`gelu` in such a configuration is what the code of that repository computes: the tanh form.
-Transformers takes the same word for the erf form, and so do the copies of these models on its Hub.
+In such a configuration `gelu` means the tanh form, which the original code computes. Transformers,
+and the copies of these models on the Hugging Face Hub, mean the erf form by the same word.
 """
 
 import logging
@@ -34,9 +34,9 @@ _FIELDS = (
     "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob",
     "attention_probs_dropout_prob", "initializer_range",
 )  # fmt: skip
-"""Fields of both files; the same names."""
+"""Fields that have the same name in `bert_config.json` and in `config.json`."""
 _NORM_EPS = 1e-12
-"""A constant of the original code."""
+"""Epsilon of the norms, a constant of the original code."""
 
 _OPTIMIZER = re.compile(
     r"global_step|beta[12]_power|good_steps|loss_scale|"
@@ -46,7 +46,7 @@ _TASK_HEAD = re.compile(r"output_(weights|bias)|cls/squad/output_(weights|bias)|
 _PARTS = {
     "pooler": "bert/pooler/", "mlm": "cls/predictions/", "nsp": "cls/seq_relationship/"
 }  # fmt: skip
-"""Parts that a model need not have, but then has in full, and how their variables begin."""
+"""Optional parts, present in full or not at all, with the prefixes of their variables."""
 _OTHERS = (
     (
         re.compile(r"_CHECKPOINTABLE_OBJECT_GRAPH|.*/\.ATTRIBUTES/.*"),
@@ -61,20 +61,19 @@ _OTHERS = (
 
 
 def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> Form:
-    """Read a checkpoint of the original code; slots of its optimizer are passed over.
+    """Read a checkpoint of the original code, without its optimizer slots.
 
-    The arrays are views of the mapped files. Variables of a fine-tuned head are dropped: such a
-    checkpoint does not have the names of its labels.
+    The arrays are views of the mapped files. Variables of a fine-tuned head are dropped, because
+    such a checkpoint does not record the names of its labels.
 
     Args:
-        path: The directory; where it holds several checkpoints, one of them as PREFIX or
-            PREFIX.index.
-        gelu: Meaning of a `hidden_act` of "gelu": the code of google-research/bert computes the
+        path: The directory, or PREFIX or PREFIX.index to choose one of several checkpoints.
+        gelu: Meaning of "gelu" as `hidden_act`: the code of google-research/bert computes the
             tanh form, Transformers (and the first release of that code) the erf form.
 
     Raises:
-        UserError: Files that are missing or not sound, another architecture, variables that are
-            missing, unexpected or of another shape than the configuration says: all of them.
+        UserError: Missing or malformed files, another architecture, or variables that are missing,
+            unexpected or of a shape that contradicts the configuration: lists all of them.
     """
     index = _find_index(Path(path))
     bundle = open_tensor_bundle(index)
@@ -122,7 +121,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
 
 
 def is_tf_checkpoint(path: str | Path) -> bool:
-    """Whether a directory, or a PREFIX, looks like one of the original code."""
+    """Whether a directory or a PREFIX looks like a checkpoint of the original code."""
     path = Path(path)
     if path.is_dir():
         return any(path.glob("*.index")) or (path / CONFIG).is_file()
@@ -182,7 +181,7 @@ def _config(path: Path, gelu: Literal["tanh", "erf"]) -> dict[str, Any]:
 
 
 def _variable(theirs: str) -> str:
-    """Return the name in a checkpoint of a parameter of Hugging Face's BERT.
+    """Convert a parameter name of Hugging Face's BERT to the name in an original checkpoint.
 
     Only variables called `kernel` are transposed.
     """

@@ -1,1 +1,1 @@
-"""Models in directories, whoever wrote them."""
+"""Reading of models from directories, whichever program wrote them."""

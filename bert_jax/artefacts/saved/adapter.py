@@ -1,4 +1,4 @@
-"""Low-rank updates of a saved model: merged into its parameters, and kept beside them."""
+"""Low-rank updates (LoRA) of a saved model, merged into its parameters and also kept apart."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from bert_jax.model.lora import LoraConfig, merged
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Low-rank updates that are in the parameters of a model."""
+    """Low-rank updates that have been merged into the parameters of a model."""
 
     config: LoraConfig
     lora: Params
-    """Entry `lora` of the parameters of the run."""
+    """Entry `lora` of the run's parameters."""
     layers: Params
-    """Entry `encoder/layers` without the updates."""
+    """Entry `encoder/layers` before the updates are merged."""
 
 
 def merged_params(
     params: Params, lora: Mapping[str, Any] | None, where: str
 ) -> tuple[Params, Adapter | None]:
-    """Return the parameters of a run with its low-rank updates added, and the updates.
+    """Merge the low-rank updates of a run into its parameters; return both.
 
-    `lora` is their configuration as `where` has it, None of a run without updates.
+    `lora` is the configuration of the updates, read from `where`; None for a run without updates.
     """
     if lora is None:
         return params, None

@@ -1,7 +1,7 @@
-"""Ancestors of a directory, as its record names them: things that its content came from.
+"""Ancestors of a directory: what its content was made from, as its record names them.
 
 A run, an average, an export, an import and a grown model record their ancestors when they are made:
-names, steps and digests, recursively, without places on a machine.
+names, steps and digests, recursively, without paths.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from bert_jax.files.urls import scheme
 RECORD = "lineage"
 """Key of the ancestors in config.json of a run, parity.json, import.json and growth.json."""
 _BLOCK = 1 << 20
-_MAX_FILES = 20  # sources of a corpus that descendants name; the corpus names all
+_MAX_FILES = 20  # source files of a corpus in a descendant's record; the corpus lists all
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class Ancestor:
     name: str
     """Last part of the path, or a name such as tfds:wikipedia."""
     place: str = ""
-    """Path on this machine; empty where none is known."""
+    """Path on this machine; empty if unknown."""
     found: bool = False
-    """Whether something of that kind is at `place`."""
+    """Whether `place` holds something of this kind."""
     step: int | None = None
-    """Updates of the checkpoint of a run."""
+    """Step of a run's checkpoint, in updates."""
     digest: str = ""
-    """Digest by the ancestor's own record: of a checkpoint's arrays, of a corpus (its fingerprint),
-    of weights (sha256); empty of a file, which has no record."""
+    """Digest in the ancestor's own record: of a checkpoint's arrays, of a corpus (its fingerprint)
+    or of weights (sha256); empty for a file, which has no record."""
     recorded: str = ""
-    """Digest that the descendant has recorded; empty where it has recorded none."""
+    """Digest in the descendant's record; empty if the descendant recorded none."""
     note: str = ""
-    """Remark for people: the class of an export, sources that are not listed."""
+    """Remark for people, such as the class of an export or the number of unlisted sources."""
     part: tuple[int, int] | None = None
-    """Bytes of a file that were read, from and to; None: all."""
+    """Range of the bytes of a file that were read (start, end); None: all."""
     parents: tuple["Ancestor", ...] = ()
 
     def entry(self, role: str = "") -> dict[str, Any]:
-        """Return the record for a descendant, as JSON values."""
+        """Return the entry for a descendant's record, as JSON values."""
         files = [each for each in self.parents if each.role == "source" and each.kind == "file"]
         others = [each for each in self.parents if each not in files[_MAX_FILES:]]
         more = len(self.parents) - len(others)
@@ -66,21 +66,21 @@ class Ancestor:
         return {name: value for name, value in values.items() if value not in ("", None, [])}
 
     def walk(self) -> Iterator["Ancestor"]:
-        """Yield this ancestor and all before it, depth first."""
+        """Yield this ancestor and all of its own ancestors, depth first."""
         yield self
         for each in self.parents:
             yield from each.walk()
 
 
 def corpus_entry(role: str, place: str, store: TokenStore) -> dict[str, Any]:
-    """Return the record of a corpus for a run that has opened it."""
+    """Return the entry for a corpus in the record of a run that has opened the corpus."""
     files = sources_of(store.meta, place)
     found = Ancestor(role, "corpus", last_part(place), digest=store.fingerprint, parents=files)
     return found.entry()
 
 
 def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the records of files by their roles; one that is no file is named without digest."""
+    """Return the entry for each file, by role; a path that is not a file gets no digest."""
     return [
         Ancestor(role, "file", last_part(name), recorded=file_digest(Path(name))).entry()
         for role, name in files.items()
@@ -88,12 +88,12 @@ def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def weights_entry(name: str, weights: Iterable[Path]) -> dict[str, Any]:
-    """Return the record of a model of other software, by the files of its weights."""
+    """Return the entry for another program's model, identified by its weight files."""
     return Ancestor("source", "model", last_part(name), recorded=_joint(weights)).entry()
 
 
 def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
-    """Return the sha256 of a file, or of the bytes of a part, in hex; empty without a file."""
+    """Return the sha256 (hex) of a file or of one byte range; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             if part is None:
@@ -109,14 +109,14 @@ def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
 
 
 def weights_digest(directory: Path) -> str:
-    """Return the sha256 of the weights in Hugging Face's format; empty where there are none."""
+    """Return the sha256 of the weights in Hugging Face's format; empty if there are none."""
     if (directory / WEIGHTS).is_file():
         return file_digest(directory / WEIGHTS)
     return _joint(directory.glob("*.safetensors")) if (directory / INDEX).is_file() else ""
 
 
 def _joint(files: Iterable[Path]) -> str:
-    """Return the sha256 of files: that of the only one, else of all their names and digests."""
+    """Return the sha256 of a single file, or of the names and digests of several."""
     digests = {path.name: file_digest(path) for path in sorted(files)}
     if len(digests) < 2:
         return "".join(digests.values())
@@ -125,14 +125,14 @@ def _joint(files: Iterable[Path]) -> str:
 
 
 def last_part(place: str | Path) -> str:
-    """Return the last part of a path; a name such as tfds:wikipedia stays."""
+    """Return the last part of a path; a name such as tfds:wikipedia stays whole."""
     name = f"{place}"
     is_name = ":" in name and scheme(name) is None
     return name if is_name else Path(name).absolute().name
 
 
 def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, ...]:
-    """Return the files that a corpus was built from, by the entry `sources` of its header."""
+    """Return the files that a corpus was built from, as its header lists them in `sources`."""
     sources, parents = header.get("sources"), []
     for each in sources if isinstance(sources, list) else []:
         if not isinstance(each, Mapping) or not isinstance(name := each.get("name"), str):
@@ -158,7 +158,7 @@ def known_ancestors(record: Mapping[str, Any], file: Path) -> dict[str, Ancestor
 
 
 def _from_entry(entry: Any, file: Path) -> Ancestor:
-    """Return an ancestor from `Ancestor.entry`, found nowhere yet."""
+    """Rebuild an ancestor from `Ancestor.entry`, before it is looked for on disk."""
     values = entry if isinstance(entry, Mapping) else {}
     texts = {name: values.get(name, "") for name in ("role", "kind", "name", "digest", "note")}
     parents, step = values.get("parents", []), values.get("step")

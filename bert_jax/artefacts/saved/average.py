@@ -2,10 +2,10 @@
 
 average(["work/decay-a", "work/decay-b"], Path("work/mean"))
 
-The result is a work directory with one checkpoint of parameters alone, which every reader of a
-pretrained model takes. Arrays are read one at a time on the host, checked against their digests and
-added in float64 in the order of the sources, so that memory holds one model however many there are,
-and the bits do not depend on any device.
+The result is a work directory with one checkpoint that holds only parameters; everything that reads
+a pretrained model reads this one. The host reads one array at a time, checks its digest and adds it
+in float64 in the order of the sources. So memory holds one model however many sources there are,
+and the result does not depend on the device, to the bit.
 """
 
 import json
@@ -49,14 +49,14 @@ DECAY = 0.9
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint that is averaged."""
+    """A checkpoint to average."""
 
     workdir: str
     step: int
     checkpoint: epath.Path
     record: Record
     run: dict[str, Any]
-    """config.json of the run."""
+    """Content of the run's config.json."""
     tokenizer: Path
 
     @property
@@ -79,23 +79,23 @@ def average(
     last: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Write the average of checkpoints to a new directory, whole or not at all.
+    """Write the average of checkpoints to a new directory, completely or not at all.
 
     Args:
-        names: Checkpoints as WORKDIR@STEP, or WORKDIR for the newest that was read back.
+        names: Checkpoints as WORKDIR@STEP, or WORKDIR for its newest verified checkpoint.
         out: Local directory that does not exist yet.
-        method: `mean`, of equal weights; or `ema`, the exponential moving average, in which the
-            average of all before counts `decay` and the next checkpoint 1 - `decay`.
+        method: `mean` (equal weights) or `ema` (exponential moving average: the average of all
+            earlier checkpoints has weight `decay`, the next checkpoint 1 - `decay`).
         decay: Decay of `ema`; None: 0.9.
-        last: Number of checkpoints of each WORKDIR, its newest, oldest first; None: 1.
-        progress: Whether a bar is shown on standard error.
+        last: Number of newest checkpoints to take from each WORKDIR, oldest first; None: 1.
+        progress: Whether to show a progress bar on standard error.
 
     Returns:
-        Entry `average` of the record: method, decay, and the sources in the order of addition, each
+        Entry `average` of the record: method, decay and the sources in order of addition, each
         with workdir, step, digest and weight.
 
     Raises:
-        UserError: The checkpoints are fewer than two, are not there, or are of different models.
+        UserError: Fewer than two checkpoints, a missing one, or different models.
         DamagedCheckpointError: A checkpoint differs from its digests.
     """
     if scheme(out) is not None:
@@ -122,10 +122,10 @@ def average(
 
 
 def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
-    """Return the checkpoints that are averaged, in the order of addition.
+    """Return the checkpoints to average, in order of addition.
 
     Raises:
-        UserError: The checkpoints are fewer than two, or are not there.
+        UserError: Fewer than two checkpoints, or a missing one.
     """
     if last is not None and last < 1:
         raise UserError(f"--last is {last}; it must be at least 1")
@@ -154,7 +154,7 @@ def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
 
 
 def _weights(count: int, method: Method, decay: float | None) -> list[float]:
-    """Return the weight of each source, which the sum of all weights divides."""
+    """Return the weight of each source, not yet divided by the sum of all weights."""
     if method == "mean":
         if decay is not None:
             raise UserError(f"--decay is {decay:g}, but --method is mean; it belongs to ema")
@@ -170,7 +170,7 @@ def _check_same(sources: Sequence[Source]) -> None:
     """Refuse checkpoints of different models.
 
     Raises:
-        UserError: Names the first two that differ, and all in which they do.
+        UserError: Names the first two checkpoints that differ, and every difference.
     """
     first = sources[0]
     fields = ("vocab_size", *ARCHITECTURE)
@@ -202,7 +202,7 @@ def _check_same(sources: Sequence[Source]) -> None:
 def _averaged(
     sources: Sequence[Source], weights: Sequence[float], progress: bool
 ) -> dict[str, jax.Array]:
-    """Return the average of each parameter, by name, in the type of the sources."""
+    """Average each parameter, by name, in the dtype of the sources."""
     arrays, device = sources[0].arrays, jax.local_devices()[0]
     num_bytes = sum(
         np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype, _ in arrays.values()
@@ -223,7 +223,7 @@ def _averaged(
 
 
 def _read(source: Source, name: str) -> np.ndarray:
-    """Return one array of a checkpoint, compared with its digest.
+    """Read one array of a checkpoint and check its digest.
 
     Raises:
         DamagedCheckpointError: The array differs from its digest, or cannot be read.
@@ -235,7 +235,7 @@ def _read(source: Source, name: str) -> np.ndarray:
             place = zip(start, block.shape, strict=True)
             array[tuple(slice(first, first + size) for first, size in place)] = block
             total += block_digest(block, start, whole)
-    except Exception as error:  # whatever a damaged file makes TensorStore raise
+    except Exception as error:  # TensorStore raises many types for a damaged file
         reason = storage.damage(error, source.checkpoint)
         raise _damaged(source.checkpoint, f"array {name} cannot be read: {reason}") from error
     if text(total) != digest:
@@ -250,7 +250,7 @@ def _damaged(checkpoint: epath.Path, fault: str) -> DamagedCheckpointError:
 def _write(
     directory: Path, newest: Source, entry: dict[str, Any], leaves: dict[str, jax.Array]
 ) -> None:
-    """Write the work directory: config.json, the tokenizer and the checkpoint, read back."""
+    """Write the work directory (config.json, tokenizer, checkpoint) and verify the checkpoint."""
     digests = leaf_digests(leaves)
     arrays = {
         name: [list(leaf.shape), str(leaf.dtype), digests[name]] for name, leaf in leaves.items()

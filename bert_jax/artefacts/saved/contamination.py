@@ -1,4 +1,4 @@
-"""Reports of evaluation texts in the corpora that a model comes from."""
+"""Reports on evaluation texts found in the corpora that a model was trained on."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from bert_jax.errors import UserError
 
 
 def reports_on_ancestors(place: str | Path) -> list[Report]:
-    """Return the reports on the corpora in the lineage of a directory, as far as they are here.
+    """Return the reports on the corpora in a directory's lineage that are on this machine.
 
-    Reports on another content of a corpus than the recorded one are left out. A lineage that cannot
-    be read has none.
+    Reports on a corpus whose content differs from the recorded one are left out. A lineage that
+    cannot be read gives no reports.
     """
     try:
         ancestors = list(trace(place).walk())

@@ -1,7 +1,7 @@
-"""The chain from a directory back to what it came from, as far as records and places lead.
+"""The chain from a directory back to its ancestors, as far as records and paths lead.
 
-`trace` reads the ancestors that a directory has recorded (`ancestors`) and follows the places that
-configurations name.
+`trace` reads the ancestors that a directory has recorded (`ancestors`) and follows the paths in
+its configuration.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,20 +31,20 @@ from bert_jax.tasks.config import TaskConfig
 
 RUNS = ("pretraining", "fine-tuning", "average")
 """Kinds of ancestors with checkpoints."""
-_MAX_DEPTH = 20  # of 64 levels that a JSON file may have, each ancestor takes two
+_MAX_DEPTH = 20  # each ancestor takes two of the 64 levels that a JSON file may have
 
 
 def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ()) -> Ancestor:
-    """Read the ancestors of a directory.
+    """Trace the ancestors of a directory.
 
     Args:
-        place: Directory of a run, an export, an import, a grown model, another model, or a corpus.
-        step: Updates of a run's checkpoint; None: the newest that was read back.
-        near: Directories in which ancestors are looked for by name where they are not at their
-            place, or where none is recorded.
+        place: Directory of a run, an export, an import, a grown model, any other model or a corpus.
+        step: Step of a run's checkpoint; None: the newest verified checkpoint.
+        near: Directories to search by name for ancestors that are not at their recorded path,
+            or have no recorded path.
 
     Raises:
-        UserError: Nothing of these is there, or a record is malformed.
+        UserError: `place` is none of these, or a record is malformed.
     """
     found = _look(f"{place}", step, near, ())
     if found is None:
@@ -57,7 +57,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
 
 
 def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dict[str, Any]:
-    """Return the record of an ancestor for its descendant; never fails."""
+    """Return the entry for an ancestor in its descendant's record; never fails."""
     try:
         return trace(place, step or None).entry(role)
     except (UserError, OSError, RecursionError):
@@ -67,9 +67,9 @@ def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dic
 def _look(
     place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor | None:
-    """Return what is at a place, with its ancestors; None: nothing that is known.
+    """Identify the content of a place, with its ancestors; None if it is nothing known.
 
-    `above` has the places from which the chain leads here; none of them is its own ancestor.
+    `above` has the places that lead here, so that a cycle ends: no place is its own ancestor.
     """
     here = place if scheme(place) is not None else f"{Path(place).resolve()}"
     if here in above or len(above) > _MAX_DEPTH:
@@ -99,11 +99,11 @@ def _look(
 def _model(
     path: Path, kind: str, file: Path, near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor:
-    """Return a directory that an export, an import or a growth has made, from its record."""
+    """Describe a directory that an export, an import or a growth made, from its record."""
     record = read_json_object(file, max_bytes=MAX_RECORD_BYTES)
     known = known_ancestors(record, file)
     told = record.get("source")
-    if isinstance(told, Mapping):  # of an export, which names no place
+    if isinstance(told, Mapping):  # the record of an export names no place
         name, place, before = told.get("name"), "", told.get("step")
     else:
         name, before = told, None
@@ -124,7 +124,7 @@ def _model(
 
 
 def _corpus(path: Path, file: Path) -> Ancestor:
-    """Return a corpus, or one store, with the files that it was built from."""
+    """Describe a corpus, or one store, with the files that it was built from."""
     header = read_json_object(file, max_bytes=MAX_HEADER_BYTES)
     name = last_part(path.absolute().parent if path.name in ("train", "heldout") else path)
     tokens = header.get("num_tokens")
@@ -138,7 +138,7 @@ def _corpus(path: Path, file: Path) -> Ancestor:
 def _run(
     place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor | None:
-    """Return a run or an average at one of its checkpoints."""
+    """Describe a run or an average at one of its checkpoints."""
     work = open_workdir(place)
     file = work.local / "config.json"
     if not file.is_file():
@@ -171,14 +171,14 @@ def _run(
 
 
 def _averaged(average: Any, file: Path) -> Iterator[tuple[Ancestor, str]]:
-    """Yield the checkpoints of an average, and their places."""
+    """Yield the checkpoints of an average, each with its place."""
     sources = average.get("sources") if isinstance(average, Mapping) else None
     for number, each in enumerate(sources if isinstance(sources, list) else []):
         yield _checkpoint(f"average[{number}]", each, file)
 
 
 def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
-    """Return a checkpoint of another run, as `branch` and `average` record it, and its place."""
+    """Read a checkpoint of another run, as `branch` and `average` record it, and its place."""
     values = record if isinstance(record, Mapping) else {}
     workdir, step, digest = (values.get(name) for name in ("workdir", "step", "digest"))
     if not (isinstance(workdir, str) and isinstance(step, int) and isinstance(digest, str)):
@@ -189,7 +189,7 @@ def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
 def _links(
     record: Mapping[str, Any], config: Mapping[str, Any], file: Path
 ) -> Iterator[tuple[Ancestor, str]]:
-    """Yield what a run came from by its configuration, and the places."""
+    """Yield the ancestors that a run's configuration names, each with its place."""
     if "branch" in record:
         yield _checkpoint("branch", record["branch"], file)
     baseline = _text(config.get("sweep"), "baseline")
@@ -216,7 +216,7 @@ def _links(
 
 
 def _mixed(where: str, section: Any) -> Iterator[tuple[Ancestor, str]]:
-    """Yield the corpora of a mixture, whose fingerprints are known from the record alone."""
+    """Yield the corpora of a mixture; only the record knows their fingerprints."""
     parts = section.get("mixture") if isinstance(section, Mapping) else None
     for number, part in enumerate(parts if isinstance(parts, list) else []):
         if corpus := _text(part, "corpus"):
@@ -236,10 +236,10 @@ def _text(section: Any, name: str) -> str:
 def _found(
     known: Ancestor, places: Sequence[str], near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor:
-    """Return an ancestor with what is at its place, or of the same digest near by.
+    """Look for an ancestor at its places, then near by under the same name and digest.
 
-    An ancestor that is still what the descendant read has the parents that the ancestor records.
-    Where the descendant recorded no digest, only the name tells what is near by.
+    If the ancestor is unchanged since the descendant read it, its parents come from its own record.
+    If the descendant recorded no digest, the name is the only evidence near by.
     """
     near_by = [f"{each / known.name}" for each in near] if known.name else []
     for place in [*places, *near_by]:

@@ -1,4 +1,4 @@
-"""A model in a directory, whatever made it: pretraining, fine-tuning, or Transformers."""
+"""A model in a directory, from pretraining, fine-tuning or Transformers."""
 
 import dataclasses
 import hashlib
@@ -22,51 +22,51 @@ from bert_jax.model.pooling import Pooled
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # a model in Hugging Face's format has no task
+if TYPE_CHECKING:  # not needed for a model in Hugging Face's format, which has no task
     from bert_jax.tasks.task import Task
 
 _VERBS = {
     "single_label": "classify", "multi_label": "classify", "regression": "classify",
     "tags": "tag", "span": "answer",
 }  # fmt: skip
-"""Verbs by kind of head; `bert-jax predict` alone asks a head of another kind."""
+"""Verbs by kind of head; heads of other kinds are served only by `bert-jax predict`."""
 CONSTANT = "no_better_than_constant"
-"""Field of an exported config.json for `Origin.unlearned`."""
+"""Field of an exported config.json that holds `Origin.unlearned`."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How a model came to be."""
+    """Origin of a model: the run or the format that it was read from."""
 
     kind: str
-    """pretrain, finetune or huggingface."""
+    """Kind of origin: pretrain, finetune or huggingface."""
     step: int = 0
-    """Updates made, by a run of ours."""
+    """Number of updates, for a run of ours."""
     config: dict[str, Any] = field(default_factory=dict)
     """Configuration of the run, or config.json of Hugging Face's format, as JSON values."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of these parameters, on held-out or dev data; empty where they were not evaluated."""
+    """Metrics of these parameters on held-out or dev data; empty if they were not evaluated."""
     task: "Task | None" = None
-    """Task of a fine-tuning run, to predict and to score."""
+    """Task of a fine-tuning run, which predicts and scores."""
     reports: Mapping[str, Any] = field(default_factory=dict)
-    """Reports on the dev and test data of a fine-tuning run by split, see `tasks.task.Split`; empty
-    of a run that has not ended."""
+    """Reports on the dev and test data of a fine-tuning run, by split (see `tasks.task.Split`);
+    empty until the run has ended."""
 
     @property
     def pairing(self) -> str | None:
-        """Pairing of sentences in a pretraining run; None of any other model."""
+        """Pairing of sentences in a pretraining run; None for any other model."""
         data = self.config.get("data", {}) if self.kind == "pretrain" else {}
         return data.get("pairing")
 
     @property
     def objective(self) -> str | None:
-        """Name of what a pretraining run learned; None of any other model."""
+        """Name of a pretraining run's objective; None for any other model."""
         section = self.config.get("objective", {}) if self.kind == "pretrain" else {}
         return section.get("name")
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Score on dev and the constant prediction's, of a head that is no better; else None."""
+        """Dev scores of head and constant prediction; None if the head is better or not scored."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -83,27 +83,27 @@ class SavedModel:
     """A model with its tokenizer."""
 
     config: ModelConfig
-    """Architecture of the source; `attention_impl` is auto, whatever the training used."""
+    """Architecture of the source; `attention_impl` is auto, whatever training used."""
     params: Params
-    """The entry `encoder` (without `pooler` where the source has none), and the heads that the
-    source has; or all parameters of `network`."""
+    """Entry `encoder` (with a `pooler` only if the source has one) and one entry per head of the
+    source; or all parameters of `network`."""
     outputs: TaskOutputs | None
-    """Meaning of the entry `head`; None where there is none."""
+    """Meaning of the entry `head`; None if there is no such entry."""
     tokenizer: Tokenizer
     tokenizer_files: Path
-    """Path for `load_tokenizer`. A directory of Hugging Face's holds other files beside."""
+    """Path for `load_tokenizer`; a directory in Hugging Face's format holds other files too."""
     max_length: int
-    """Tokens in a row at most, special tokens included."""
+    """Largest number of tokens in a row, special tokens included."""
     name: str
-    """Name for messages: the directory, and the step or the class."""
+    """Name for messages: the directory with the step or the class."""
     origin: Origin
     network: Network | None = None
-    """Network of a model that translates; None of any other."""
+    """Network of a translation model; None for any other model."""
     embedding: EmbeddingConfig | None = None
-    """Form of the vectors of texts; None of a model that was not trained for vectors. The
-    weights of tokens, where they are learned, are the entry `pooling` of the parameters."""
+    """Definition of text vectors; None for a model that was not trained to produce vectors.
+    Learned token weights, if any, are the entry `pooling` of the parameters."""
     adapter: Adapter | None = None
-    """Low-rank updates that a run trained in place of the encoder; None of any other model."""
+    """Low-rank updates that a run trained in place of the encoder; None for any other model."""
 
     @property
     def has_pooler(self) -> bool:
@@ -112,10 +112,10 @@ class SavedModel:
 
     @property
     def pooling(self) -> Pooled:
-        """Input of a classification on this model, if the model has no pooler.
+        """Input of a classification head on this model, if the model has no pooler.
 
-        The choice is that of the model's own head or files, else the mean: in local layers the
-        first token sees its neighbours alone.
+        The model's own head or files decide. The default is the mean, because in local layers the
+        first token attends only to its neighbours.
         """
         if self.outputs is not None and self.outputs.head.kind == "classification":
             return self.outputs.head.pooling
@@ -136,7 +136,7 @@ class SavedModel:
         """Refuse a model that was not made for a verb.
 
         Raises:
-            UserError: Says what the directory is and what it can do.
+            UserError: Says what the model is and which verbs it supports.
         """
         if verb in self.verbs:
             return
@@ -158,7 +158,7 @@ class SavedModel:
         return dataclasses.replace(self, params={**heads, "encoder": encoder})
 
     def complete_params(self) -> Params:
-        """Return `params` for a whole encoder: a missing pooler has initial values."""
+        """Return `params` with a pooler; a missing pooler gets initial values."""
         if self.has_pooler:
             return self.params
         fresh = init_params(self.config, jax.random.key(0))["encoder"]["pooler"]
@@ -166,7 +166,7 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told` and of all parameters, with their names inside their entry."""
+    """Compute the SHA-256 of `told` and all parameters, named by path without the first key."""
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())

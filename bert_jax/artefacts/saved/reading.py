@@ -1,4 +1,4 @@
-"""Reading of a model from a directory, whatever made it: pretraining, fine-tuning, others."""
+"""Reading of a model from a directory, from our runs or from other software."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -54,25 +54,24 @@ _KINDS = (
 
 
 def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") -> SavedModel:
-    """Read the model in a directory, with its tokenizer; nothing is changed or downloaded.
+    """Read the model in a directory, with its tokenizer; change and download nothing.
 
     Args:
-        path: A work directory of `bert-jax pretrain` (the newest intact checkpoint) or of
-            `bert-jax finetune` (the best model), local or in a bucket; a local directory of an
-            adapter as PEFT writes it, whose base is local too; or a local directory as
-            Transformers' `save_pretrained` writes it, of a BERT, an ELECTRA or a family of
-            `formats.modern_families` with any head or none, of a classifier of DistilBERT, or of a
-            class that translates (`formats.seq2seq`); or the layout of sentence-transformers
-            around an encoder of these. Heads other than those of pretraining,
-            classification, tagging and span QA are passed over.
-        encoder_only: Pass over the heads of a directory in Hugging Face's format, damaged or not,
-            but for the map that all heads of a modern family begin with.
+        path: A work directory of `bert-jax pretrain` (newest intact checkpoint) or
+            `bert-jax finetune` (best model), local or in a bucket; or a local directory: a PEFT
+            adapter whose base is local too; an output of Transformers' `save_pretrained` for BERT,
+            ELECTRA or a family of `formats.modern_families` (with any head or none), a DistilBERT
+            classifier or a translation class (`formats.seq2seq`); or one of these encoders in the
+            layout of sentence-transformers. Only heads for pretraining, classification, tagging
+            and span QA are read; others are ignored.
+        encoder_only: Whether to ignore the heads in Hugging Face's format, even damaged ones,
+            except the transform that all heads of a modern family share.
         part: Model of a pretraining run that has several, such as the generator of replaced-token
             detection; empty: the first.
 
     Raises:
-        UserError: None of these is there, or it is not sound: says all that does not fit.
-        DamagedCheckpointError: A work directory that holds checkpoints, of which none is intact.
+        UserError: `path` is none of these or is malformed; lists everything that does not fit.
+        DamagedCheckpointError: The work directory has checkpoints, but no intact one.
     """
     if scheme(path) is None:
         directory = Path(path)
@@ -91,7 +90,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             config = directory / "config.json"
             if config.is_file():
                 found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
-                if "bert_jax" not in found:  # the version of what wrote it
+                if "bert_jax" not in found:  # our version, which only our runs record
                     _check_part(path, part, ())
                     return _from_huggingface(directory, found, encoder_only)
             elif (directory / ADAPTER).is_file():
@@ -143,7 +142,7 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
 
 
 def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
-    """Read the tokenizer of a run; return its directory too."""
+    """Read the tokenizer of a run; return the tokenizer and its directory."""
     files, config = place.local / "tokenizer", place.local / "config.json"
     tokenizer = load_tokenizer(files)
     run = read_json_object(config, max_bytes=MAX_CONFIG_BYTES) if config.is_file() else {}
@@ -156,9 +155,9 @@ def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
 
 
 def read_finetuned(workdir: str | Path) -> SavedModel:
-    """Read the best model of a fine-tuning run, its outputs as they were trained.
+    """Read the best model of a fine-tuning run, with raw outputs, as trained (see `in_units`).
 
-    See `in_units`; raises what `saved.runs.finetuned_checkpoint` raises.
+    Raises the errors of `saved.runs.finetuned_checkpoint`.
     """
     from bert_jax.artefacts.saved.runs import finetuned_checkpoint, read_reports
     from bert_jax.tasks.config import TaskConfig
@@ -218,9 +217,9 @@ def _reading_of(task: Any, scores: Mapping[str, float]) -> Reading | None:
 
 
 def in_units(saved: SavedModel) -> SavedModel:
-    """Make a head of scores predict scores, and the probabilities of a calibrated one.
+    """Fold score scaling and temperature into the head, so that its outputs need no conversion.
 
-    A run predicts (score - mean) / deviation, and logits that a temperature divides.
+    A head as trained predicts (score - mean) / deviation, or logits before temperature.
     """
     task = saved.origin.task
     if task is None:
@@ -253,7 +252,7 @@ def _from_huggingface(
         return _translator(directory, found, made_by, where)
     if not is_read(found):
         raise unread(found, where=where)
-    config_from_huggingface(found, where=where)  # before its files are missed
+    config_from_huggingface(found, where=where)  # refuse the configuration before any missing file
     tokenizer = load_tokenizer(directory)
     arrays = read_weights(directory, made_by)
     arrays = arrays if adapter is None else adapter.applied(arrays)
@@ -263,7 +262,7 @@ def _from_huggingface(
 
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
-    """Return an encoder with what makes its vectors; raise where the two do not fit."""
+    """Add the definition of vectors to an encoder; raise UserError if the two do not fit."""
     return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
 
 
@@ -296,12 +295,10 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
 def saved_from(
     form: Form, tokenizer: Tokenizer, files: Path, *, name: str, encoder_only: bool = False
 ) -> SavedModel:
-    """Return a model in the form of its files as one of ours.
-
-    In messages `name` names the model.
+    """Convert a model from the form of its files to ours; `name` names the model in messages.
 
     Raises:
-        UserError: Says all that does not fit.
+        UserError: Lists everything that does not fit.
     """
     config = form.model
     _check_vocabulary(tokenizer, config.vocab_size, files)

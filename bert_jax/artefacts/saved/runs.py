@@ -1,4 +1,4 @@
-"""Work directories of runs: of which kind a run is, and its checkpoints by their names."""
+"""Work directories of runs: the kind of a run, and its checkpoints by name."""
 
 import logging
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ from bert_jax.files.urls import scheme
 _log = logging.getLogger("bert_jax")
 
 Kind = Literal["pretrain", "finetune"]
-"""Kind of a run, by its verb; `kind` in the config.json of fine-tuning, not in pretraining's."""
+"""Kind of a run, by its verb; only fine-tuning writes it to config.json, as `kind`."""
 
 RUN_FORMAT = 2
-"""Number in a run's config.json that changes when older checkpoints or records can't be read."""
+"""Format number in a run's config.json; rises when older checkpoints or records can't be read."""
 _MAX_REPORT_BYTES = 1 << 26
 
 STATISTICS = "statistics.json"
-"""Written when all members have ended: then a run is finished."""
+"""File that a fine-tuning run writes when all members have ended: the run is finished."""
 TRAIN_TEXTS = "train_texts.u64"
-"""Keys of the training texts of a fine-tuning run, see `tasks.overlap`."""
+"""File with the keys of a fine-tuning run's training texts, see `tasks.overlap`."""
 REPORT = "report.json"
-"""Report on the model that a fine-tuning run has saved."""
+"""File with the report on the model that a fine-tuning run has saved."""
 
 NO_MODEL = (
     "no run gave a finite score, so there is no model to save: all have diverged. Lower "
@@ -43,17 +43,17 @@ NO_MODEL = (
 
 
 class FinetunedState(NamedTuple):
-    """Content of a checkpoint of the best model."""
+    """Content of a fine-tuning checkpoint: the best model."""
 
     params: Any
-    """Parameters, as from `init_task_params`."""
+    """Parameters, in the structure of `init_task_params`."""
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Say whether a (local) work directory holds a fine-tuning run.
+    """Tell whether a (local) work directory holds a fine-tuning run.
 
     Raises:
-        UserError: The run has another format than this program reads.
+        UserError: The run has a format that this version does not read.
     """
     path = workdir / "config.json"
     if not path.is_file():
@@ -64,7 +64,7 @@ def is_finetuning(workdir: Path) -> bool:
 
 
 def is_run(place: Path | str) -> bool:
-    """Say whether a place is the work directory of a run, and no model in another's format."""
+    """Tell whether a place is a run's work directory rather than a model in a foreign format."""
     if scheme(place) is not None:
         return True
     config = Path(place) / "config.json"
@@ -74,10 +74,10 @@ def is_run(place: Path | str) -> bool:
 
 
 def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
-    """Return `config.json` as JSON values: bert_jax (the version), config, and those of the kind.
+    """Read `config.json`: bert_jax (the version), config, and the entries of this kind of run.
 
     Raises:
-        UserError: The file is missing, no record of a run, or a record of another kind or format.
+        UserError: The file is missing, not a run's record, or of another kind or format.
     """
     path = workdir / "config.json"
     remedy = f"give the work directory of a `bert-jax {kind}` run"
@@ -99,7 +99,7 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
 
 
 def _check_format(path: Path, record: Mapping[str, Any]) -> None:
-    """Refuse the record of a run of ours that another version wrote in another format."""
+    """Refuse the record of a run that another version of bert_jax wrote in another format."""
     if "bert_jax" in record and (found := record.get("format", 1)) != RUN_FORMAT:
         raise UserError(
             f"{path} records a run in format {found} (version {record['bert_jax']}); this version "
@@ -109,10 +109,10 @@ def _check_format(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """Split WORKDIR@STEP into the work directory and the step, which is None where none is named.
+    """Split WORKDIR@STEP into the work directory and the step; None if no step is named.
 
     Raises:
-        UserError: No number stands behind the sign, or no directory before it.
+        UserError: No number follows the @, or no directory precedes it.
     """
     workdir, sign, step = name.rpartition("@")
     if not sign or "/" in step:
@@ -126,10 +126,10 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 
 def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
-    """Return the named step, or without one the `last` newest that were read back, ascending.
+    """Return the named step or, if none is named, the `last` newest verified steps, ascending.
 
     Raises:
-        UserError: Fewer are there; lists the steps that are.
+        UserError: There are fewer; lists the saved steps.
     """
     saved = saved_steps(work.checkpoints)
     if not saved:
@@ -160,8 +160,8 @@ def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Resto
     """Read a checkpoint of a pretraining run, the newest intact one by default; change nothing.
 
     Raises:
-        UserError: `workdir` holds no checkpoint, or none of `step`.
-        DamagedCheckpointError: It holds some and none is intact, or that of `step` is not.
+        UserError: `workdir` holds no checkpoint, no checkpoint of `step`, or a fine-tuning run.
+        DamagedCheckpointError: No checkpoint is intact, or the checkpoint of `step` is damaged.
     """
     work = open_workdir(workdir)
     if step is None:
@@ -183,8 +183,8 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
     """Read the best model of a fine-tuning run; change nothing on disk.
 
     Raises:
-        UserError: No such run there, or it has saved nothing yet.
-        DamagedCheckpointError: It holds checkpoints and none is intact.
+        UserError: `workdir` holds no such run, or the run has saved nothing yet.
+        DamagedCheckpointError: No checkpoint is intact.
     """
     place = open_workdir(workdir)
     read_record(place.local, "finetune")
@@ -200,15 +200,15 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
 
 
 def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the reports on the best model by split; empty where there are none.
+    """Return the reports on the best model by split; empty if there are none.
 
     Args:
         workdir: Local directory of a fine-tuning run.
-        member: Trial of the model, as the checkpoint has it. Reports on another are left out: the
-            run goes on.
+        member: Trial of the model, as the checkpoint records it. A report on another trial counts
+            as none: the run is still going on.
 
     Raises:
-        UserError: The file is not such a report.
+        UserError: The file is not a report.
     """
     path = workdir / REPORT
     if not path.is_file():

@@ -1,1 +1,1 @@
-"""Adapters alone: the low-rank updates and the head of a run, without the encoder."""
+"""Export of adapters: the low-rank updates and the head of a run, without the encoder."""

@@ -1,7 +1,7 @@
-"""PEFT's format, proven: the low-rank updates and the head of a run, without the encoder.
+"""Export in PEFT's format, with proof: the low-rank updates and the head, no encoder.
 
-The proof writes the model that was adapted, without its head, to a temporary directory, and has the
-adapter applied to it: once by `formats.peft`, and once by `peft` where it is installed.
+The proof writes the adapted model, without its head, to a temporary directory and applies the
+adapter to that copy: once with `formats.peft`, and once with `peft` if the package is installed.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def write(saved: SavedModel, out: Path) -> None:
         OSError: The files cannot be written.
     """
     adapter = _adapter(saved)
-    assert saved.outputs is not None  # of a fine-tuning run
+    assert saved.outputs is not None  # a fine-tuning run has a head
     if class_of(saved) and task_of(saved) not in TASKS.values():
         raise UserError(f"{saved.name}: PEFT has no task_type for the class {class_of(saved)}")
     updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
@@ -100,10 +100,10 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the adapter to the model that was adapted, and compare outputs.
+    """Apply the adapter to the adapted model, and compare outputs.
 
     Returns:
-        `differences`, the largest by output over both proofs; `proofs`, and `versions`.
+        `differences`: the largest per output in either proof; `proofs`; and `versions`.
 
     Raises:
         ProofFailedError: An output is missing.
@@ -135,7 +135,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def without_adapter(saved: SavedModel) -> SavedModel:
-    """Return the model that a run has adapted, with zeros for all that the run trained itself."""
+    """Return the model without the updates, with zeros for other parts that the run trained."""
     encoder = {
         name: part if name in _ENCODER else jax.tree.map(np.zeros_like, part)
         for name, part in saved.params["encoder"].items()
@@ -164,7 +164,7 @@ def _adapter(saved: SavedModel) -> Adapter:
 
 
 def _head_tensors(saved: SavedModel) -> dict[str, np.ndarray]:
-    """Return the tensors that a run has trained beside the updates."""
+    """Return the tensors that a run trained in addition to the updates."""
     above = {
         entry.name
         for entry in entries_of(saved)
@@ -174,6 +174,6 @@ def _head_tensors(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def _module(name: str, encoder: str) -> str:
-    """Return the module that PEFT saves as a whole: a head, or a part beside the encoder's."""
+    """Return the module that PEFT saves whole: a head, or an encoder part such as the pooler."""
     depth = 2 if name.startswith(encoder) else 1
     return ".".join(name.split(".")[:depth])

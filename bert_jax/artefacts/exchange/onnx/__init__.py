@@ -1,1 +1,1 @@
-"""ONNX: the graph of an encoder, its proof in onnxruntime, and the same in 8 bits."""
+"""ONNX export: the graph of an encoder, its proof in onnxruntime, and 8-bit quantization."""

@@ -1,4 +1,4 @@
-"""Nodes and weights of an encoder's ONNX graph, and of its heads."""
+"""Nodes and weights of the ONNX graph of an encoder and its heads."""
 
 import math
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from bert_jax.model.rotation import frequencies, sinusoids, thetas
 from bert_jax.model.task_heads import has_transform
 
 OPSET, IR_VERSION = 20, 9
-"""The first opset with Gelu, and the file version of its time."""
+"""ONNX versions: the first opset with Gelu, and the file version of that release."""
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 _ROWS: list[str | int] = ["batch", "length"]
 VECTORS = "sentence_embedding"
-"""Output of a model for vectors."""
+"""Output name of an embedding model."""
 Outputs = dict[str, list[str | int]]
-"""Outputs of a graph with their axes."""
+"""Outputs of a graph, each with its axes."""
 
 
 class Graph:
-    """Nodes and weights under construction. A value is the name of what a node gives."""
+    """Graph under construction. A value is represented by the name of a node's output."""
 
     def __init__(self, onnx: Any, saved: SavedModel) -> None:
         self.onnx, self.saved, self.config = onnx, saved, saved.config
@@ -35,14 +35,14 @@ class Graph:
         self.num_bytes = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Add a node, whose only output is called `name`."""
+        """Add a node with one output, called `name`."""
         name = name or f"{kind}_{len(self.nodes)}"
         node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.nodes.append(node)
         return name
 
     def weight(self, name: str, value: Any) -> str:
-        """Add an array under its name; numbers become float32 or int64."""
+        """Add a weight once, by name; Python numbers become float32 or int64."""
         if name not in self.weights:
             kinds: dict[type, Any] = {float: np.float32, int: np.int64, list: np.int64}
             array = np.asarray(value, kinds.get(type(value)), order="C")
@@ -51,7 +51,7 @@ class Graph:
         return name
 
     def shape(self, x: str, *sizes: int) -> str:
-        """`x` with another shape: 0 keeps a size, -1 is what remains."""
+        """Reshape `x`: size 0 keeps an axis, -1 is inferred."""
         name = "shape_" + "_".join(map(str, sizes)).replace("-", "m")
         return self.op("Reshape", x, self.weight(name, list(sizes)))
 
@@ -64,7 +64,7 @@ class Graph:
         *,
         num_inputs: int = 1,
     ) -> str:
-        """`x @ kernel`, and the bias if there is one; the kernel's first axes are its inputs."""
+        """Compute `x @ kernel`, plus the bias if any; the kernel's first axes are its inputs."""
         kernel = np.asarray(params["kernel"])
         matrix = kernel.reshape(math.prod(kernel.shape[:num_inputs]), -1)
         inputs = x, self.weight(f"{path}.kernel", matrix)
@@ -74,7 +74,7 @@ class Graph:
         return self.op("Add", self.op("MatMul", *inputs), bias, name=name)
 
     def norm(self, x: str, path: str, params: Mapping[str, Any], name: str | None = None) -> str:
-        """Layer or RMS normalisation over the last axis."""
+        """Apply layer or RMS normalisation over the last axis."""
         parts = [
             self.weight(f"{path}.{part}", params[part])
             for part in ("scale", "bias")
@@ -88,7 +88,7 @@ class Graph:
         return self.op("Mul", self.op("Div", x, root), *parts, name=name)
 
     def activation(self, x: str, kind: str, name: str | None = None) -> str:
-        """One of `ModelConfig.activation` or `pooler_activation`."""
+        """Apply an activation of `ModelConfig.activation` or `pooler_activation`."""
         if kind in ("relu", "tanh"):
             return self.op(kind.capitalize(), x, name=name)
         if kind == "silu":
@@ -96,7 +96,7 @@ class Graph:
         return self.op("Gelu", x, name=name, approximate="tanh" if kind == "gelu_tanh" else "none")
 
     def model(self, outputs: Outputs) -> Any:
-        """Return the whole."""
+        """Build the ONNX model from all nodes and weights."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         names = [name for name in INPUTS if name != "token_type_ids" or self.config.num_types]
         ids = [make.make_tensor_value_info(name, kinds.INT64, _ROWS) for name in names]
@@ -114,7 +114,7 @@ class Graph:
         )
 
     def outputs(self) -> Outputs:
-        """Add all nodes, and return the outputs."""
+        """Add all nodes; return the outputs."""
         config, params = self.config, jax.tree.map(np.asarray, self.saved.params)
         encoder = params["encoder"]
         x, table = self.embeddings(encoder["embeddings"])
@@ -160,7 +160,7 @@ class Graph:
         return outputs
 
     def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the first states, and the table of token embeddings."""
+        """Return the embedded tokens and the table of token embeddings."""
         table = self.weight("embeddings.token", params["token"][: self.config.vocab_size])
         x, config = self.op("Gather", table, "input_ids"), self.config
         if config.scale_embeddings:
@@ -183,7 +183,7 @@ class Graph:
         return x, table
 
     def places(self) -> str:
-        """Return the places (L) of the tokens in their rows, as numbers of float32."""
+        """Return the positions (L) of the tokens in their rows, as float32."""
         if "places" not in {node.name for node in self.nodes}:
             length = self.op("Shape", "input_ids", start=1, end=2)
             length = self.op("Squeeze", length, self.weight("axis_0", [0]))
@@ -192,7 +192,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return what the queries of each letter's layers see: (B, 1, 1, L) or (B, 1, L, L)."""
+        """Return masks (B, 1, 1, L) or (B, 1, L, L) by the letter of the kind of layer."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:
@@ -204,9 +204,9 @@ class Graph:
         return masks
 
     def rotations(self) -> dict[str, tuple[str, str]]:
-        """Return cosines and sines (L, 1, K) by the letters of the layers they are for.
+        """Return rotary cosines and sines (L, 1, K) by the letter of the kind of layer.
 
-        The first half of a head is turned by the angles less than 0.
+        The angles of the first half of a head are negated, for `rotate`.
         """
         if self.config.positions != "rope":
             return {}
@@ -220,7 +220,7 @@ class Graph:
         return found
 
     def rotate(self, x: str, cos: str, sin: str) -> str:
-        """Rotate the pairs (i, i + K/2) of heads, (B, L, H, K)."""
+        """Rotate the pairs (i, i + K/2) of every head of `x` (B, L, H, K)."""
         halves = np.arange(self.config.head_dim).reshape(2, -1)[::-1].reshape(-1)
         others = self.op("Gather", x, self.weight("halves_swapped", halves), axis=3)
         return self.op("Add", self.op("Mul", x, cos), self.op("Mul", others, sin))
@@ -233,7 +233,7 @@ class Graph:
         path: str,
         params: Mapping[str, Any],
     ) -> str:
-        """Return what a layer's attention adds to its states."""
+        """Return the output of a layer's attention, before the residual sum."""
         config = self.config
         kv_heads = config.num_kv_heads or config.num_heads
 
@@ -243,7 +243,7 @@ class Graph:
             y = self.shape(y, 0, 0, number, config.head_dim)
             if rotation is not None and part != "value":
                 y = self.rotate(y, *rotation)
-            if number < config.num_heads:  # each serves several queries
+            if number < config.num_heads:  # each key and value head serves several query heads
                 served = np.repeat(np.arange(number), config.num_heads // number)
                 y = self.op("Gather", y, self.weight("served", served), axis=2)
             return self.op("Transpose", y, perm=order)
@@ -258,7 +258,7 @@ class Graph:
         return self.affine(y, f"{path}.attention.output", params["output"], num_inputs=2)
 
     def mlp(self, x: str, path: str, params: Mapping[str, Any]) -> str:
-        """Return what a layer's feed-forward network adds to its states."""
+        """Return the output of a layer's feed-forward network, before the residual sum."""
         kind = self.config.activation
         up = self.affine(x, f"{path}.up", params["up"])
         if "gate" in params:
@@ -267,13 +267,13 @@ class Graph:
         return self.affine(self.activation(up, kind), f"{path}.down", params["down"])
 
     def transform(self, x: str, path: str, params: Mapping[str, Any]) -> str:
-        """Map, activation and norm of the masked-LM head, or of a fine-tuning head."""
+        """Apply the linear map, activation and norm of a masked-LM or fine-tuning head."""
         kind = self.config.head_activation or self.config.activation
         x = self.activation(self.affine(x, f"{path}.dense", params["dense"]), kind)
         return self.norm(x, f"{path}.norm", params["norm"]) if "norm" in params else x
 
     def masked_lm(self, x: str, table: str, params: Mapping[str, Any], name: str) -> Outputs:
-        """Add the masked-LM head, and return its output."""
+        """Add the masked-LM head; return its output."""
         size = self.config.vocab_size
         if "dense" in params:
             x = self.transform(x, "mlm", params)
@@ -286,7 +286,7 @@ class Graph:
         return {self.op("Add", self.op("MatMul", *inputs), bias, name=name): [*_ROWS, size]}
 
     def mean(self, x: str, name: str | None = None) -> str:
-        """Return the mean over the tokens that are no padding, (B, D) of (B, L, D)."""
+        """Return the mean (B, D) of states (B, L, D) over the tokens that are not padding."""
         counted = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.FLOAT)
         counted = self.op("Unsqueeze", counted, self.weight("axis_2", [2]))
         axis = self.weight("axis_1", [1])
@@ -296,7 +296,7 @@ class Graph:
         return self.op("Div", total, number, name=name)
 
     def embedding(self, x: str, params: Mapping[str, Any]) -> str:
-        """Add the vectors of the rows, `sentence_embedding` (B, D), of the last states."""
+        """Add the output `sentence_embedding` (B, D), the vectors pooled from the last states."""
         embedding = self.saved.embedding
         assert embedding is not None
         name = None if embedding.normalize else VECTORS
@@ -314,7 +314,7 @@ class Graph:
         return self.op("Div", vectors, self.op("Sqrt", squares), name=VECTORS)
 
     def token_weights(self, x: str, params: Mapping[str, Any]) -> str:
-        """Return the weights (B, L) of the tokens: 1 for the last one, or learned."""
+        """Return token weights (B, L): 1 for the last token, or learned."""
         assert self.saved.embedding is not None
         axis = self.weight("axis_1", [1])
         if self.saved.embedding.pooling == "last":
@@ -330,13 +330,13 @@ class Graph:
         return self.op("Softmax", scores, axis=-1)
 
     def weighted(self, x: str, weights: str, name: str | None) -> str:
-        """Return the sums (B, D) of states (B, L, D) with weights (B, L)."""
+        """Return the sums (B, D) of states (B, L, D), weighted by (B, L)."""
         weights = self.op("Unsqueeze", weights, self.weight("axis_2", [2]))
         products = self.op("Mul", x, weights)
         return self.op("ReduceSum", products, self.weight("axis_1", [1]), keepdims=0, name=name)
 
     def head(self, x: str, pooled: str, params: Mapping[str, Any]) -> Outputs:
-        """Add a fine-tuning head, and return its outputs."""
+        """Add a fine-tuning head; return its outputs."""
         assert self.saved.outputs is not None
         head, late = self.saved.outputs.head, False
         if head.kind == "classification":
@@ -363,7 +363,7 @@ class Graph:
         return {logits: [*rows, head.num_labels]}
 
     def biaffine(self, x: str, params: Mapping[str, Any]) -> str:
-        """Add the scores of `BiaffineHead`, (B, L, L, C) of (B, L, D)."""
+        """Add the scores (B, L, L, C) of `BiaffineHead` for states (B, L, D)."""
 
         def vectors(part: str) -> str:
             return self.op("LeakyRelu", self.affine(x, part, params[part]), alpha=SLOPE)
@@ -389,7 +389,7 @@ class Graph:
 
 
 def logit_names(saved: SavedModel) -> dict[str, str]:
-    """Map pretraining heads to the names of their outputs."""
+    """Return the output name of each pretraining head."""
     names = {head: name for name, head in LOGITS.items()}
     parts = [part for part in ("mlm", "nsp", "rtd") if part in saved.params]
     return names if names.keys() <= set(parts) else dict.fromkeys(parts, "logits")

@@ -1,4 +1,4 @@
-"""An ONNX graph with weights in 8 bits, by ONNX Runtime's own quantizer, and what that costs."""
+"""8-bit weights for an ONNX graph, by ONNX Runtime's own quantizer, and the cost in accuracy."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -20,20 +20,20 @@ from bert_jax.errors import UserError
 
 
 def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Put matrices of int8 in the place of those of float32, and compare outputs with the source.
+    """Replace float32 matrices with int8 matrices, and compare outputs with the source.
 
-    Each matrix has one scale; activations are quantized when the graph runs (dynamic quantization).
+    Each matrix has one scale; activations are quantized at run time (dynamic quantization).
 
     Args:
         saved: The source.
-        out: Directory with a proven graph, which is replaced.
+        out: Directory with a proven graph, which this function replaces.
         rows: Rows of token ids, special tokens included.
 
     Returns:
-        `kind`, `bytes` before and after, and what `cost` returns.
+        `kind`, `bytes` before and after, and the entries of `cost`.
 
     Raises:
-        UserError: The graph has its weights in a second file.
+        UserError: The weights of the graph are in a second file.
         ProofFailedError: An output is not finite.
     """
     from onnxruntime import quantization
@@ -46,7 +46,7 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
         )
     before = graph.stat().st_size
     before_level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # its advice to optimise graphs of pictures first
+    logging.disable(logging.WARNING)  # hides its advice to optimise image models first
     try:
         quantization.quantize_dynamic(graph, small, weight_type=quantization.QuantType.QInt8)
     finally:
@@ -61,12 +61,12 @@ def cost(
     rows: Sequence[Sequence[int]],
     run: Callable[[Batch], Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
-    """Compare a program with its source where the two may differ.
+    """Measure how far a program differs from its source, without a tolerance.
 
     Returns:
-        `differences`: the largest of each output. `equal_predictions`: the share of equal classes,
-        tags, tokens or places, and of vectors with the same nearest neighbour. `cosine`: the
-        smallest, of vectors and of states.
+        `differences`: the largest per output. `equal_predictions`: the share of equal classes,
+        tags, tokens or positions, and of vectors with the same nearest neighbour. `cosine`: the
+        smallest cosine between vectors and between states.
 
     Raises:
         ProofFailedError: An output is not finite.
@@ -110,7 +110,7 @@ def cost(
 
 
 def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return a row for each output: name, largest difference, equal predictions, least cosine."""
+    """Return one row per output: name, largest difference, equal predictions, lowest cosine."""
     equal, cosines = found["equal_predictions"], found["cosine"]
     return [
         (
@@ -124,7 +124,7 @@ def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def said_of(found: Mapping[str, Any]) -> str:
-    """Write what the bits cost, for the model card."""
+    """Describe the cost of 8 bits, for the model card."""
     head = ("output", "largest difference", "equal predictions", "least cosine")
     lines = "\n".join(f"| {' | '.join(row)} |" for row in [head, ("---",) * 4, *table(found)])
     sizes = found["bytes"]
@@ -145,7 +145,7 @@ def _cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _nearest(vectors: np.ndarray) -> np.ndarray:
-    """Return the number of the most similar other vector, for each."""
+    """Return the index of the most similar other vector for each vector."""
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     similar = unit @ unit.T
     np.fill_diagonal(similar, -np.inf)

@@ -1,14 +1,14 @@
-"""A model as an ONNX graph with free batch and length, of standard operators only (opset 20).
+"""Export as an ONNX graph with free batch and length, of standard operators only (opset 20).
 
-An encoder is one fixed graph, so it is built here node by node, from our parameters, with names of
-inputs and outputs as Hugging Face's tools expect them:
+An encoder is one fixed graph, so this package builds it node by node from our parameters, with the
+input and output names that Hugging Face's tools expect:
 
     session = onnxruntime.InferenceSession("DIR/model.onnx")
     session.run(["logits"], {"input_ids": ..., "token_type_ids": ..., "attention_mask": ...})
 
-A model without sentence types has no input `token_type_ids`.
+A model without token types has no input `token_type_ids`.
 
-Building needs the package `onnx`, the proof `onnxruntime` (pip install 'bert_jax[onnx]').
+The export needs `onnx`, the proof `onnxruntime` (pip install 'bert_jax[onnx]').
 """
 
 import importlib
@@ -26,21 +26,21 @@ from bert_jax.errors import UserError
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 _MAX_INLINE_BYTES = 1_800_000_000
-"""A file of ONNX has less than 2 GiB; larger weights lie in a second one."""
+"""Limit for weights inside the graph: an ONNX file is under 2 GiB, so more go to a second file."""
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write `model.onnx`, and what `write_description` writes.
+    """Write `model.onnx` and the files of `write_description`.
 
-    Rows are padded on the right: a token's position is its place in the row. Beyond 1.8 GB the
-    weights are in `model.onnx.data` beside it.
+    Rows must be padded on the right: a token's position is its index in the row. Weights beyond
+    1.8 GB go to `model.onnx.data` beside the graph.
 
     Raises:
-        UserError: `onnx` or `onnxruntime` is not installed, or the tokenizer cannot be said in
-            Hugging Face's format, or no class of Transformers computes the model.
+        UserError: `onnx` or `onnxruntime` is not installed, Hugging Face's format cannot express
+            the tokenizer, or no class of Transformers computes the model.
     """
     onnx = _package("onnx")
-    _package("onnxruntime")  # without which the proof could not be made
+    _package("onnxruntime")  # needed for the proof
     write_description(saved, out)
     graph = Graph(onnx, saved)
     model = graph.model(graph.outputs())
@@ -55,7 +55,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Run the graph in onnxruntime on the CPU and compare outputs.
 
     Returns:
-        What `compare_shapes` returns, and `versions`.
+        The entries of `compare_shapes`, and `versions`.
 
     Raises:
         UserError: `onnxruntime` is not installed.
@@ -67,7 +67,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndarray]]:
-    """Return the graph in a directory as a function of batches to the outputs of `logits_of`.
+    """Load the graph in a directory as a function from a batch to the outputs of `logits_of`.
 
     Raises:
         ProofFailedError: The graph does not load, or, when called, does not run.
@@ -75,7 +75,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndar
     runtime = _package("onnxruntime")
     try:
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of a dozen types of its own
+    except Exception as error:  # onnxruntime has a dozen error types
         raise ProofFailedError(f"onnxruntime does not load {GRAPH}: {error}") from error
     names = [output.name for output in session.get_outputs()]
     inputs = {each.name for each in session.get_inputs()}
@@ -118,7 +118,7 @@ for name, array in zip(names, session.run(names, feeds)):
 
 
 def loading(saved: SavedModel) -> str:
-    """Write how the graph is run, for the model card."""
+    """Describe how to run the graph, for the model card."""
     return _LOADING.format(**card_fields(saved))
 
 

@@ -1,1 +1,1 @@
-"""Models that translate, out of bert_jax: files, programs of the search, and their proof."""
+"""Export of translation models: files, search programs, and their proof."""

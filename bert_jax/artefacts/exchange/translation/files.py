@@ -1,4 +1,4 @@
-"""Files of the directory of an exported model that translates."""
+"""Files of an exported translation model."""
 
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.seq2seq.search import SearchConfig
 
 NETWORK = "network.json"
-"""File that describes a network beside parameters in our own layout."""
+"""File that describes the network, for parameters in our own layout."""
 
 
 def network_of(saved: SavedModel) -> Network:
-    """Return the network of a model that translates."""
+    """Return the network of a translation model."""
     assert saved.network is not None
     return saved.network
 
 
 def class_name(saved: SavedModel) -> str:
-    """Return the class of Transformers that computes a model, or of our network if none does."""
+    """Return the Transformers class that computes a model, else the class of our network."""
     network = network_of(saved)
     try:
         return family_of(network, saved.name)[0].class_name
@@ -35,10 +35,10 @@ def class_name(saved: SavedModel) -> str:
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
-    """Write weights, `config.json`, `generation_config.json` and the tokenizer of Transformers.
+    """Write weights, `config.json`, `generation_config.json` and the tokenizer for Transformers.
 
     Raises:
-        UserError: No class of Transformers computes the model, or holds its tokenizer.
+        UserError: No class of Transformers computes the model or can hold its tokenizer.
         OSError: The files cannot be written.
     """
     family, network = family_of(network_of(saved), saved.name)
@@ -54,34 +54,34 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     write_json(directory / "config.json", {**fields, "architectures": [family.class_name]})
     write_json(directory / "generation_config.json", {**ids, **generation_of(saved)})
     arrays = family.arrays(network, saved.params)
-    # Not `save_file`: its files are readable by their owner alone, its errors are no OSErrors.
+    # Not `save_file`: only the owner could read its files, and its errors are not OSErrors.
     weights = safetensors.numpy.save(arrays, metadata={"format": "pt"})
     (directory / WEIGHTS).write_bytes(weights)
 
 
 def generation_of(saved: SavedModel) -> dict[str, Any]:
-    """Return the fields of `generation_config.json` with which `generate` is our search."""
+    """Return the fields of `generation_config.json` that make `generate` equal our search."""
     search = SearchConfig()
     return {
         "num_beams": search.num_beams,
         "length_penalty": search.length_alpha,
         "early_stopping": "never",
-        "max_length": saved.max_length + 1,  # theirs counts the token that the decoder starts with
+        "max_length": saved.max_length + 1,  # theirs counts the start token of the decoder
         "do_sample": False,
         "forced_eos_token_id": None,
     }
 
 
 def untrained_parts(saved: SavedModel) -> list[str]:
-    """Name the parts with zeros that a class of Transformers must have and the model has not."""
+    """List the parts that a class of Transformers requires and the model lacks; zeros stand in."""
     return list(family_of(network_of(saved), saved.name)[0].untrained)
 
 
 def write_description(saved: SavedModel, directory: Path) -> None:
-    """Write `network.json` and the tokenizer's files, beside parameters in our own layout.
+    """Write `network.json` and the tokenizer's files, for parameters in our own layout.
 
     Raises:
-        UserError: The tokenizer cannot be said in Hugging Face's format.
+        UserError: Hugging Face's format cannot express the tokenizer.
         OSError: The files cannot be written.
     """
     network = network_of(saved)

@@ -1,8 +1,8 @@
-"""A model that translates in Hugging Face's format, proven.
+"""Export of translation models in Hugging Face's format, with proof.
 
-What was written is read back by `read_model`, bit for bit; and by `transformers`, where it is
-installed: no missing and no unexpected tensor, the same ids of texts, the same logits, and from
-`generate`, with the written `generation_config.json`, the same translations.
+`read_model` reads the files back, bit for bit. If `transformers` is installed, it reads them too:
+no missing and no unexpected tensor, the same token ids, the same logits, and the same translations
+from `generate` with the written `generation_config.json`.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ write = write_huggingface
 
 
 class TheirTranslator:
-    """A directory in its class of Transformers."""
+    """Written directory, loaded in its class of Transformers."""
 
     def __init__(self, directory: Path, class_name: str) -> None:
         """Load the directory.
@@ -51,7 +51,7 @@ class TheirTranslator:
             raise ProofFailedError(f"transformers reports {wrong}")
 
     def logits(self, sides: Sides) -> np.ndarray:
-        """Compute (B, T, V) logits, float32."""
+        """Compute logits (B, T, V) in float32."""
         import torch
 
         names = {
@@ -65,7 +65,7 @@ class TheirTranslator:
         return found
 
     def translate(self, source: Batch, settings: SearchConfig, steps: int) -> list[list[int]]:
-        """Call `generate`; only the number of beams and the length are not those of its file."""
+        """Call `generate` with the written settings, except the number of beams and the length."""
         import torch
 
         given = self.model.generation_config
@@ -85,11 +85,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Read the directory back and compare logits and translations.
 
     Returns:
-        `differences`, the largest of both proofs; `proofs`, what each found or why it did not run;
-        and `versions`.
+        `differences`: the largest in either proof; `proofs`: the result of each proof or why the
+        proof did not run; and `versions`.
 
     Raises:
-        ProofFailedError: Something differs that must be equal: names it.
+        ProofFailedError: Names the part that differs and must be equal.
     """
     back = read_back(saved, out)
     gaps = {"bert_jax": largest_gap(saved, rows, lambda sides: logits_of(back, sides))}
@@ -123,7 +123,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     """Read a directory with our own code.
 
     Raises:
-        ProofFailedError: Tensors, ids or the tokenizer are not those of `saved`.
+        ProofFailedError: Tensors, ids or the tokenizer differ from `saved`.
     """
     back = read_model(out)
     if wrong := unequal(saved.params, back.params, vocab_size=saved.config.vocab_size):

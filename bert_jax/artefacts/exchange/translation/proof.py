@@ -1,4 +1,4 @@
-"""Proof that a written model translates as its source: logits, and the tokens of searches."""
+"""Proof that a written model translates like its source: equal logits and equal translations."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -17,31 +17,31 @@ from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.model.seq2seq.search import Found, SearchConfig, search
 
 SEARCHES = {"greedy": SearchConfig(num_beams=1), "beam": SearchConfig()}
-"""Searches that are compared."""
+"""Searches to compare, by name."""
 MAX_STEPS = 32
-"""Largest number of tokens of a translation in a proof."""
+"""Largest number of tokens in a translation of a proof."""
 TIE = 1e-5
-"""Largest difference of log-probabilities by which rounding may choose another token."""
+"""Largest difference of log-probabilities that counts as a tie, decided by rounding."""
 
 Translate = Callable[[Batch, SearchConfig, int], list[list[int]]]
-"""Function of sources, a search and the greatest length to the tokens of each best translation."""
+"""Function from sources, a search and a length limit to the tokens of each best translation."""
 
 
 class Sides(NamedTuple):
-    """Sources, and targets to read behind them; target i is a text of another row."""
+    """Sources, and targets for teacher forcing; target i is the text of another row."""
 
     source: Batch
     target: Batch
 
 
 def sides_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> Sides:
-    """Pad rows as sources, and the same rows in another order, without [SEP], as targets."""
+    """Pad rows as sources, and as targets the same rows in another order, without [SEP]."""
     targets = [rows[number - 1][:-1] for number in range(len(rows))]
     return Sides(batch_of(saved, rows, length), batch_of(saved, targets, length))
 
 
 def exact(network: Network) -> Network:
-    """Return the network that computes in float32, by operations that every platform has."""
+    """Return the network in float32, restricted to operations that every platform has."""
     model = dataclasses.replace(
         network.model, dtype="float32", attention_impl="xla", remat="none",
         scan_unroll=network.model.num_layers,
@@ -58,7 +58,7 @@ def _logits(network: Network, params: Any, source: Batch, target: Batch) -> Floa
 
 
 def logits_of(saved: SavedModel, sides: Sides) -> np.ndarray:
-    """Compute (B, T, V) logits of the tokens after each target token, in float32."""
+    """Compute float32 logits (B, T, V) of the token after each target token."""
     with jax.default_matmul_precision("highest"):
         return np.asarray(_logits(exact(network_of(saved)), saved.params, *sides))
 
@@ -66,7 +66,7 @@ def logits_of(saved: SavedModel, sides: Sides) -> np.ndarray:
 def translated(
     saved: SavedModel, source: Batch, settings: SearchConfig, steps: int
 ) -> list[list[int]]:
-    """Search as `bert-jax translate` does, in float32; return the tokens of each translation."""
+    """Translate as `bert-jax translate` does, in float32; return the tokens per source."""
     special = saved.tokenizer.special_ids
     with jax.default_matmul_precision("highest"):
         found = search(
@@ -79,7 +79,7 @@ def translated(
 
 
 def best_of(found: Found) -> list[list[int]]:
-    """Return the tokens of the best hypothesis of each row, the end token included."""
+    """Return the tokens of each row's best hypothesis, including the end token."""
     tokens, lengths = np.asarray(found.tokens)[:, 0], np.asarray(found.lengths)[:, 0]
     return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
@@ -90,7 +90,7 @@ def largest_gap(
     program: Callable[[Sides], np.ndarray],
     size: int = 8,
 ) -> float:
-    """Return the largest difference of teacher-forced logits; infinite where one is not finite."""
+    """Return the largest difference of teacher-forced logits; infinite if one is not finite."""
     largest = 0.0
     for some, length in row_batches(rows, size):
         sides = sides_of(saved, some, length)
@@ -118,17 +118,17 @@ def compare_searches(
     Args:
         saved: The source.
         rows: Sources, special tokens included.
-        translate: Search of what was written.
+        translate: Search in the written model.
         searches: Settings by name.
-        steps: Greatest number of tokens; 0: that of a proof.
+        steps: Largest number of tokens; 0: at most `MAX_STEPS`.
         size: Rows in a batch.
 
     Returns:
-        By search, the numbers of translations that are `equal`, and of `ties`: others that are as
-        probable, so that rounding chose.
+        By search, the number of `equal` translations and of `ties`: different translations that are
+        equally probable, so that rounding chose.
 
     Raises:
-        ProofFailedError: A translation is another one.
+        ProofFailedError: A translation differs and is not a tie.
     """
     steps = min(steps or MAX_STEPS, saved.max_length)
     found = {}
@@ -136,7 +136,7 @@ def compare_searches(
         equal = ties = 0
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
-            # The last rows come once more where they do not fill a batch: one shape is compiled.
+            # Repeat the first row to fill the last batch, so that only one shape is compiled.
             full = [*some, *[some[0]] * (size - len(some))]
             source = batch_of(saved, full, max(map(len, rows)))
             ours = translated(saved, source, settings, steps)
@@ -158,9 +158,9 @@ def compare_searches(
 def _is_tie(
     saved: SavedModel, row: Sequence[int], first: list[int], second: list[int], *, greedy: bool
 ) -> bool:
-    """Say whether two translations of a source are as probable.
+    """Tell whether two translations of a source are equally probable.
 
-    Greedy search: where they part, the two tokens are; beam search: the mean of all tokens is.
+    Greedy search compares the first two tokens that differ; beam search the mean over all tokens.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
     if not greedy:

@@ -1,14 +1,14 @@
-"""The whole search of a model that translates, as StableHLO programs beside their weights.
+"""Export of a translation model's whole search as StableHLO programs, with separate weights.
 
-Token ids in, token ids out; a program that runs them needs jax, flatbuffers and safetensors:
+From token ids to token ids; running a program needs jax, flatbuffers and safetensors:
 
     search = jax.export.deserialize(bytearray(Path("DIR/beam.stablehlo").read_bytes()))
     weights = safetensors.numpy.load_file("DIR/model.safetensors")
     tokens, lengths, scores = jax.jit(search.call)(weights, ids, mask, limits)
 
-Rows and lengths are those with which a program was made; `mask` (rows, source length) is 0 at
-padding, `limits` (rows,) has the greatest number of tokens of each translation. The weights have
-our names, joined by slashes.
+A program has a fixed number of rows and fixed lengths. `mask` (rows, source length) is 0 at
+padding; `limits` (rows,) has the largest number of tokens in each translation. The weights have our
+names, joined by slashes.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ from bert_jax.model.seq2seq.search import SearchConfig, search
 
 PROGRAMS = "programs.json"
 MAX_LENGTH = 128
-"""Largest length of a source and of a translation; longer models are given less."""
+"""Largest length of a source and of a translation, even if the model allows more."""
 
 
 class Shape(NamedTuple):
-    """Sizes that a program has fixed."""
+    """Fixed sizes of a program."""
 
     rows: int
     source_length: int
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
 
 def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
-    """Write a program for each of `SEARCHES`, `programs.json`, weights and the description.
+    """Write one program for each of `SEARCHES`, `programs.json`, weights and the description.
 
     Programs compute in float32 at full precision on any platform.
     """
@@ -67,12 +67,12 @@ def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
 
 
 def exported(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.Exported:
-    """Return a search as a program: weights, ids, mask and limits to tokens, lengths and scores."""
+    """Return a search program, from weights, ids, mask and limits to tokens, lengths and scores."""
     network, special = exact(network_of(saved)), saved.tokenizer.special_ids
 
     def run(weights, ids, mask, limits):
         params = unnamed(weights)
-        # On TPU and on newer GPUs a product of float32 is of fewer bits unless this is asked for.
+        # Without this, TPUs and newer GPUs multiply float32 at lower precision.
         with jax.default_matmul_precision("highest"):
             found = search(
                 network, params, Side(ids, mask), limits, settings=settings,
@@ -87,14 +87,14 @@ def exported(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Run each program from its file, with the weights from theirs, and compare translations.
+    """Run each written program on the written weights, and compare translations.
 
     Returns:
-        `differences`, empty; `translations` that are equal by program; `platforms` the programs are
-        for; and `versions`.
+        `differences` (empty); `translations`, the numbers of equal ones by program; the `platforms`
+        of the programs; and `versions`.
 
     Raises:
-        ProofFailedError: A translation is not the source's.
+        ProofFailedError: A translation differs from the source's.
     """
     weights = safetensors.numpy.load_file(out / WEIGHTS)
     found: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def _translate(
     call: Any, weights: Any, length: int, source: Batch, settings: SearchConfig, steps: int
 ) -> list[list[int]]:
-    del settings  # the program has its own
+    del settings  # the program has fixed settings
     ids, mask = (
         np.pad(array, ((0, 0), (0, length - array.shape[1])))
         for array in (source.tokens, source.segment_ids)

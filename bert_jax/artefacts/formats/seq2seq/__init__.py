@@ -1,1 +1,1 @@
-"""Classes of Transformers that read a source and write a target, and our networks."""
+"""Encoder-decoder classes of Transformers, to and from our networks."""

@@ -1,8 +1,8 @@
-"""A BERT that reads and a BERT with cross-attention that writes: `EncoderDecoderModel`.
+"""A BERT encoder and a BERT decoder with cross-attention: `EncoderDecoderModel`.
 
-Sources: Rothe et al. 2020 (BERT2BERT), and the classes of Transformers 5. Theirs has three things
-more than ours: a pooler that nothing reads, token types of the decoder, which are added to its
-positions, and a token table for each side, equal ones where ours is one.
+Sources: Rothe et al. 2020 (BERT2BERT), and the classes of Transformers 5. That class has three
+parts that ours lacks: a pooler that nothing reads; token types in the decoder, which we add to its
+positions; and a token table for each side (two equal tables if our model has one).
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ _CROSS = ("decoder", "layers", "cross")
 
 
 def _moved(entries: Iterable[Entry], name: str, root: str) -> list[Entry]:
-    """Return entries of BERT under other names, at another place of our tree."""
+    """Rename entries of BERT and move them to another root of our parameter tree."""
     return [
         replace(e, name=name + e.name.removeprefix("bert."), path=(root, *e.path[1:]))
         for e in entries
@@ -49,7 +49,7 @@ _TABLES = (
     "encoder.embeddings.word_embeddings.weight", "decoder.bert.embeddings.word_embeddings.weight",
     "decoder.cls.predictions.decoder.weight",
 )  # fmt: skip
-"""Token tables of source, target and output."""
+"""Names of the token tables of source, target and output."""
 _POSITIONS = "decoder.bert.embeddings.position_embeddings.weight"
 _TYPES = "decoder.bert.embeddings.token_type_embeddings.weight"
 _SOURCE_TYPES = "encoder.embeddings.token_type_embeddings.weight"

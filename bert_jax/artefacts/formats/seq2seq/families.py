@@ -1,4 +1,4 @@
-"""Classes of Transformers that translate, by `model_type`; which of them a network is."""
+"""Translation classes of Transformers by `model_type`, and the choice of one for a network."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +19,10 @@ _INSTEAD = "Export with --to stablehlo, the whole search as one program, or with
 
 
 def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
-    """Return the class that computes what a network does, and the network.
+    """Return the class that computes the same as a network, and the network.
 
     Raises:
-        UserError: No class does; says what the model `name` has that the nearest one has not.
+        UserError: There is no such class; lists where the model `name` differs from the nearest.
     """
     if not isinstance(network, TransformerNetwork):
         raise UserError(
@@ -45,7 +45,7 @@ def read_network(
     """Return network and parameters of a directory whose `model_type` is in `FAMILIES`.
 
     Raises:
-        UserError: Fields or tensors that are missing, wrong or not supported: all at once.
+        UserError: Lists all fields or tensors that are missing, wrong or not supported.
     """
     family = FAMILIES[found["model_type"]]
     network = family.network(found, arrays, where)

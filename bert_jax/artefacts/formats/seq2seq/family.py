@@ -1,4 +1,4 @@
-"""The interface of a class of Transformers that computes what one of our networks does."""
+"""The interface to a class of Transformers that computes one of our translation networks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ LAYERS: dict[str, Any] = {
     "norm": "layer", "norm_bias": True, "num_kv_heads": 0, "gated": False, "embedding_dim": 0,
     "attention_pattern": "G", "attention_bias": True, "mlp_bias": True, "decoder_bias": True,
 }  # fmt: skip
-"""Fields of `ModelConfig` that are equal in all classes here."""
+"""Fields of `ModelConfig` that have one value in all classes here."""
 
 
 class Family(ABC):
-    """A class of Transformers for translation: its fields and tensors, ours and back."""
+    """A translation class of Transformers: conversion of its fields and tensors, both ways."""
 
     kind: str
     """Value of `model_type` in `config.json`."""
     class_name: str
     computes: ClassVar[Mapping[str, Any]]
-    """Fields of `ModelConfig` that are equal in all models of the class."""
+    """Fields of `ModelConfig` that have one value in all models of the class."""
     tyings: tuple[Tying, ...] = ("all", "output", "none")
-    """Values of `objective.tying` that the class has."""
+    """Values of `objective.tying` that the class supports."""
     untrained: tuple[str, ...] = ()
-    """Parts that the class must have and a network has not; written as zeros."""
+    """Parts that the class must have but a network lacks; written as zeros."""
 
     def unlike(self, network: TransformerNetwork) -> list[str]:
-        """Say in which fields a network is not of the class."""
+        """List the fields in which a network differs from the class."""
         found = other_values(network.model, self.computes)
         if network.feature_dim:
             found.append(f"objective.feature_dim is {network.feature_dim}, not 0")
@@ -44,7 +44,7 @@ class Family(ABC):
 
     @abstractmethod
     def config(self, network: TransformerNetwork) -> dict[str, Any]:
-        """Return the fields of `config.json`, without those of tokens."""
+        """Return the fields of `config.json`, without token ids."""
 
     @abstractmethod
     def network(
@@ -53,29 +53,29 @@ class Family(ABC):
         """Return the network that a `config.json`, named `where`, and its tensors describe.
 
         Raises:
-            UserError: Fields that are wrong or not supported: all at once.
+            UserError: Lists all fields that are wrong or not supported.
         """
 
     @abstractmethod
     def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
-        """Return every tensor of the class by name, without tied duplicates, float32."""
+        """Return every tensor of the class by name, in float32, without tied duplicates."""
 
     @abstractmethod
     def params(self, network: TransformerNetwork, arrays: Mapping[str, np.ndarray]) -> Params:
         """Return the parameters of a network from the tensors of the class.
 
         Raises:
-            UserError: Says all that is missing, unexpected or does not fit.
+            UserError: Lists every tensor that is missing, unexpected or does not fit.
         """
 
 
 def shapes_of(network: Network) -> Params:
-    """Make the tree of a network's parameters with shapes in place of arrays."""
+    """Return a network's parameter tree with shapes in place of arrays."""
     shapes: Params = jax.eval_shape(network.init, jax.random.key(0))
     return shapes
 
 
 def refuse(where: str, wrong: list[str]) -> None:
-    """Raise a UserError with all that is wrong in a file, if anything is."""
+    """Raise a UserError that lists all faults of a file, if there are any."""
     if wrong:
         raise UserError(f"{where}: {'; '.join(wrong)}")

@@ -1,8 +1,8 @@
 """The Transformer as it was published, as Marian (post-norm) or Pegasus (pre-norm) of Transformers.
 
-Their sinusoids have all sines before all cosines; ours alternate (Vaswani et al. 2017, section
-3.5). The order of a model's width is free: every axis of that width is permuted, which is exact.
-Their norms have an epsilon of 1e-5, which no field changes.
+The position tables of these classes have all sines before all cosines; ours alternate sines and
+cosines (Vaswani et al. 2017, section 3.5). Permuting every axis of the model's width converts one
+order to the other exactly. The norms have a fixed epsilon of 1e-5.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _EPS = 1e-5
 
 
 def _layers(side: str, *attentions: tuple[str, str]) -> list[Entry]:
-    """Return the entries of one side's layers; `attentions` are their names and ours."""
+    """Return the entries of one side's layers; `attentions` pairs foreign names with ours."""
     layer, ours = f"model.{side}.layers.{{n}}", (side, "layers")
     entries = []
     for theirs, name in attentions:
@@ -63,13 +63,13 @@ _SIZES = {
     "dropout": "hidden_dropout_rate", "attention_dropout": "attention_dropout_rate",
     "init_std": "init_std",
 }  # fmt: skip
-"""Fields of a `config.json` to ours."""
+"""Fields of `config.json` to fields of `ModelConfig`."""
 _SAME = {"decoder_attention_heads": "num_heads", "decoder_ffn_dim": "mlp_dim"}
-"""Fields of the decoder in which ours is as the encoder."""
+"""Fields of the decoder that our networks share with the encoder."""
 
 
 class Marian(Family):
-    """`MarianMTModel`."""
+    """Class `MarianMTModel` of Transformers."""
 
     kind = "marian"
     class_name = "MarianMTModel"
@@ -138,7 +138,7 @@ class Marian(Family):
         return _permuted(network, halves, np.argsort(_order(network)))
 
     def _sharing(self, network: TransformerNetwork) -> dict[str, Any]:
-        """Return the fields that say which token tables are one."""
+        """Return the fields that tell which token tables are shared."""
         return {
             "decoder_vocab_size": network.model.vocab_size,
             "share_encoder_decoder_embeddings": network.tying == "all",
@@ -150,7 +150,7 @@ class Marian(Family):
 
 
 class Pegasus(Marian):
-    """`PegasusForConditionalGeneration`: Marian with the norms before, and a norm at each end."""
+    """Class `PegasusForConditionalGeneration`: Marian with pre-norm layers and final norms."""
 
     kind = "pegasus"
     class_name = "PegasusForConditionalGeneration"
@@ -161,7 +161,7 @@ class Pegasus(Marian):
     def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
         model = network.model
         table = sinusoids(jnp.arange(model.num_positions), model.hidden_dim)
-        halves = np.asarray(table)[:, _order(network)]  # this class wants them in the file
+        halves = np.asarray(table)[:, _order(network)]  # this class expects the tables in the file
         return super().arrays(network, params) | {name: halves.copy() for name in _POSITIONS}
 
     @override
@@ -170,13 +170,13 @@ class Pegasus(Marian):
 
 
 def _order(network: TransformerNetwork) -> np.ndarray:
-    """Return the place in our width of each place in theirs: even ones, then odd ones."""
+    """Return our index of each foreign index along the width: even ones, then odd ones."""
     width = network.model.hidden_dim
     return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
 
 
 def _permuted(network: TransformerNetwork, params: Params, order: np.ndarray) -> Params:
-    """Take the places of every axis of the model's width in another order."""
+    """Permute every axis that has the model's width."""
 
     def permute(axes: tuple[str | None, ...], array: Any) -> np.ndarray:
         places = [order if name == "embed" else np.arange(size)
