@@ -239,7 +239,7 @@ def encode_layers(
 ) -> tuple[Float[Array, "B L D"], ...]:
     """Compute the states before the layers and after each layer; the last ones are `encode`'s.
 
-    Arguments and errors are those of `encode`.
+    Arguments and errors are the same as for `encode`.
     """
     layout = None if layout is None else layout.of("encoder")
     return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout, every=True)
@@ -357,7 +357,7 @@ def layer_outputs(
 ) -> LayerOutputs:
     """Compute states and, if wanted, attention weights of every layer, without dropout.
 
-    The other arguments are those of `encode`. A padding token attends to padding.
+    The other arguments are `encode`'s. A padding token attends to padding.
     """
     states, weights = encode_layers(config, params, tokens, type_ids, segment_ids), None
     if with_weights:

@@ -43,7 +43,7 @@ class Layout(NamedTuple):
         return self._replace(gather=None, inner=inner)
 
     def all_rows(self, rows: Any) -> Any:
-        """Return a tree of arrays of the device's rows as that of all devices' rows.
+        """Gather a tree of arrays of the device's rows into a tree of all devices' rows.
 
         The gradient of each device's rows is summed over the devices.
         """
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     ) -> Callable[..., Any]:
         """Have every device run `f` on its own part of the arguments: a kernel XLA cannot split.
 
-        `in_axes` are the logical axes of each argument, `out_axes` those of the only result.
+        `in_axes` are each argument's logical axes, `out_axes` the only result's.
         """
         if self.is_local:
             return f

@@ -38,7 +38,7 @@ from bert_jax.model.layout import Layout
 from bert_jax.model.pooling import Pooled, pool_tokens
 
 _SITE = 1 << 16
-"""Number of the head's dropout, beyond those of any encoder."""
+"""Number of the head's dropout, beyond any encoder's numbers."""
 
 HeadNetwork = Literal["classification", "tagging", "span", "parsing"]
 NETWORKS: Mapping[HeadNetwork, Build] = {
@@ -74,7 +74,7 @@ class TaskHeadConfig:
 
 
 class TaskTransform(nnx.Module):
-    """Map, activation and norm, like those of the masked-LM head.
+    """Map, activation and norm, like the masked-LM head's.
 
     Where that head has none, only classifications have a map and an activation.
     """

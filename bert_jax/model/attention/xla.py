@@ -34,7 +34,7 @@ def visible_keys(
     q_places: Integer[Array, "B L"] | None = None,
     causal: bool = False,
 ) -> Bool[Array, "B 1 L S"]:
-    """Say which keys each query sees: those of its segment, at most `window` tokens away.
+    """Return the mask of keys that each query sees: in its segment, at most `window` away.
 
     With `causal` a query sees its own place and those before. Segments are contiguous, so that
     distances in the row are distances in the text. The same for all heads; `q_places` is None where

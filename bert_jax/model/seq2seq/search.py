@@ -32,7 +32,7 @@ class SearchConfig(Bounded):
     """Exponent of the length penalty: a score is the sum of log-probabilities over
     ((beta + n) / (beta + 1)) ** alpha, for n tokens with the end token; 0: no penalty."""
     length_beta: NonNegative = 0.0
-    """Constant of the length penalty; 5: that of Wu et al. 2016 (GNMT), equation 14."""
+    """Constant of the length penalty; 5 as in Wu et al. 2016 (GNMT), equation 14."""
     max_length: Natural = 0
     """Largest number of tokens of a translation, end token included; 0: the model's."""
     max_length_rate: NonNegative = 3.0
