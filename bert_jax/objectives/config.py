@@ -45,7 +45,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Bounded, section="objective"):
-    """The choice of what a run learns; an objective's own fields are those of its subclass."""
+    """The choice of what a run learns; each subclass adds its objective's own fields."""
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""

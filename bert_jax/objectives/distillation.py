@@ -339,7 +339,7 @@ def relation_losses(
     Args:
         student: Queries, keys and values (B, L, H, K).
         teacher: The same of the teacher.
-        segment_ids: A token is related to those of its own segment.
+        segment_ids: A token is related to the tokens of its own segment.
         num_heads: Number of heads; divides H * K of all.
     """
     visible = visible_keys(segment_ids, segment_ids)

@@ -80,7 +80,7 @@ class Objective(ABC):
     """Goal of a run, as pure functions; an objective is a frozen dataclass below this one."""
 
     model: ModelConfig
-    """Encoder of the objective: its compute type and unrolling are those of the step."""
+    """Encoder of the objective, with the step's compute type and unrolling."""
     baseline: float | None = field(default=None, kw_only=True)
     """Value of the first metric that a model reaches which ignores its input, if known."""
     frozen: frozenset[str] = field(default=frozenset(), kw_only=True)
@@ -122,7 +122,7 @@ class Objective(ABC):
         """Return the loss of these sums over the counts of the whole batch."""
 
     def for_evaluation(self) -> "Objective":
-        """Return the objective of evaluations: without what training alone needs."""
+        """Return the objective of evaluations, without the parts that only training needs."""
         return self
 
     def own(self, params: Tree) -> Tree:
@@ -130,7 +130,7 @@ class Objective(ABC):
         return {name: params[name] for name in self.axes()}
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return what an evaluation reports beside the metrics, from its sums."""
+        """Return an evaluation's further results, beside the metrics, from its sums."""
         del sums
         return {}
 
@@ -156,7 +156,7 @@ class Objective(ABC):
 
     @staticmethod
     def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, DropoutStream | None]:
-        """Return what `model.heads.encode` reads of rows: tokens, types, segments, dropout.
+        """Return the inputs of `model.heads.encode` from rows: tokens, types, segments, dropout.
 
         Rows that belong together (B, G, L) follow one another (B * G, L).
         """
@@ -219,7 +219,7 @@ class CoupledObjective(Objective):
     def represent(
         self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Array:
-        """Make an array of prepared rows, rows on axis 0, each row's of this row alone."""
+        """Make an array of prepared rows, rows on axis 0; a row's entry depends only on that row."""
 
     @abstractmethod
     def compare(self, outputs: Array, rows: Batch, layout: Layout | None) -> Scalars:

@@ -33,7 +33,7 @@ class ClassLoss:
     """Loss of classes that are rare, or of labels that are uncertain (`tasks.skew.SkewConfig`)."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class, of several labels that of a yes; (): all 1."""
+    """Weight of each class, or with several labels of each label's yes; (): all 1."""
     focal_gamma: float = 0.0
     """Exponent of 1 - p, the probability of what is wrong; 0: cross entropy."""
     label_smoothing: float = 0.0
@@ -91,7 +91,7 @@ def _class_losses(
     _: Array,
     options: ClassLoss = _PLAIN,
 ) -> Array:
-    """Return weighted losses, those of torch's CrossEntropyLoss; a label below 0 is not counted."""
+    """Return weighted losses, as torch's CrossEntropyLoss; a label below 0 is not counted."""
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])
@@ -161,7 +161,7 @@ for padding, which is no answer of a span here. Adding a head is an entry here."
 class TaskObjective(Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
-    Batches are those of `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
+    Batches are `tasks.rows.Batch`es. Outputs are logits in float32: (B, C), of tags and
     spans (B, L, C), of the G choices of an example (B, G); of arcs see `objectives.arcs`.
     """
 
