@@ -26,7 +26,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 Texts = str | Sequence[str]
 """One text, or several; the answer is a list in either case."""
 TextsOrPairs = str | Sequence[str | tuple[str, ...]]
-"""One text, or several, of which a tuple (first, second) is a pair of texts."""
+"""One text or several; a tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
 """Second texts, None for a text that has none."""
 
@@ -194,7 +194,7 @@ class LoadedModel:
             pooling: mean or max over the tokens, the state of the first token (cls), BERT's pooler
                 on top of it, the state of the last token, or a mean with learned weights
                 (weighted); None: as the model says, else mean.
-            layers: Layers of which the mean is taken; from 0, the embeddings, to `num_layers`, or
+            layers: Layers to average; from 0, the embeddings, to `num_layers`, or
                 from -1 backwards. A slice's ends are both in it; without an end it begins at 0 or
                 reaches the last layer.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in

@@ -58,7 +58,7 @@ PAUSE = Record(Origin("", 0), {})
 
 
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
-    """Return the format of a file; "auto" is left for standard input alone.
+    """Return the format of a file; "auto" remains only for standard input.
 
     Args:
         source: The file.
