@@ -40,7 +40,7 @@ class EmbeddingConfig:
     """Text put before each document."""
     dimensions: tuple[int, ...] = ()
     """Numbers of leading entries that were trained as vectors of their own (Matryoshka),
-    descending; empty: the whole width alone."""
+    descending; empty: only the whole width."""
 
     def __post_init__(self) -> None:
         """Refuse dimensions that do not descend."""

@@ -338,8 +338,8 @@ class LayerOutputs(NamedTuple):
     """States and weights, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings, then after each layer: M = num_layers + 1. The last ones are
-    those of `encode`, after the final norm where there is one."""
+    """States after the embeddings, then after each layer: M = num_layers + 1. The last
+    states are `encode`'s, after the final norm where there is one."""
     weights: Float[Array, "N B H L L"] | None
     """Weights of each layer and head, from the row's token to the column's; None where they
     were not asked for."""

@@ -28,8 +28,8 @@ class Layout(NamedTuple):
     inner: Mapping[str, "Layout"] = MappingProxyType({})
     """Layouts of the entries of the parameters that are dicts themselves."""
     gather_rows: Callable[[Any], Any] | None = None
-    """Map of arrays with the device's rows on axis 0 to those of all devices; None where the
-    device has all rows."""
+    """Map of arrays with the device's rows on axis 0 to arrays with all devices' rows; None where
+    the device has all rows."""
     frozen_layers: int = 0
     """Number of lower layers, below which nothing is trained: no gradient flows through them."""
 
@@ -83,7 +83,7 @@ class Layout(NamedTuple):
         return self._by_hand() == set(self.mesh.axis_names)
 
     def _by_hand(self) -> set[str]:
-        """Return the mesh axes that the surrounding shard_map splits; all of a single device."""
+        """Return the mesh axes that the enclosing shard_map handles manually (one device: all)."""
         if self.mesh.size == 1:
             return set(self.mesh.axis_names)
         return set(jax.sharding.get_abstract_mesh().manual_axes)

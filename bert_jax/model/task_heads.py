@@ -155,7 +155,7 @@ def apply_task(
 ) -> Float[Array, "B ..."]:
     """Compute the logits in float32: (B, C) of a classification, else (B, L, ...).
 
-    `params` come from `init_task_params`; the arrays and what follows are those of `heads.encode`.
+    `params` come from `init_task_params`; the other arguments are `heads.encode`'s.
     """
     hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
     return head_logits(config, head, params, hidden, segment_ids, stream)

@@ -80,7 +80,7 @@ class Plan(NamedTuple):
 
     @property
     def frame(self) -> int:
-        """Places of a long row's keys, with those of a frame around them."""
+        """Places of a long row's keys, including the frame around them."""
         if not self.is_framed:
             return self.keys
         around = self.front // LANES * LANES + LANES

@@ -150,7 +150,7 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * _scale(q)
     scores = jnp.where(visible, scores, MASKED_SCORE)
     # The difference is kept, not the scores: a TPU writes it where it adds the powers up, which
-    # takes a quarter of the cycles that adding them up alone would.
+    # takes a quarter of the cycles of only adding them up.
     scores = scores - scores.max(-1, keepdims=True)
     inverse = 1 / jnp.exp(scores).sum(-1, keepdims=True)
     weights = (jnp.exp(scores) * inverse).astype(v.dtype)

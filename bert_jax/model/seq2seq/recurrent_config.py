@@ -14,7 +14,7 @@ from bert_jax.model.seq2seq.alignment import Score
 from bert_jax.model.seq2seq.cells import CellName
 from bert_jax.model.seq2seq.network import Tying
 
-# Dropout sites, behind those of Transformers: single ones, then one a layer of either side.
+# Dropout sites, after the Transformer's sites: single sites, then one per layer of each side.
 SITE_SOURCE, SITE_TARGET, SITE_READOUT = range(1 << 18, (1 << 18) + 3)
 SITE_SOURCE_LAYERS, SITE_TARGET_LAYERS = (1 << 18) + (1 << 8), (1 << 18) + (1 << 9)
 

@@ -1,6 +1,6 @@
 """Beam search on the device, over any network.
 
-Rules, equal to those of Transformers' `generate` with `early_stopping="never"`: a step looks at the
+Rules, equal to Transformers' `generate` with `early_stopping="never"`: a step looks at the
 2 K best continuations of K beams; an end among the K best is a finished hypothesis, an end among
 the others is none; the K best that go on are the next beams. A hypothesis that reaches the greatest
 length counts as finished. A row is done once its worst finished hypothesis beats all that its best
