@@ -61,7 +61,7 @@ class ContrastConfig(Bounded, section="embedding"):
     """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
 
     def __post_init__(self) -> None:
-        """Refuse a loss that is none."""
+        """Refuse weights that do not match the dimensions, and dimensions that do not descend."""
         super().__post_init__()
         weights = self.dimension_weights
         if weights and len(weights) != len(self.dimensions):
@@ -105,7 +105,7 @@ def ranking_losses(
     """Compute the cross entropy of each query's document among all documents (InfoNCE).
 
     Candidates are the documents and hard negatives of all groups. A candidate is left out where its
-    text is that of the query or of its document, or where it is the document of the same query.
+    text equals the query's or its document's, or where it is the document of the same query.
 
     Args:
         own: Groups whose losses are computed.
@@ -191,8 +191,8 @@ class EmbeddingObjective(CoupledObjective):
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
     """Temperature, symmetry and weights of the loss."""
     query_length: int = 0
-    """Tokens of the longest query: the first row of a group is cut to them, which loses padding
-    alone. 0: as long as the others."""
+    """Tokens of the longest query: the first row of a group is cut to them, which loses
+    only padding. 0: as long as the others."""
     lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
     """Low-rank updates, an entry `lora` of the parameters, to which `encoder` is frozen."""
 

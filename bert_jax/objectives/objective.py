@@ -2,7 +2,7 @@
 
 An objective holds pure functions of their arguments. It knows no mesh, no loop and no file. The
 training step, evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective
-through this interface and its metrics alone, and know no metric by name.
+only through this interface and its metrics, and know no metric by name.
 
 A step works in this order: `prepare` the whole batch; `counts`, the denominators of the whole
 batch; per micro-batch `forward`, the numerators; `loss`, a scalar of both. Losses of parts of a
@@ -211,15 +211,15 @@ class CoupledObjective(Objective):
     """Objective whose loss compares the rows of a batch with each other.
 
     The loss of some rows depends on all rows, through arrays that are far smaller than what makes
-    them. Micro-batches therefore make these arrays first, then their gradient, and then that of the
-    parameters, in parts (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
+    them. Micro-batches therefore make these arrays first, then their gradient, and then the
+    parameters' gradient, in parts (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
     """
 
     @abstractmethod
     def represent(
         self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Array:
-        """Make an array of prepared rows, rows on axis 0; a row's entry depends only on that row."""
+        """Make an array of prepared rows, rows on axis 0; each entry depends only on its row."""
 
     @abstractmethod
     def compare(self, outputs: Array, rows: Batch, layout: Layout | None) -> Scalars:

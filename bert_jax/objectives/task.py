@@ -153,8 +153,8 @@ HEADS: dict[HeadKind, Head] = {
         "parsing", arc_losses, "nats per word", per_token=True, outputs=arcs_and_best_relations
     ),
 }
-"""Heads by what they predict. The losses are those of Transformers' classes of the same task, but
-for padding, which is no answer of a span here. Adding a head is an entry here."""
+"""Heads by what they predict. The losses equal those in Transformers' classes for the same task,
+except that padding is never the answer of a span here. Adding a head is an entry here."""
 
 
 @dataclass(frozen=True)
