@@ -80,7 +80,7 @@ class EmbeddingModel(nnx.Module):
 def init_embedding_params(
     config: ModelConfig, embedding: EmbeddingConfig, key: Array, *, encoder: Params | None = None
 ) -> Params:
-    """Make fresh parameters, but for the entries of `encoder`, whose pooler is passed over."""
+    """Make fresh parameters, except the entries of `encoder`, whose pooler is ignored."""
     params = init_params(config, key, EmbeddingModel, embedding)
     given = {name: entry for name, entry in (encoder or {}).items() if name != "pooler"}
     return {**params, "encoder": {**params["encoder"], **given}}

@@ -82,7 +82,7 @@ _SMALL_VMEM = ("tpu v3", "tpu v4")
 """Kinds of TPUs with 16 MiB of VMEM, which has no room for the angles of a long row."""
 
 log = logging.getLogger("bert_jax.attention")
-"""Log of what the choice of an implementation costs; a run has its messages in `events.jsonl`."""
+"""Log of the costs of the chosen implementation; a run has its messages in `events.jsonl`."""
 
 _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 

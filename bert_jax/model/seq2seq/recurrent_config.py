@@ -40,7 +40,7 @@ class RecurrentConfig(Bounded, section="objective"):
     """First layer, counted from 1, whose input is added to its output; 0: none, GNMT: 3. The very
     first layer reads embeddings."""
     window: Natural = 0
-    """Distance from the target's place up to which source places are seen; 0: all are seen."""
+    """Largest distance of a visible source place from the target's place; 0: all are visible."""
     tying: Tying = "all"
     """Users of one table: source, target and output (all), target and output (output), or none."""
 
