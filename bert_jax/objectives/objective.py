@@ -67,7 +67,7 @@ class Forward(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Rows for people: the model's input, and which places are predicted."""
+    """Rows for display: the model's input and the predicted places."""
 
     tokens: Array
     """(B, L) token ids of the input."""

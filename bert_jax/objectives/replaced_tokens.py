@@ -100,7 +100,7 @@ class Replaced(NamedTuple):
 class ReplacedTokens(Objective):
     """Detection of tokens that a jointly trained masked LM proposed.
 
-    `model` is the discriminator, which is what is kept; `baseline` is the unigram entropy of the
+    `model` is the discriminator, the model that is kept; `baseline` is the unigram entropy of the
     training corpus, nats.
     """
 

@@ -35,7 +35,7 @@ class ClassLoss:
     weights: tuple[float, ...] = ()
     """Weight of each class, or with several labels of each label's yes; (): all 1."""
     focal_gamma: float = 0.0
-    """Exponent of 1 - p, the probability of what is wrong; 0: cross entropy."""
+    """Exponent of 1 - p, the probability of a wrong answer (focal loss); 0: cross entropy."""
     label_smoothing: float = 0.0
     """Share of a label that is spread over all classes."""
 
@@ -227,7 +227,7 @@ class TaskObjective(Teachable):
     ) -> Float[Array, "*counted"]:
         """Compute the loss against a teacher's logits, of each row (B,) or token of tags (B, L).
 
-        Scores, which are no logits, have their squared difference.
+        Scores are not logits; their loss is the squared difference.
         """
         if self.kind == "regression":
             return jnp.square(logits - wanted)[:, 0]
