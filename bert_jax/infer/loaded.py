@@ -28,7 +28,7 @@ Texts = str | Sequence[str]
 TextsOrPairs = str | Sequence[str | tuple[str, ...]]
 """One text or several; a tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
-"""Second texts, None for a text that has none."""
+"""Second texts; None for a single text."""
 
 
 class LoadedModel:
@@ -84,7 +84,7 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """Tokens in a row at most, special tokens included; what is longer is cut."""
+        """Largest number of tokens in a row, special tokens included; longer rows are cut."""
         return self.model.max_length
 
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:

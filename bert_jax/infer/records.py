@@ -39,7 +39,7 @@ _MOST_PATIENCE = 0.5
 
 @dataclass
 class Record:
-    """A line, and its answer or the reason why there is none."""
+    """A line with its answer, or with the reason for a missing answer."""
 
     origin: Origin
     fields: dict[str, Any]
