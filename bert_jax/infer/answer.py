@@ -20,7 +20,7 @@ from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 @dataclass(eq=False)
 class Answerer(Predictor[Question]):
-    """A model with a span head; the options are those of `LoadedModel.answer`.
+    """A model with a span head; options as in `LoadedModel.answer`.
 
     A context that is longer than a row is read in windows that overlap; a token is judged in the
     window where it has most context, see `tasks.squad.windows`.

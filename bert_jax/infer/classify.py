@@ -46,7 +46,7 @@ class TextPredictor(Predictor[TextExample]):
 
 @dataclass(eq=False)
 class Classifier(TextPredictor):
-    """A model with a classification head; the options are those of `LoadedModel.classify`."""
+    """A model with a classification head; options as in `LoadedModel.classify`."""
 
     top: int | None = None
     threshold: float | None = None

@@ -42,7 +42,7 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
 
 @dataclass(eq=False)
 class Embedder(TextPredictor):
-    """A model as a function of texts to vectors; the options are those of `LoadedModel.embed`."""
+    """A model as a function of texts to vectors; options as in `LoadedModel.embed`."""
 
     kind: Kind | None = None
     dimensions: int | None = None

@@ -20,7 +20,7 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the m
 
 @dataclass(eq=False)
 class MaskFiller(Predictor[TextExample]):
-    """A pretrained model that fills masks; the option is that of `LoadedModel.fill_mask`.
+    """A pretrained model that fills masks; option as in `LoadedModel.fill_mask`.
 
     A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is
     read alone, as `[CLS] text [SEP]`. Special tokens are never candidates.

@@ -141,7 +141,7 @@ def pooled(
         model: A model on a device.
         batch: The rows.
         pooling: Choice of the states that make the vector.
-        layers: Layers of which the mean is taken, ascending; 0 is the embeddings.
+        layers: Layers to average, ascending; 0 is the embeddings.
         special_tokens: Whether [CLS] and [SEP] count in mean and max.
     """
     config, segment_ids = model.config, batch["segment_ids"]
@@ -179,7 +179,7 @@ def _before_end(
 ) -> tuple[dict[str, Any], Array, Context]:
     """Compute what the programs that end a pass read: parameters, states, what layers share.
 
-    The last layer is among the parameters, and computes some places alone. It has run in a small
+    The last layer is among the parameters, and computes only some places. It has run in a small
     batch, where all places cost less than another program, and where the program reads all places.
     """
     encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers

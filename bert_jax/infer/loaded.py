@@ -26,9 +26,9 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 Texts = str | Sequence[str]
 """One text, or several; the answer is a list in either case."""
 TextsOrPairs = str | Sequence[str | tuple[str, ...]]
-"""One text, or several, of which a tuple (first, second) is a pair of texts."""
+"""One text or several; a tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
-"""Second texts, None for a text that has none."""
+"""Second texts; None for a single text."""
 
 
 class LoadedModel:
@@ -84,7 +84,7 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """Tokens in a row at most, special tokens included; what is longer is cut."""
+        """Largest number of tokens in a row, special tokens included; longer rows are cut."""
         return self.model.max_length
 
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
@@ -194,7 +194,7 @@ class LoadedModel:
             pooling: mean or max over the tokens, the state of the first token (cls), BERT's pooler
                 on top of it, the state of the last token, or a mean with learned weights
                 (weighted); None: as the model says, else mean.
-            layers: Layers of which the mean is taken; from 0, the embeddings, to `num_layers`, or
+            layers: Layers to average; from 0, the embeddings, to `num_layers`, or
                 from -1 backwards. A slice's ends are both in it; without an end it begins at 0 or
                 reaches the last layer.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in

@@ -39,7 +39,7 @@ _MOST_PATIENCE = 0.5
 
 @dataclass
 class Record:
-    """A line, and its answer or the reason why there is none."""
+    """A line with its answer, or with the reason for a missing answer."""
 
     origin: Origin
     fields: dict[str, Any]
@@ -58,7 +58,7 @@ PAUSE = Record(Origin("", 0), {})
 
 
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
-    """Return the format of a file; "auto" is left for standard input alone.
+    """Return the format of a file; "auto" remains only for standard input.
 
     Args:
         source: The file.

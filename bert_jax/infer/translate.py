@@ -23,7 +23,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 @dataclass(eq=False)
 class Translator(Predictor[TextExample]):
-    """A model that translates; the options are those of `LoadedModel.translate`.
+    """A model that translates; options as in `LoadedModel.translate`.
 
     A row is the source, and behind it, as its second part, the tokens with which its translation
     begins. A text without tokens is translated to one.

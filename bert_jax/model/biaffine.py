@@ -26,7 +26,7 @@ class BiaffineHead(nnx.Module):
         self.num_relations = num_relations
         self.arc_word, self.arc_head = vectors(ARC_WIDTH), vectors(ARC_WIDTH)
         self.relation_word, self.relation_head = vectors(RELATION_WIDTH), vectors(RELATION_WIDTH)
-        # A bias of these maps is a score of the head alone.
+        # A bias of these maps is a score of only the head.
         self.arc = Affine(config, {None: ARC_WIDTH}, {None: ARC_WIDTH}, rngs)
         size = num_relations * RELATION_WIDTH
         self.relation = Affine(config, {None: RELATION_WIDTH}, {None: size}, rngs)
@@ -35,7 +35,7 @@ class BiaffineHead(nnx.Module):
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L L C"]:
         """Score position j as the head of position i, in float32.
 
-        Entry 0 of the last axis is the score of the arc, entry 1 + r that of relation r on the arc.
+        Entry 0 of the last axis is the score of the arc, entry 1 + r the score of its relation r.
         """
         word, head = _rectified(self.arc_word(hidden)), _rectified(self.arc_head(hidden))
         arcs = einsum_float32("bie,bje->bij", self.arc(word), head)

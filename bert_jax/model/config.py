@@ -16,7 +16,7 @@ ARCHITECTURE = (
     "attention_pattern", "attention_bias", "mlp_bias", "pooler", "pooler_activation",
     "head_transform", "head_bias", "head_activation", "decoder_bias", "tied", "scale_embeddings",
 )  # fmt: skip
-"""Fields that say what is computed from given parameters; with `vocab_size`, all of them."""
+"""Fields that determine the computation from given parameters; with `vocab_size`, all fields."""
 
 
 class LayerKind(NamedTuple):

@@ -40,7 +40,7 @@ class EmbeddingConfig:
     """Text put before each document."""
     dimensions: tuple[int, ...] = ()
     """Numbers of leading entries that were trained as vectors of their own (Matryoshka),
-    descending; empty: the whole width alone."""
+    descending; empty: only the whole width."""
 
     def __post_init__(self) -> None:
         """Refuse dimensions that do not descend."""
@@ -80,7 +80,7 @@ class EmbeddingModel(nnx.Module):
 def init_embedding_params(
     config: ModelConfig, embedding: EmbeddingConfig, key: Array, *, encoder: Params | None = None
 ) -> Params:
-    """Make fresh parameters, but for the entries of `encoder`, whose pooler is passed over."""
+    """Make fresh parameters, except the entries of `encoder`, whose pooler is ignored."""
     params = init_params(config, key, EmbeddingModel, embedding)
     given = {name: entry for name, entry in (encoder or {}).items() if name != "pooler"}
     return {**params, "encoder": {**params["encoder"], **given}}

@@ -135,7 +135,7 @@ class SelfAttention(Attention):
     """Multi-head self-attention with its output projection, global, local or causal."""
 
     causal = False
-    """Whether a token sees those before it alone."""
+    """Whether a token sees only itself and the tokens before it."""
 
     def __call__(
         self,
@@ -247,7 +247,7 @@ class Layer(nnx.Module):
         layout: Layout | None = None,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Apply the layer: compute the states at `places`, or at all, from those of all tokens.
+        """Apply the layer: compute the states at `places`, or at all, from all tokens' states.
 
         `index` is the layer's number in the stack; it numbers the dropout sites.
         """

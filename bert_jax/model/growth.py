@@ -1,4 +1,4 @@
-"""Parameters of a larger encoder, tiled from those of a smaller one.
+"""Parameters of a larger encoder, tiled from a smaller encoder's.
 
 Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code: new layer i starts as old layer
 round(i * old / new); every matrix lies in the middle of the new one and is wrapped around on both
@@ -51,7 +51,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
 def grow_params(
     params: Params, old: ModelConfig, new: ModelConfig, *, preserve: bool = False, seed: int = 0
 ) -> Params:
-    """Return parameters of the encoder `new`, and of the pretraining heads, from those of `old`.
+    """Return the encoder `new`'s parameters, and the pretraining heads', from `old`'s parameters.
 
     A layer that has an attention norm where its source has none (`first_norm`) starts with a scale
     of ones. `new` is `grown_config` of `old`.

@@ -239,7 +239,7 @@ def encode_layers(
 ) -> tuple[Float[Array, "B L D"], ...]:
     """Compute the states before the layers and after each layer; the last ones are `encode`'s.
 
-    Arguments and errors are those of `encode`.
+    Arguments and errors are the same as for `encode`.
     """
     layout = None if layout is None else layout.of("encoder")
     return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout, every=True)
@@ -338,8 +338,8 @@ class LayerOutputs(NamedTuple):
     """States and weights, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings, then after each layer: M = num_layers + 1. The last ones are
-    those of `encode`, after the final norm where there is one."""
+    """States after the embeddings, then after each layer: M = num_layers + 1. The last
+    states are `encode`'s, after the final norm where there is one."""
     weights: Float[Array, "N B H L L"] | None
     """Weights of each layer and head, from the row's token to the column's; None where they
     were not asked for."""
@@ -357,7 +357,7 @@ def layer_outputs(
 ) -> LayerOutputs:
     """Compute states and, if wanted, attention weights of every layer, without dropout.
 
-    The other arguments are those of `encode`. A padding token attends to padding.
+    The other arguments are `encode`'s. A padding token attends to padding.
     """
     states, weights = encode_layers(config, params, tokens, type_ids, segment_ids), None
     if with_weights:

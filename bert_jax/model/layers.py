@@ -17,7 +17,7 @@ from bert_jax.model.config import ModelConfig
 
 
 def compute_dtype(config: ModelConfig) -> jnp.dtype:
-    """Return the type of activations: `config.dtype`, or for `auto` that of the default backend."""
+    """Return the dtype of activations: `config.dtype`, or for `auto` the default backend's."""
     if config.dtype == "auto":
         return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
     return jnp.dtype(config.dtype)

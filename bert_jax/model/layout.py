@@ -28,8 +28,8 @@ class Layout(NamedTuple):
     inner: Mapping[str, "Layout"] = MappingProxyType({})
     """Layouts of the entries of the parameters that are dicts themselves."""
     gather_rows: Callable[[Any], Any] | None = None
-    """Map of arrays with the device's rows on axis 0 to those of all devices; None where the
-    device has all rows."""
+    """Map of arrays with the device's rows on axis 0 to arrays with all devices' rows; None where
+    the device has all rows."""
     frozen_layers: int = 0
     """Number of lower layers, below which nothing is trained: no gradient flows through them."""
 
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
         return self._replace(gather=None, inner=inner)
 
     def all_rows(self, rows: Any) -> Any:
-        """Return a tree of arrays of the device's rows as that of all devices' rows.
+        """Gather a tree of arrays of the device's rows into a tree of all devices' rows.
 
         The gradient of each device's rows is summed over the devices.
         """
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     ) -> Callable[..., Any]:
         """Have every device run `f` on its own part of the arguments: a kernel XLA cannot split.
 
-        `in_axes` are the logical axes of each argument, `out_axes` those of the only result.
+        `in_axes` are each argument's logical axes, `out_axes` the only result's.
         """
         if self.is_local:
             return f
@@ -83,7 +83,7 @@ class Layout(NamedTuple):
         return self._by_hand() == set(self.mesh.axis_names)
 
     def _by_hand(self) -> set[str]:
-        """Return the mesh axes that the surrounding shard_map splits; all of a single device."""
+        """Return the mesh axes that the enclosing shard_map handles manually (one device: all)."""
         if self.mesh.size == 1:
             return set(self.mesh.axis_names)
         return set(jax.sharding.get_abstract_mesh().manual_axes)

@@ -48,7 +48,7 @@ class LoraConfig(Bounded, section="lora"):
 
 
 def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
-    """Add the logical axes of the entry `lora` to those of all parameters, if there are updates."""
+    """Add the logical axes of the entry `lora` to all parameters' axes, if there are updates."""
     if not config.rank:
         return axes
 

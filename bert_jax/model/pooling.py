@@ -40,7 +40,7 @@ def pool_tokens(
 ) -> Float[Array, "B D"]:
     """Pool the states of rows of one segment each, in float32; 0 for a row without tokens.
 
-    `counts` says which tokens there are; `params` has `pooling` for the pooling `weighted`.
+    `counts` marks the tokens that count; `params` has `pooling` for the pooling `weighted`.
     """
     if pooling == "max":
         greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)

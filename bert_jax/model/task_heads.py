@@ -38,7 +38,7 @@ from bert_jax.model.layout import Layout
 from bert_jax.model.pooling import Pooled, pool_tokens
 
 _SITE = 1 << 16
-"""Number of the head's dropout, beyond those of any encoder."""
+"""Number of the head's dropout, beyond any encoder's numbers."""
 
 HeadNetwork = Literal["classification", "tagging", "span", "parsing"]
 NETWORKS: Mapping[HeadNetwork, Build] = {
@@ -74,7 +74,7 @@ class TaskHeadConfig:
 
 
 class TaskTransform(nnx.Module):
-    """Map, activation and norm, like those of the masked-LM head.
+    """Map, activation and norm, like the masked-LM head's.
 
     Where that head has none, only classifications have a map and an activation.
     """
@@ -155,7 +155,7 @@ def apply_task(
 ) -> Float[Array, "B ..."]:
     """Compute the logits in float32: (B, C) of a classification, else (B, L, ...).
 
-    `params` come from `init_task_params`; the arrays and what follows are those of `heads.encode`.
+    `params` come from `init_task_params`; the other arguments are `heads.encode`'s.
     """
     hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
     return head_logits(config, head, params, hidden, segment_ids, stream)

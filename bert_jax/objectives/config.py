@@ -45,7 +45,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Bounded, section="objective"):
-    """The choice of what a run learns; an objective's own fields are those of its subclass."""
+    """The choice of what a run learns; each subclass adds its objective's own fields."""
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
@@ -59,7 +59,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         "distilled_masked_lm": "a student has objective.name 'masked_lm', and its teacher and "
         "weights in the section distil: --config.distil.teacher=DIR"
     }
-    """Names that there were, and what takes their place."""
+    """Former names and their replacements."""
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
@@ -196,7 +196,7 @@ class TranslationConfig(NetworkConfig):
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Add a decoder and an output made of an encoder and its head, if `init_decoder` says so.
 
-        A model that has a decoder is taken as it is.
+        A model that has a decoder is left unchanged.
         """
         if not self.init_decoder or "decoder" in params:
             return params

@@ -73,7 +73,7 @@ class DistillationConfig(Bounded, section="distil"):
     """Share of the loss that the labels have; the teacher's predictions have the rest."""
     hidden_weight: NonNegative = 0.0
     """Factor of the mean squared error of the hidden states, after the embeddings and after each
-    layer; 0: they are not compared. Other widths than the teacher's get a learned map."""
+    layer; 0: they are not compared. A student of another width gets a learned map."""
     attention_weight: NonNegative = 0.0
     """Factor of the divergence of the relations of queries, keys and values in the student's last
     layer and the teacher's layer for it (MiniLMv2); 0: they are not compared."""
@@ -254,7 +254,7 @@ class Distilled(Objective):
         inputs: tuple[Array, Array, Array, DropoutStream | None],
         layout: Layout | None,
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the last states of a model, and before them all others if they are compared."""
+        """Compute a model's last states, and the states before them if the loss compares them."""
         if self.config.hidden_weight or self.config.attention_weight:
             return encode_layers(model, params, *inputs, layout)
         return (encode(model, params, *inputs, layout),)
@@ -339,7 +339,7 @@ def relation_losses(
     Args:
         student: Queries, keys and values (B, L, H, K).
         teacher: The same of the teacher.
-        segment_ids: A token is related to those of its own segment.
+        segment_ids: A token is related to the tokens of its own segment.
         num_heads: Number of heads; divides H * K of all.
     """
     visible = visible_keys(segment_ids, segment_ids)

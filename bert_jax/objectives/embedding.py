@@ -61,7 +61,7 @@ class ContrastConfig(Bounded, section="embedding"):
     """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
 
     def __post_init__(self) -> None:
-        """Refuse a loss that is none."""
+        """Refuse weights that do not match the dimensions, and dimensions that do not descend."""
         super().__post_init__()
         weights = self.dimension_weights
         if weights and len(weights) != len(self.dimensions):
@@ -72,7 +72,7 @@ class ContrastConfig(Bounded, section="embedding"):
         self.of_model()  # refuses dimensions that do not descend
 
     def of_model(self, query_prefix: str = "", document_prefix: str = "") -> EmbeddingConfig:
-        """Return what the trained model keeps."""
+        """Return the fields that the trained model keeps."""
         return EmbeddingConfig(
             self.pooling, self.normalize, query_prefix, document_prefix, self.dimensions
         )
@@ -105,7 +105,7 @@ def ranking_losses(
     """Compute the cross entropy of each query's document among all documents (InfoNCE).
 
     Candidates are the documents and hard negatives of all groups. A candidate is left out where its
-    text is that of the query or of its document, or where it is the document of the same query.
+    text equals the query's or its document's, or where it is the document of the same query.
 
     Args:
         own: Groups whose losses are computed.
@@ -171,7 +171,7 @@ def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
-    """Return which texts a text is compared with: those of other groups that differ from it."""
+    """Return the mask of texts compared with each text: other groups' texts that differ from it."""
     differs = own.text_ids[:, :1] != every.text_ids[:, 0]
     return differs & (own.row_index[:, None] != every.row_index) & (every.weights > 0)
 
@@ -180,7 +180,7 @@ def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
 class EmbeddingObjective(CoupledObjective):
     """Vectors of texts that belong together, near to each other and far from all others.
 
-    Batches are those of `tasks.rows.Batch`. Outputs are (B, G, D) float32, of any length.
+    Batches are `tasks.rows.Batch`es. Outputs are (B, G, D) float32, of any length.
     """
 
     config: EmbeddingConfig
@@ -191,8 +191,8 @@ class EmbeddingObjective(CoupledObjective):
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
     """Temperature, symmetry and weights of the loss."""
     query_length: int = 0
-    """Tokens of the longest query: the first row of a group is cut to them, which loses padding
-    alone. 0: as long as the others."""
+    """Tokens of the longest query: the first row of a group is cut to them, which loses
+    only padding. 0: as long as the others."""
     lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
     """Low-rank updates, an entry `lora` of the parameters, to which `encoder` is frozen."""
 
@@ -289,7 +289,7 @@ class EmbeddingObjective(CoupledObjective):
 def _inputs(
     rows: Batch, group: int, start: int, end: int, length: int, seed: Array | None
 ) -> tuple[Array, Array, Array, DropoutStream | None]:
-    """Return what the encoder reads of some rows of each group (b (end - start), length)."""
+    """Return the encoder's inputs from some rows of each group (b (end - start), length)."""
     names = ("tokens", "type_ids", "segment_ids")
     whole = [rows[name].reshape(len(rows["row_index"]), group, -1) for name in names]
     tokens, types, segments = (x[:, start:end, :length].reshape(-1, length) for x in whole)
@@ -301,7 +301,7 @@ def _inputs(
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
-    """Return what the loss reads of rows; without vectors, what it counts."""
+    """Return the loss's inputs from rows; without vectors, the inputs of its counts."""
     size = len(rows["row_index"])
     segments = rows["segment_ids"]
     present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)

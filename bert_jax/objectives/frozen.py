@@ -13,7 +13,7 @@ _STACK = ("encoder", "layers")
 
 
 def trained(objective: Objective, tree: Tree) -> Tree:
-    """Return the part of a tree like the parameters of one run that a step changes.
+    """Return the part that a step changes, of a tree shaped like one run's parameters.
 
     Leaves are arrays, shapes, or anything that knows no shape (axes, shardings). Of the stack of
     the encoder's layers the lower `frozen_layers` are cut off. Dicts that become empty are left
@@ -34,7 +34,7 @@ def trained(objective: Objective, tree: Tree) -> Tree:
 
 
 def with_trained(objective: Objective, whole: Tree, part: Tree) -> Tree:
-    """Return the parameters `whole` of one run with the part that `trained` cuts out replaced."""
+    """Merge `part`, updated trainable parameters, into one run's full parameters `whole`."""
 
     def fill(whole: Any, part: Any, path: tuple[str, ...]) -> Any:
         if isinstance(part, dict) and isinstance(whole, dict):

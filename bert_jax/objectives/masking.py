@@ -102,7 +102,7 @@ def mask_tokens(
       vocab_size: number of real ids, without the padding of the embedding table.
       special_ids: ids that are never chosen and never drawn as replacement.
       continues_word: per id, whether it continues the word before it; needed for whole words.
-      rates: share of each row's tokens, in place of `config.rate`, which then gives P alone.
+      rates: share of each row's tokens, in place of `config.rate`, which then gives only P.
 
     Raises:
       UserError: whole words without `continues_word`, or no id that is not special.

@@ -2,7 +2,7 @@
 
 An objective holds pure functions of their arguments. It knows no mesh, no loop and no file. The
 training step, evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective
-through this interface and its metrics alone, and know no metric by name.
+only through this interface and its metrics, and know no metric by name.
 
 A step works in this order: `prepare` the whole batch; `counts`, the denominators of the whole
 batch; per micro-batch `forward`, the numerators; `loss`, a scalar of both. Losses of parts of a
@@ -67,7 +67,7 @@ class Forward(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Rows for people: the model's input, and which places are predicted."""
+    """Rows for display: the model's input and the predicted places."""
 
     tokens: Array
     """(B, L) token ids of the input."""
@@ -80,7 +80,7 @@ class Objective(ABC):
     """Goal of a run, as pure functions; an objective is a frozen dataclass below this one."""
 
     model: ModelConfig
-    """Encoder of the objective: its compute type and unrolling are those of the step."""
+    """Encoder of the objective, with the step's compute type and unrolling."""
     baseline: float | None = field(default=None, kw_only=True)
     """Value of the first metric that a model reaches which ignores its input, if known."""
     frozen: frozenset[str] = field(default=frozenset(), kw_only=True)
@@ -122,7 +122,7 @@ class Objective(ABC):
         """Return the loss of these sums over the counts of the whole batch."""
 
     def for_evaluation(self) -> "Objective":
-        """Return the objective of evaluations: without what training alone needs."""
+        """Return the objective of evaluations, without the parts that only training needs."""
         return self
 
     def own(self, params: Tree) -> Tree:
@@ -130,7 +130,7 @@ class Objective(ABC):
         return {name: params[name] for name in self.axes()}
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return what an evaluation reports beside the metrics, from its sums."""
+        """Return an evaluation's further results, beside the metrics, from its sums."""
         del sums
         return {}
 
@@ -156,7 +156,7 @@ class Objective(ABC):
 
     @staticmethod
     def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, DropoutStream | None]:
-        """Return what `model.heads.encode` reads of rows: tokens, types, segments, dropout.
+        """Return the inputs of `model.heads.encode` from rows: tokens, types, segments, dropout.
 
         Rows that belong together (B, G, L) follow one another (B * G, L).
         """
@@ -211,15 +211,15 @@ class CoupledObjective(Objective):
     """Objective whose loss compares the rows of a batch with each other.
 
     The loss of some rows depends on all rows, through arrays that are far smaller than what makes
-    them. Micro-batches therefore make these arrays first, then their gradient, and then that of the
-    parameters, in parts (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
+    them. Micro-batches therefore make these arrays first, then their gradient, and then the
+    parameters' gradient, in parts (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
     """
 
     @abstractmethod
     def represent(
         self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
     ) -> Array:
-        """Make an array of prepared rows, rows on axis 0, each row's of this row alone."""
+        """Make an array of prepared rows, rows on axis 0; each entry depends only on its row."""
 
     @abstractmethod
     def compare(self, outputs: Array, rows: Batch, layout: Layout | None) -> Scalars:

@@ -34,7 +34,7 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
 from bert_jax.tokenization.special_ids import SpecialIds
 
-# What a random number is for; words far from those of masking.
+# Purposes of random numbers; words far from masking's words.
 _SAMPLING, _GENERATOR_DROPOUT = 0x53414D50, 0x47454E44
 SHARED = ("token", "position", "type", "norm")
 """Embeddings that both models use."""
@@ -100,7 +100,7 @@ class Replaced(NamedTuple):
 class ReplacedTokens(Objective):
     """Detection of tokens that a jointly trained masked LM proposed.
 
-    `model` is the discriminator, which is what is kept; `baseline` is the unigram entropy of the
+    `model` is the discriminator, the model that is kept; `baseline` is the unigram entropy of the
     training corpus, nats.
     """
 

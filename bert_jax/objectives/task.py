@@ -33,9 +33,9 @@ class ClassLoss:
     """Loss of classes that are rare, or of labels that are uncertain (`tasks.skew.SkewConfig`)."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class, of several labels that of a yes; (): all 1."""
+    """Weight of each class, or with several labels of each label's yes; (): all 1."""
     focal_gamma: float = 0.0
-    """Exponent of 1 - p, the probability of what is wrong; 0: cross entropy."""
+    """Exponent of 1 - p, the probability of a wrong answer (focal loss); 0: cross entropy."""
     label_smoothing: float = 0.0
     """Share of a label that is spread over all classes."""
 
@@ -91,7 +91,7 @@ def _class_losses(
     _: Array,
     options: ClassLoss = _PLAIN,
 ) -> Array:
-    """Return weighted losses, those of torch's CrossEntropyLoss; a label below 0 is not counted."""
+    """Return weighted losses, as torch's CrossEntropyLoss; a label below 0 is not counted."""
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])
@@ -153,15 +153,15 @@ HEADS: dict[HeadKind, Head] = {
         "parsing", arc_losses, "nats per word", per_token=True, outputs=arcs_and_best_relations
     ),
 }
-"""Heads by what they predict. The losses are those of Transformers' classes of the same task, but
-for padding, which is no answer of a span here. Adding a head is an entry here."""
+"""Heads by what they predict. The losses equal those in Transformers' classes for the same task,
+except that padding is never the answer of a span here. Adding a head is an entry here."""
 
 
 @dataclass(frozen=True)
 class TaskObjective(Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
-    Batches are those of `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
+    Batches are `tasks.rows.Batch`es. Outputs are logits in float32: (B, C), of tags and
     spans (B, L, C), of the G choices of an example (B, G); of arcs see `objectives.arcs`.
     """
 
@@ -227,7 +227,7 @@ class TaskObjective(Teachable):
     ) -> Float[Array, "*counted"]:
         """Compute the loss against a teacher's logits, of each row (B,) or token of tags (B, L).
 
-        Scores, which are no logits, have their squared difference.
+        Scores are not logits; their loss is the squared difference.
         """
         if self.kind == "regression":
             return jnp.square(logits - wanted)[:, 0]

@@ -1,6 +1,6 @@
 """Translation: the next target token, from the source and the target tokens before (Cho 2014).
 
-Batches are those of the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]; the
+Batches come from the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]; the
 labels are made here, [SEP] after the last token of each target.
 """
 
@@ -35,7 +35,7 @@ METRICS = (
 class Translation(Objective):
     """Prediction of each target token and of the target's end.
 
-    `model` is that of the network; `baseline` is the unigram entropy of the training targets, with
+    `model` configures the network; `baseline` is the unigram entropy of the training targets, with
     an end each, in nats a token. Metrics are without label smoothing, in training too.
     """
 

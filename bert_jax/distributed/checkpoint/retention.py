@@ -13,7 +13,7 @@ class Retention(Bounded, section="checkpoint"):
     keep: Count = 3
     """The newest ones, counted among those that were read back."""
     keep_every_steps: Natural = 0
-    """Interval in steps of the checkpoints that stay for ever; 0: none."""
+    """Interval in steps between checkpoints that are kept for ever; 0: none."""
     keep_best: Natural = 0
     """Number of checkpoints with the best evaluation that stay."""
     best_metric: str = ""

@@ -66,7 +66,7 @@ def saved_steps(directory: AnyPath) -> list[int]:
 
 
 def remove_unfinished(directory: AnyPath) -> None:
-    """Remove what interrupted saves and deletions left."""
+    """Remove the remains of interrupted saves and deletions."""
     directory = as_path(directory)
     if not directory.is_dir():
         return

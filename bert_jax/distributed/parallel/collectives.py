@@ -192,8 +192,8 @@ def reduce_gradients(
 ) -> Any:
     """Gradients of local rows summed over the mesh, each device keeping its own part.
 
-    They travel as `dtype`. With `whole` the gradients cover whole parameters; otherwise those of
-    parameters that `fsdp` splits have been summed over `fsdp` and cut to its parts.
+    They travel as `dtype`. With `whole` the gradients cover whole parameters; otherwise gradients
+    of parameters that `fsdp` splits have been summed over `fsdp` and cut to its parts.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs, is_leaf=_is_spec)

@@ -70,7 +70,7 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
-    # The address alone is a correction of what the cluster says of itself; JAX reads it.
+    # Only the address is a correction of what the cluster says of itself; JAX reads it.
     if given and not (given == [ADDRESS] and (slurm or mpi or on_tpu)):
         found: Cluster | None = _from_variables(environ, given)
     elif slurm:

@@ -35,7 +35,7 @@ def evaluate_retrieval(
     model: SavedModel, collection: Collection, dimensions: Sequence[int] = (), *,
     reranker: Reranker | None = None, candidates: int = 100, advance: Advance = lambda count: None,
 ) -> Result:  # fmt: skip
-    """Score the rankings of a collection by cosine, beside those of BM25.
+    """Score the rankings of a collection by cosine, beside BM25's rankings.
 
     Of equal cosines the document that comes first in the corpus comes first. A document with the id
     of the query is left out of the query's ranking, as in BEIR.
@@ -134,7 +134,7 @@ def evaluate_clustering(
         Mean and standard deviation of the V-measure over `CLUSTERINGS` runs.
 
     Raises:
-        UserError: The file or a column cannot be read, or there is one class alone.
+        UserError: The file or a column cannot be read, or there is only one class.
     """
     text, label = columns
     cuts, widths = Cuts(), _widths(model, dimensions)

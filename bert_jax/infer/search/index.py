@@ -159,7 +159,7 @@ class Index:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
-        """Refuse a model whose vectors are not those of the index.
+        """Refuse a model that did not make the index's vectors.
 
         Raises:
             UserError: Names both.

@@ -114,13 +114,13 @@ def mine(
     """Find the hard negatives of pairs by exact search.
 
     A text that is the query, or a document of another pair of the query, is never a negative; texts
-    that differ in case and blanks alone are the same. The result does not depend on chance.
+    that differ only in case and blanks are the same. The result does not depend on chance.
 
     Args:
         model: A model on a device.
         pairs: Pairs.
         config: Choice of the negatives.
-        corpus: More documents beside those of the pairs.
+        corpus: More documents beside the pairs' documents.
         advance: Takes the number of texts after each part of them.
     """
     documents: dict[bytes, str] = {}

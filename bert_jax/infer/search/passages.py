@@ -15,7 +15,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 READ_SUFFIXES = (
     ".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".parquet",
 )  # fmt: skip
-"""Files that are read of a directory; others are passed over."""
+"""Files of a directory that are read; other files are skipped."""
 
 
 class Passage(NamedTuple):

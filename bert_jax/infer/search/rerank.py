@@ -21,7 +21,7 @@ _PART = 1024
 
 
 class Reranker:
-    """A model with one score, or with two classes of which the second says that a passage answers.
+    """A model with one score, or with two classes whose second says that a passage answers.
 
     Args:
         model: A model on a device.

@@ -50,7 +50,7 @@ class Work(NamedTuple):
 
     @property
     def band(self) -> int | None:
-        """Distance of the farthest key where `xla` computes a band of scores alone, else None."""
+        """Distance of the farthest key where `xla` computes only a band of scores, else None."""
         bands = not self.rate and is_banded(self.queries, self.keys, self.window)
         return self.window if bands else None
 
@@ -82,7 +82,7 @@ _SMALL_VMEM = ("tpu v3", "tpu v4")
 """Kinds of TPUs with 16 MiB of VMEM, which has no room for the angles of a long row."""
 
 log = logging.getLogger("bert_jax.attention")
-"""Log of what the choice of an implementation costs; a run has its messages in `events.jsonl`."""
+"""Log of the costs of the chosen implementation; a run has its messages in `events.jsonl`."""
 
 _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
@@ -120,7 +120,7 @@ def attend(
       stream: names of the dropout masks; None means no dropout.
       site: number of this dropout in the model.
       window: largest distance of a key that a query sees; None for no limit.
-      causal: whether a query sees its own place and those before alone.
+      causal: whether a query sees only its own place and earlier places.
       q_places: places of the queries in the row, for `xla`; None: query i lies at i.
       angles: rotation of queries and keys that is part of the attention; None for none.
       impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
@@ -193,7 +193,7 @@ def choose(work: Work) -> AttentionImpl:
     """Choose the implementation for `auto`.
 
     On a GPU a window that leaves out most scores goes to `xla`, which computes the others only;
-    cuDNN has a window on one side of a query alone, and takes this one as a mask of all scores.
+    cuDNN has a window only on one side of a query, and takes this one as a mask of all scores.
     """
     if work.platform == "gpu" and work.band is not None:
         return "xla"
@@ -233,7 +233,7 @@ def _fell_back(work: Work) -> str | None:
         return None
     reasons = _obstacles(work)
     for impl, reason in reasons.items():
-        if reason is None:  # the dropout alone stands in the way
+        if reason is None:  # only the dropout stands in the way
             return f"{impl!r} has no dropout: model.attention_dropout_rate=0 takes it"
     return "; ".join(f"{impl!r} wants {reason}" for impl, reason in reasons.items())
 

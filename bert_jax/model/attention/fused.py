@@ -273,13 +273,13 @@ class _Sums:
     """Gradients of keys and values, added up over the chunks of queries that see them."""
 
     def __init__(self, plan: Plan):
-        """Begin with zeros, in blocks of which chunks see all or nothing."""
+        """Begin with zeros, in blocks that a chunk sees whole or not at all."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
         self.blocks = [(zeros, zeros)] * (plan.keys // self.width)
 
     def add(self, first: int, dk: Float[Array, "K S"], dv: Float[Array, "K S"]) -> None:
-        """Add those of the keys from `first` on."""
+        """Add gradients of the keys from `first` on."""
         for start in range(0, dk.shape[1], self.width):
             here, part = (first + start) // self.width, slice(start, start + self.width)
             old = self.blocks[here]

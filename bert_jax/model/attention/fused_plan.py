@@ -12,7 +12,7 @@ LANES = 128
 SHORT_LENGTH = 512
 """Longest row that is straight code. Beyond, loops are as fast and compile in less time."""
 MAX_LENGTH = 8192
-"""Longest row of which one head fits VMEM, with its gradients."""
+"""Longest row whose single head fits VMEM, with its gradients."""
 LOG2_E = math.log2(math.e)
 SCORES_PER_CHUNK = 512 * 512
 """Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
 
     @property
     def frame(self) -> int:
-        """Places of a long row's keys, with those of a frame around them."""
+        """Places of a long row's keys, including the frame around them."""
         if not self.is_framed:
             return self.keys
         around = self.front // LANES * LANES + LANES
@@ -127,7 +127,7 @@ def _largest(length: int, limit: int) -> int:
 
 
 def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
-    """Return which of some keys each of some queries sees, (keys, queries) bool, for all heads.
+    """Return the mask of keys that each query sees, (keys, queries) bool, for all heads.
 
     `q_ids` and `kv_ids` are (1, queries) and (1, keys); `query` and `key` are their first places.
     """
@@ -138,12 +138,12 @@ def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
 
 
 def same_segment(q_ids, kv_ids):
-    """Return which keys are of the segment of each query, (keys, queries) bool."""
+    """Return the mask of keys in each query's segment, (keys, queries) bool."""
     return jnp.broadcast_to(kv_ids, (LANES, kv_ids.shape[1])).T[:, :1] == q_ids
 
 
 def is_near(window: int, shape: tuple[int, int], offset):
-    """Return which keys are in the window of each query; `offset`: first key less first query."""
+    """Return the mask of keys in each query's window; `offset`: first key less first query."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in (0, 1))
     return jnp.abs(keys + offset - queries) <= window
 

@@ -34,7 +34,7 @@ def visible_keys(
     q_places: Integer[Array, "B L"] | None = None,
     causal: bool = False,
 ) -> Bool[Array, "B 1 L S"]:
-    """Say which keys each query sees: those of its segment, at most `window` tokens away.
+    """Return the mask of keys that each query sees: in its segment, at most `window` away.
 
     With `causal` a query sees its own place and those before. Segments are contiguous, so that
     distances in the row are distances in the text. The same for all heads; `q_places` is None where
@@ -150,7 +150,7 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * _scale(q)
     scores = jnp.where(visible, scores, MASKED_SCORE)
     # The difference is kept, not the scores: a TPU writes it where it adds the powers up, which
-    # takes a quarter of the cycles that adding them up alone would.
+    # takes a quarter of the cycles of only adding them up.
     scores = scores - scores.max(-1, keepdims=True)
     inverse = 1 / jnp.exp(scores).sum(-1, keepdims=True)
     weights = (jnp.exp(scores) * inverse).astype(v.dtype)

@@ -2,7 +2,7 @@
 
 With a state s and source states h_i, scores are s^T h_i (dot), s^T W h_i (multiplicative; Luong et
 al. 2015, section 3.1) or v^T tanh(W1 h_i + W2 s) (additive; Bahdanau et al. 2014, appendix A.1.2).
-What depends on the source alone is computed once for a source.
+Values that depend only on the source are computed once per source.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Memory(NamedTuple):
     states: Float[Array, "B S D"]
     """States of the encoder, float32."""
     keys: Float[Array, "B S A"]
-    """Part of the scores that depends on the source alone, float32."""
+    """Part of the scores that depends only on the source, float32."""
     segment_ids: Integer[Array, "B S"]
     places: Integer[Array, "B S"]
     """Place of each token in its segment."""

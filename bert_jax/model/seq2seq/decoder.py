@@ -109,7 +109,7 @@ class CausalSelfAttention(SelfAttention):
         """Attend from one token of each of R = B * K beams, the token of step `at`.
 
         `memory` has the tokens before; the result has this token, too. `visible` tells each
-        beam's own tokens from those of the other beams.
+        beam's own tokens from the other beams' tokens.
         """
         beams = visible.shape[:2]
 

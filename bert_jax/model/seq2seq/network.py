@@ -2,8 +2,8 @@
 
 Training reads `logits`, all target places at once (teacher forcing). Search reads `start` and
 `step`, a token at a time. Both are the same function: `step` after k tokens gives the logits of
-place k of `logits`. Search, evaluation, the attention page and export know networks through this
-interface alone.
+place k of `logits`. Search, evaluation, the attention page and export know networks only
+through this interface.
 """
 
 from abc import ABC, abstractmethod

@@ -60,7 +60,7 @@ class Recurrent(nnx.Module):
         source: Side,
         summary: Float[Array, "*places D"],
     ) -> Memory | Float[Array, "*places D"]:
-        """Return what the decoder looks at: the source, or its summary without attention."""
+        """Return the decoder's input: the source, or without attention its summary."""
         if not self.settings.attends:
             return summary
         memory: Memory = self.decoder.attention.remember(states, source.segment_ids)

@@ -14,7 +14,7 @@ from bert_jax.model.seq2seq.alignment import Score
 from bert_jax.model.seq2seq.cells import CellName
 from bert_jax.model.seq2seq.network import Tying
 
-# Dropout sites, behind those of Transformers: single ones, then one a layer of either side.
+# Dropout sites, after the Transformer's sites: single sites, then one per layer of each side.
 SITE_SOURCE, SITE_TARGET, SITE_READOUT = range(1 << 18, (1 << 18) + 3)
 SITE_SOURCE_LAYERS, SITE_TARGET_LAYERS = (1 << 18) + (1 << 8), (1 << 18) + (1 << 9)
 
@@ -40,7 +40,7 @@ class RecurrentConfig(Bounded, section="objective"):
     """First layer, counted from 1, whose input is added to its output; 0: none, GNMT: 3. The very
     first layer reads embeddings."""
     window: Natural = 0
-    """Distance from the target's place up to which source places are seen; 0: all are seen."""
+    """Largest distance of a visible source place from the target's place; 0: all are visible."""
     tying: Tying = "all"
     """Users of one table: source, target and output (all), target and output (output), or none."""
 

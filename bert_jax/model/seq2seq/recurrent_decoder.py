@@ -39,7 +39,7 @@ class Decoded(NamedTuple):
     """Results of a decoder's way along target places."""
 
     readout: Float[Array, "T B K E"]
-    """Vectors of which the output table makes logits."""
+    """Vectors that the output table maps to logits."""
     carry: Carry
     """Carry after the last place."""
     weights: Float[Array, "T B K S"] | None

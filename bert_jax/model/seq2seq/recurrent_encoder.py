@@ -31,7 +31,7 @@ class TokenTable(nnx.Module):
 
 
 class RecurrentEncoder(nnx.Module):
-    """Layers of cells, the first of which may read both ways."""
+    """Layers of cells; the first layer may read both ways."""
 
     def __init__(self, config: ModelConfig, settings: RecurrentConfig, rngs: nnx.Rngs):
         self.config, self.settings = config, settings

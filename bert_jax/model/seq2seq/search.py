@@ -1,6 +1,6 @@
 """Beam search on the device, over any network.
 
-Rules, equal to those of Transformers' `generate` with `early_stopping="never"`: a step looks at the
+Rules, equal to Transformers' `generate` with `early_stopping="never"`: a step looks at the
 2 K best continuations of K beams; an end among the K best is a finished hypothesis, an end among
 the others is none; the K best that go on are the next beams. A hypothesis that reaches the greatest
 length counts as finished. A row is done once its worst finished hypothesis beats all that its best
@@ -32,7 +32,7 @@ class SearchConfig(Bounded):
     """Exponent of the length penalty: a score is the sum of log-probabilities over
     ((beta + n) / (beta + 1)) ** alpha, for n tokens with the end token; 0: no penalty."""
     length_beta: NonNegative = 0.0
-    """Constant of the length penalty; 5: that of Wu et al. 2016 (GNMT), equation 14."""
+    """Constant of the length penalty; 5 as in Wu et al. 2016 (GNMT), equation 14."""
     max_length: Natural = 0
     """Largest number of tokens of a translation, end token included; 0: the model's."""
     max_length_rate: NonNegative = 3.0

@@ -201,7 +201,7 @@ class TransformerNetwork(Network):
         return TRAIN_OVER_FORWARD * forward
 
     def _inputs(self, params: Any, source: Side) -> tuple[Array, Array, Array]:
-        """Return what an encoder reads of a source: tokens or vectors, types and segments."""
+        """Return an encoder's inputs from a source: tokens or vectors, types and segments."""
         segment_ids, tokens = jnp.asarray(source.segment_ids, jnp.int32), source.tokens
         if self.feature_dim:
             features = with_params(params["features"], FeatureMap, self.model, self.feature_dim)
