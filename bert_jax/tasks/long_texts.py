@@ -97,7 +97,7 @@ def _windows(lengths: Sequence[int], room: int, stride: int) -> list[list[list[S
 def covered(rows: Sequence[Sequence[Sequence[Span]]]) -> int:
     """Count the tokens that are in a row at least once."""
     total = 0
-    for spans in zip(*rows, strict=True):  # those of one text
+    for spans in zip(*rows, strict=True):  # the rows of one text
         end = 0
         for start, stop in sorted({span for row in spans for span in row}):
             total += max(stop, end) - max(start, end)

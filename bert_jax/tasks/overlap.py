@@ -11,7 +11,7 @@ Texts = Sequence[tuple[str, ...]]
 
 def example_key(texts: Sequence[str]) -> bytes:
     """Hash the texts of an example to 16 bytes, ignoring case and blanks."""
-    whole = (*texts, "")[: max(2, len(texts))]  # a text alone, and a pair with an empty second
+    whole = (*texts, "")[: max(2, len(texts))]  # a single text equals a pair with an empty second
     joined = "\0".join(" ".join(text.casefold().split()) for text in whole)
     return hashlib.blake2b(joined.encode(), digest_size=16).digest()
 

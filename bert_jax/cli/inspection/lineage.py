@@ -132,7 +132,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
                 return "unread", "it cannot be read"
             return "verified", digest
         else:
-            return "verified", ""  # its digest is that of the weights as they are
+            return "verified", ""  # the digest matches the weights
     except (UserError, OSError) as error:
         fault = f"{error}"
     return ("differs", fault) if fault else ("verified", "")

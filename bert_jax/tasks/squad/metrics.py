@@ -14,7 +14,7 @@ The rules were made for English, and XQuAD scores its other languages with them 
   unless it holds a space or a Latin word apart from the rest.
 - Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
 - Articles of other languages stay, Arabic "ال" among them. A Latin "a" before a combining accent
-  is a word of its own to the script and goes: "a" + U+0301 leaves the accent, "á" stays.
+  is a separate word to the script and goes: "a" + U+0301 leaves the accent, "á" stays.
 - Nothing is brought to one Unicode form: "é" in one character and in two differ, as do full-width
   and ASCII digits, and Arabic with and without vowel marks.
 - Lower case is Python's `str.lower`: "İ" becomes two characters, "ß" and "ss" differ.

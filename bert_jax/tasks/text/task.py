@@ -109,7 +109,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
             _, counts = np.unique(np.packbits(labels, axis=1), axis=0, return_counts=True)
             return float(counts.max() / rows)
         held = np.sort(labels.sum(axis=0))[::-1]
-        if self.metric == "macro_f1":  # all labels: none makes that of another worse
+        if self.metric == "macro_f1":  # all labels: no label lowers the F1 of another
             return float(np.mean(2 * held / (rows + held)))
         # Among sets of one size, the set of the most frequent labels has the most hits.
         hits, predicted = held.cumsum(), rows * np.arange(1, len(held) + 1)

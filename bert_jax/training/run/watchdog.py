@@ -30,7 +30,7 @@ class Watchdog:
 
     All stacks go to standard error and are appended to a file; an event `stalled` is written. Where
     a C call holds the interpreter's lock, so that no Python runs at all, `faulthandler` ends the
-    process from a thread of its own: with stacks on standard error, exit code 1 and at most twice
+    process from its own thread: with stacks on standard error, exit code 1 and at most twice
     as late.
     """
 

@@ -144,7 +144,7 @@ def learning_rate_schedule(
 
     Rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
     warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero, or
-    in a phase with a decay of its own at the end of the decay.
+    in a phase with its own decay at the end of that decay.
 
     Args:
         config: Peak, warm-up and shape.
