@@ -4,7 +4,7 @@ Two readings of tags, as in seqeval, and equal to it on all tags that it knows:
 
 - lenient (`scheme=None`), the CoNLL script's: an I that continues nothing begins an entity. On the
   prefixes B, I and O it is what conlleval does. That script knows no S (two in a row are one entity
-  to it) and lets a B continue an entity that ended in E; here, as in seqeval, S is one entity and an
+  to it) and lets a B continue an entity that ended in E; here, as in seqeval, S is an entity and an
   entity ends at E. The letters L, U and M, which seqeval takes for no tags, are read as E, S and I.
 - strict (`scheme="iob2"` and so on), seqeval's `mode="strict"`: what the scheme does not allow is
   no entity. Both differ only on unsound tags; a model may predict them, so say which was used.

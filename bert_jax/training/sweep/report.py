@@ -81,7 +81,7 @@ def write_summary(
 
 
 def _tested(summary: Summary) -> str:
-    """Name the place of the scores that selected nothing."""
+    """Say where the test scores stand, or that no test data are named."""
     if summary.test is None:
         return "no test data are named (task.*.test)"
     return "below, on test, which chose nothing"
