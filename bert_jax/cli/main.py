@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _main(argv)
         if "_ARGCOMPLETE" in os.environ:
             _complete()
-        # The objects of JAX and Flax stay: look through them rarely, and not once more at the end.
+        # The objects of JAX and Flax stay: collect rarely, and not once more at the end.
         gc.set_threshold(500_000, 20, 100)
         try:
             return _main(sys.argv[1:])
@@ -69,7 +69,7 @@ def verb_class(name: str) -> type[Verb]:
     """Import a verb.
 
     Raises:
-        UserError: There is no such verb; names the nearest, or the new name.
+        UserError: There is no such verb; the message names the nearest verb, or the new name.
     """
     if name not in MODULES:
         if new := _OLD.get(name):
@@ -120,7 +120,7 @@ def _help() -> str:
 
 
 def _print_fields(verb: Any, argv: Sequence[str]) -> int:
-    """List the fields of the configuration that the arguments name, or of the default one."""
+    """List the fields of the configuration in the arguments, or of the default configuration."""
     from bert_jax.config.command_line import fields_help, load_config, overridden
 
     parser = Parser(verb, prog="bert-jax")
@@ -136,7 +136,7 @@ def _print_fields(verb: Any, argv: Sequence[str]) -> int:
 
 
 def _complete() -> None:
-    """Answer a shell that completes a command, and exit; the extra `completion` has argcomplete."""
+    """Complete a command for a shell, and exit; the extra `completion` installs argcomplete."""
     import argcomplete
 
     parser = Parser(prog="bert-jax")
@@ -148,7 +148,7 @@ def _complete() -> None:
 
 
 def _terminate(number: int, frame: object) -> None:
-    """SIGTERM leaves through every `finally`, so that nothing half-written stays."""
+    """Turn SIGTERM into an exit through every `finally`, so that nothing half-written stays."""
     signal.signal(number, signal.SIG_IGN)  # `timeout` sends two: the second would cut that short
     os.write(2, b"bert-jax: ended by SIGTERM\n")  # not print, whose lock may be held
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""The verb `bert-jax plan`: what is compiled, printed and answered for the arguments given."""
+"""The verb `bert-jax plan`: compilations, output and exit code for the given arguments."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.stages import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
-"""Tokens of a chip's micro-batch below which most of a step does not depend on them."""
+"""Tokens of a chip's micro-batch below which most of a step's time is independent of them."""
 
 
 def run_plan(
@@ -40,7 +40,7 @@ def run_plan(
     plot: Path | None,
     cache: Path | None,
 ) -> int:
-    """Compile and print; 0 if all fits, 1 if something does not (what would is printed).
+    """Compile and print; return 0 if all fits, else 1 (then print settings that would fit).
 
     Raises:
         UserError: a topology, phase or batch that does not exist, or no libtpu.
@@ -86,17 +86,17 @@ class _Answer:
     """The answer for one topology and phase."""
 
     plan: Plan
-    """Plan of the configured settings, or of those that fit where they do not."""
+    """Plan of the configured settings, or of settings that fit where these do not."""
     record: dict[str, Any]
     """Entries of the JSON output beside the plan."""
     before: Sequence[str] = ()
     """Lines above the plan's report."""
     after: Sequence[str] = ()
-    """Lines below."""
+    """Lines below the plan's report."""
 
 
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
-    """Refuse a run that `train` would refuse on a topology; return what `train` would change."""
+    """Refuse a run that `train` would refuse on a topology; return the changes `train` makes."""
     shards = topology.num_devices // settings_of(config, 0, topology.num_devices).tensor
     config = with_batch_unit(config, shards)
     check_stages(config, shards)
@@ -106,7 +106,7 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
 def with_rows_per_chip(
     config: PretrainConfig, phase: int, topology: Topology, rows: int
 ) -> PretrainConfig:
-    """Return the configuration with so many rows a chip in each micro-batch of a phase."""
+    """Return the configuration with `rows` rows a chip in each micro-batch of a phase."""
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
     batch_size = rows * topology.num_chips * config.accumulation_of(phase)
@@ -210,7 +210,7 @@ def _fit(planner: Planner) -> _Answer:
 def _fast(planner: Planner) -> _Answer:
     """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
-    # A batch that does not divide over the chips is no error here: the others do.
+    # A batch that does not divide over the chips is no error here: the other batches do.
     plan = planner.plan(configured) if planner.divides(configured) else None
     fits = plan is not None and plan.fits
     record: dict[str, Any] = {"configuration_fits": fits}
@@ -249,7 +249,7 @@ def _fast(planner: Planner) -> _Answer:
 def _batch(
     planner: Planner, name: str, settings: Settings, seconds: float | None
 ) -> dict[str, Any]:
-    """Describe a batch that a step could have; `seconds` None: it does not fit."""
+    """Describe a possible batch of a step; `seconds` None: the batch does not fit."""
     rows, tokens = settings.rows, row_tokens(planner.config, planner.phase)
     return {
         "name": name,
@@ -278,7 +278,7 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _mfu_table(planner: Planner, settings: Settings, pace: Pace) -> dict[str, dict[str, float]]:
-    """MFU by rows a chip and micro-batches a step; empty where they do not fit."""
+    """Tabulate MFU by rows a chip and micro-batches a step; empty where rows do not fit."""
     table: dict[str, dict[str, float]] = {}
     for rows, tried in pace.tried.items():
         row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}

@@ -1,6 +1,6 @@
-"""The real train step of a configuration, compiled for a TPU slice that is not there.
+"""The real train step of a configuration, compiled for a TPU slice without hardware.
 
-A `Plan` is what is known of the step then: memory, seconds, tokens and MFU per chip.
+A `Plan` has the results: memory, seconds, tokens and MFU per chip.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from bert_jax.training.steps.state import abstract_state
 from bert_jax.training.steps.step import make_train_step
 
 ASSUMED_VOCAB_SIZE = 30522
-"""The published English BERT's, where neither the configuration nor a corpus says."""
+"""Vocabulary size of the English BERT, where neither configuration nor corpus has one."""
 _CACHE_BYTES = 512 * 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -52,19 +52,19 @@ class Memory:
     optimizer: int
     batch: int
     temporaries: int
-    """Activations, gradients and what else lives during a step only, at its highest."""
+    """Peak of activations, gradients and everything else that lives only during a step."""
     other: int
     """Code, padding of the arrays above to tiles, and results that reuse no argument."""
 
     @property
     def peak(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return sum(dataclasses.astuple(self))
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Collectives of one kind over the same mesh axes, as often as they run in a step."""
+    """Collectives of one kind over the same mesh axes, with all their runs in a step."""
 
     kind: str
     network: str
@@ -85,16 +85,16 @@ class Plan:
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
     memory: Memory
-    """Memory; for a refused step as far as known (`temporaries` as the compiler says)."""
+    """Memory; for a refused step, the known parts (`temporaries` from the compiler)."""
     usable: int
     """Bytes of a device that a program may use."""
     refused: str = ""
-    """The compiler's words; empty: it fits."""
+    """The compiler's refusal; empty: the step fits."""
     needs: int = 0
     """Bytes of a device that a refused step needs."""
     program: Program | None = None
     cost: Cost | None = None
-    """Cost, as `program` None for a refused step."""
+    """Cost; None for a refused step, as is `program`."""
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
@@ -117,12 +117,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler accepts it."""
+        """Whether the compiler accepts the step."""
         return not self.refused
 
     @property
     def peak(self) -> int:
-        """Bytes of a device at the highest, whether it has them or not."""
+        """Peak bytes of a device, even beyond the device's memory."""
         return max(self.memory.peak, self.needs)
 
     @property
@@ -137,22 +137,22 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """All chips, padding included."""
+        """Tokens per second of all chips, padding included."""
         return self.seconds and self.rows * row_tokens(self.config, self.phase) / self.seconds
 
     @property
     def flops(self) -> int:
-        """Model FLOPs of a step, all rows."""
+        """Model FLOPs of all rows of a step."""
         return self.rows * row_flops(self.config, self.phase)
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs over what the chips' bfloat16 peak would have done in the time."""
+        """Model FLOPs divided by the chips' bfloat16 peak in the same time."""
         return self.seconds and self.flops / (self.seconds * self.topology.bf16_flops)
 
     @property
     def ideal_seconds(self) -> float:
-        """The model's FLOPs at the chips' peak: what an MFU of 100% would take."""
+        """Time of a step at the chips' peak, an MFU of 100%."""
         return self.flops / self.topology.bf16_flops
 
     @property
@@ -169,13 +169,13 @@ class Plan:
 
 
 def default_cache() -> Path:
-    """Where compiled programs are kept: under XDG_CACHE_HOME, or ~/.cache."""
+    """Return the directory of compiled programs: under XDG_CACHE_HOME, or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "bert_jax" / "plan"
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
-    """Return the configuration with a vocabulary size, and a sentence on where it is from."""
+    """Return the configuration with a vocabulary size, and a sentence on the size's source."""
     if config.data.corpus and Path(config.data.corpus).exists():
         size = open_corpus(config.data.corpus).train.vocab_size
         return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, of the corpus"
@@ -260,9 +260,10 @@ def compile_step(
 
 
 def usable_bytes(topology: Topology) -> int:
-    """Bytes of a device that the compiler lets a program use: it keeps a few hundred MiB.
+    """Count the bytes of a device that a program may use: the compiler keeps a few hundred MiB.
 
-    As it says in its refusals: 15.75 of 16 GiB on v5e; the same share is taken for other chips.
+    The compiler's refusals name 15.75 of 16 GiB on v5e; other chips are assumed to have the same
+    share.
     """
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
@@ -275,7 +276,7 @@ def row_flops(config: PretrainConfig, phase: int) -> int:
 
 
 def row_tokens(config: PretrainConfig, phase: int) -> int:
-    """Count the places of one row of a phase, on all its sides."""
+    """Count the positions of one row of a phase, on all its sides."""
     columns = _columns(config, phase).items()
     return sum(math.prod(row) for name, (row, _) in columns if name.endswith("tokens"))
 
@@ -334,7 +335,7 @@ def _compile(lowered: Any) -> dict[str, Any]:
 
 
 def _program_text(compiled: Any, directory: Path) -> str:
-    """Return the optimised program; `directory` has what the compiler wrote about it."""
+    """Return the optimised program; `directory` holds the compiler's notes about it."""
     try:
         with quiet():
             return str(compiled.as_text())
@@ -348,9 +349,9 @@ def _program_text(compiled: Any, directory: Path) -> str:
 
 
 def _needs_and_has(message: str) -> tuple[int, int]:
-    """Bytes that a refusal names, as (needed, available); zeros where it names none.
+    """Parse the bytes in a refusal, as (needed, available); zeros where it names none.
 
-    "Used 30.1G of 15.75G hbm" counts everything, "HLO temporaries (99.69G) exceeds available HBM
+    "Used 30.1G of 15.75G hbm" counts everything; "HLO temporaries (99.69G) exceeds available HBM
     (15.75G)" comes earlier in the compiler and leaves out the arguments.
     """
     for pattern in (
@@ -394,7 +395,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Keep an answer and remove the oldest; a cache that cannot be written costs time only."""
+    """Store an answer and remove the oldest; a cache that cannot be written only costs time."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

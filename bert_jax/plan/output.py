@@ -10,7 +10,7 @@ from bert_jax.plan.compile import Plan
 from bert_jax.plan.hlo_cost.cost import Cost
 
 SCHEMA = 2
-"""Raised when a field of the JSON changes its meaning or goes."""
+"""Version of the JSON, raised when a field changes its meaning or is removed."""
 _BAR = 40
 _MEMORY = {
     "parameters": "float32",
@@ -23,13 +23,13 @@ _COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
 
 
 def memory_per_chip(plan: Plan) -> dict[str, int]:
-    """Bytes per chip by kind, and their `peak`; a chip may be two devices."""
+    """Return bytes per chip by kind, and their `peak`; a chip may be two devices."""
     memory, n = plan.memory, plan.topology.chip.devices_per_chip
     return {**{name: getattr(memory, name) * n for name in _MEMORY}, "peak": memory.peak * n}
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """Everything about a plan that JSON can hold; seconds, bytes per chip, FLOPs."""
+    """Return everything about a plan that JSON can hold: seconds, bytes per chip, FLOPs."""
     cost, chip = plan.cost, plan.topology.chip
     model = plan.config.model
     return {
@@ -147,7 +147,7 @@ def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
 
 
 def comparison(plans: Sequence[Plan]) -> str:
-    """One line a plan."""
+    """Compare plans, one line each."""
     head = (
         "topology           chips  phase     L    rows  rows/chip  accum  fits    peak/HBM      "
         "step ms      tokens/s    MFU"
@@ -169,7 +169,7 @@ def _comparison_row(plan: Plan) -> str:
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Where memory and time go, one bar a plan, as a PNG that replaces the file in one rename.
+    """Draw the use of memory and time, a bar a plan, as a PNG that replaces the file in one rename.
 
     Raises:
         UserError: the file cannot be written.
@@ -196,7 +196,7 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
 
 
 def _shares_of_time(plan: Plan) -> dict[str, float]:
-    """Milliseconds by source file, of the files that take most of it; the model's FLOPs apart."""
+    """Return milliseconds by source file for the slowest files; the model's FLOPs are separate."""
     if plan.cost is None:
         return {}
     files: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Runs the search on real compilations, whole or of reduced depth."""
+"""The search for settings on real compilations, whole or of reduced depth."""
 
 import contextlib
 import dataclasses
@@ -33,18 +33,18 @@ from bert_jax.plan.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
 
 LEAST_DEPTH = 2
-"""Layers at least of the compilations that stand for a model of more."""
+"""Least number of layers in compilations that stand for a deeper model."""
 PARTS = 13
-"""Micro-batches of the steps that `pace` compiles: what runs a multiple of so many times is in
-their loop; a prime that no other loop of a step has."""
+"""Micro-batches of the steps that `pace` compiles, a prime that no other loop of a step has:
+operations that run a multiple of it are in the micro-batches' loop."""
 PACE_TOKENS = (4096, 8192, 16384, 32768)
-"""Tokens of a device's micro-batch that `pace` tries."""
+"""Sizes of a device's micro-batch that `pace` tries, in tokens."""
 USUAL_TOKENS = 2**19
-"""Tokens of a step that a model of this kind is often trained with: 4,096 rows of 128."""
+"""Tokens of a usual step for a model of this kind: 4,096 rows of 128."""
 
 
 class Planner:
-    """One phase of a configuration on one topology; what is compiled once is kept.
+    """One phase of a configuration on one topology; compilations are kept.
 
     `rows_per_shard` are the rows of a micro-batch on one batch shard.
     """
@@ -52,7 +52,7 @@ class Planner:
     def __init__(
         self, config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None
     ):
-        """`config` must have a vocabulary size."""
+        """Take a `config` with a vocabulary size."""
         self.config, self.phase, self.topology, self.cache = config, phase, topology, cache
         self.length = config.training.phases[phase].length
         self.configured = settings_of(config, phase, topology.num_devices)
@@ -60,7 +60,7 @@ class Planner:
 
     @property
     def usable(self) -> int:
-        """Bytes of a device: the compiler's own number once it has named one."""
+        """Usable bytes of a device: the compiler's own number once a refusal has named it."""
         named = [plan.usable for plan in self._plans.values()]
         return named[-1] if named else usable_bytes(self.topology)
 
@@ -90,9 +90,9 @@ class Planner:
         return Guess(plan.peak, plan.seconds or 0.0)
 
     def reduced(self, settings: Settings) -> Guess:
-        """From two shallow compilations, continued as a line in the layers.
+        """Extrapolate two shallow compilations as a line in the number of layers.
 
-        A loop over layers takes as long to compile as one layer: it is compiled whole.
+        A loop over layers compiles as fast as one layer, so it is compiled whole.
         """
         layers = self.config.model.num_layers
         depths = two_depths(self.config.model, LEAST_DEPTH)
@@ -110,12 +110,12 @@ class Planner:
         return settings.overrides(self.config, self.phase)
 
     def mfu(self, rows: int, seconds: float) -> float:
-        """MFU of a step of so many global rows."""
+        """Compute the MFU of a step of `rows` global rows."""
         flops = row_flops(self.config, self.phase) * rows
         return flops / (seconds * self.topology.bf16_flops)
 
     def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:
-        """Rows of a micro-batch on one chip: a chip may be two devices, or a part of a shard."""
+        """Count a micro-batch's rows on a chip, which may be two devices or a part of a shard."""
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
     def settings_that_fit(self) -> Found | None:
@@ -150,7 +150,7 @@ class Planner:
         )
 
     def pace(self, settings: Settings) -> Pace | None:
-        """Return the fastest micro-batch and number of them, with the mesh of `settings`.
+        """Return the fastest size and number of micro-batches, with the mesh of `settings`.
 
         Steps of one and of two layers, or of periods of the layers' pattern, stand for the whole,
         continued as a line in the layers. A loop over layers is compiled whole.
@@ -159,7 +159,7 @@ class Planner:
         depths: tuple[int, ...] = two_depths(self.config.model, 1)
         if not settings.scan_unroll >= layers > depths[1]:
             depths = (layers,)
-        # Other phases keep their batch, which so many micro-batches need not divide.
+        # Other phases keep their batch, which this number of micro-batches need not divide.
         training = self.config.training
         phase = dataclasses.replace(
             training.phases[self.phase], share=1.0, steps=None, accumulation=None
@@ -199,7 +199,7 @@ class Planner:
         return self.split(settings, pace, round(rows / unit) * unit if rows > unit else rows)
 
     def split(self, settings: Settings, pace: Pace, rows: int) -> Settings:
-        """Return a step of so many global rows in micro-batches of `pace`, or the next smaller."""
+        """Return a step of `rows` global rows, or fewer, in micro-batches of `pace`."""
         mine = max(1, rows * settings.tensor // self.topology.num_devices)
         parts = next(
             n
@@ -209,25 +209,25 @@ class Planner:
         return self.with_batch(settings, mine // parts, parts)
 
     def divides(self, settings: Settings) -> bool:
-        """Whether the rows of a step divide over shards and micro-batches."""
+        """Say whether the rows of a step divide over shards and micro-batches."""
         return settings.rows % self.rows(settings, 1) == 0
 
     def _divides_phases(self, parts: int) -> bool:
-        """Whether every phase's batch can be cut into so many micro-batches."""
+        """Say whether every phase's batch divides into `parts` micro-batches."""
         return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
-        """Return the settings with so many rows of a shard in each of so many micro-batches."""
+        """Return the settings with these rows a shard and this number of micro-batches."""
         settings = dataclasses.replace(settings, accumulation=accumulation)
         return dataclasses.replace(settings, rows=self.rows(settings, rows_per_shard))
 
     def rows(self, settings: Settings, rows_per_shard: int) -> int:
-        """Global rows of a step, from the rows of one shard of a micro-batch."""
+        """Count the global rows of a step from the rows of one shard of a micro-batch."""
         shards = self.topology.num_devices // settings.tensor
         return rows_per_shard * shards * settings.accumulation
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
-        """Whether the torus can be cut so: each mesh axis must be a product of its dimensions."""
+        """Say whether each mesh axis is a product of the torus's dimensions."""
         mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
         try:
             make_mesh(mesh, devices(self.topology))
@@ -237,7 +237,7 @@ class Planner:
 
 
 def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
-    """Return two depths of at least so many layers: memory and time are lines through them.
+    """Return two depths of at least `least` layers: memory and time are lines through them.
 
     The layers between and beyond the two are whole periods of the pattern.
     """
@@ -247,7 +247,7 @@ def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
 
 
 def _part_seconds(program: Program, topology: Topology) -> float:
-    """Seconds of one of `PARTS` micro-batches."""
+    """Compute the seconds of one of `PARTS` micro-batches."""
 
     def inside(items: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
@@ -267,7 +267,7 @@ def _part_seconds(program: Program, topology: Topology) -> float:
 
 @contextlib.contextmanager
 def _progress(line: str) -> Iterator[None]:
-    """Say on standard error what is done, and how long it took."""
+    """Report an action and its duration on standard error."""
     print(f"[plan] {line} ...", end="", file=sys.stderr, flush=True)
     begun = time.perf_counter()
     try:

@@ -1,8 +1,8 @@
-"""Memory and time of a step on paper: enough to order candidates before any is compiled.
+"""Estimated memory and time of a step, to order candidates before any compilation.
 
 Source of the counts: Korthikanti et al. 2022 (activations per layer, recomputation), Rajbhandari et
-al. 2019 (bytes of state per parameter). Rates are of `chips.py`; efficiencies are round numbers
-near what compiled steps show.
+al. 2019 (bytes of state per parameter). Rates come from `chips.py`; efficiencies are round numbers
+near the values of compiled steps.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
 _EXPOSED = 0.5
 """Share of gathers and reductions that no compute hides."""
 _KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
-"""Per token and layer, bfloat16 activations of width D kept: on every device, and divided by
-tensor parallelism."""
+"""Number of bfloat16 activations of width D kept per token and layer: on every device, and divided
+by tensor parallelism."""
 
 
 def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: Settings) -> Guess:
@@ -46,7 +46,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     width = everywhere + divided / settings.tensor
     token_bytes = 2 * length * model.hidden_dim
     layer = token_bytes * width
-    # While one layer is computed again, all of it is there.
+    # While one layer is recomputed, all its activations are in memory.
     once = 0.0 if settings.remat == "none" else token_bytes * (10 + 16 / settings.tensor)
     masked = config.of_phase(phase).masking.num_predictions(length)
     head = 8 * masked * model.padded_vocab_size / settings.tensor
@@ -85,7 +85,7 @@ def _num_params(config: PretrainConfig) -> tuple[int, int]:
 def rows_that_may_fit(
     config: PretrainConfig, phase: int, topology: Topology, settings: Settings, usable: int
 ) -> int:
-    """Rows per batch shard that fill `usable` bytes on paper; at least 2."""
+    """Estimate the rows per batch shard that fill `usable` bytes; at least 2."""
     shards = topology.num_devices // settings.tensor
 
     def peak(rows: int) -> int:

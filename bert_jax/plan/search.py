@@ -1,9 +1,9 @@
-"""A best-first search for settings that fit and are fast, which compiles seldom.
+"""A best-first search for fast settings that fit, with few compilations.
 
-A compilation costs minutes, so candidates are ordered by a prediction on paper (`prior.py`), the
-most promising is measured (a compilation of reduced depth), the paper is corrected by what came
-out, and so on until the best candidate left has been measured. Only the winner is compiled whole.
-Nothing here knows jax: the search is over two functions.
+A compilation costs minutes, so a prediction on paper (`prior.py`) orders the candidates, the most
+promising is measured (a compilation of reduced depth), the measurement corrects the predictions,
+and so on until the best remaining candidate has been measured. Only the winner is compiled whole.
+Nothing here knows jax: the search calls the functions it is given.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from bert_jax.training.pretrain.config import PretrainConfig
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
-"""Tensor parallelism exchanges activations four times a layer; beyond a few links it starves."""
+"""Largest tensor parallelism: four exchanges of activations a layer starve beyond a few links."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Micro-batches of a step at most, and the share of their speed that fewer must reach."""
+"""Largest number of micro-batches of a step, and the share of its speed that fewer must reach."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
-"""Compilations of a search at most: of reduced depth, and whole."""
+"""Largest numbers of compilations in a search: of reduced depth, and whole."""
 SHRINK_BELOW = 0.97
-"""Share of the predicted MFU below which a batch near the memory's limit is tried smaller: the
-compiler fits what hardly fits by computing parts twice."""
+"""Share of the predicted MFU below which a smaller batch is tried near the memory's limit, where
+the compiler makes room by computing parts twice."""
 
 
 @dataclass(frozen=True, order=True)
 class Settings:
-    """Settings that the search may change; the step computes the same function with all."""
+    """Settings that the search may change; all compute the same function."""
 
     fsdp: int
     tensor: int
@@ -51,7 +51,7 @@ class Settings:
         )
 
     def overrides(self, config: PretrainConfig, phase: int) -> list[str]:
-        """Return the arguments that turn `config` into this; fields that stay are left out."""
+        """Return the arguments that give `config` these settings, without unchanged fields."""
         mesh, model, shape = config.mesh, config.model, config.training.phases[phase]
         wanted = {
             "mesh.data": (mesh.data, -1),
@@ -116,10 +116,10 @@ def candidates(
     num_slices: int = 1,
     possible: Callable[[Settings], bool] = lambda settings: True,
 ) -> list[Settings]:
-    """Every way to compute a step of the configured rows that the sizes allow.
+    """Yield every way to compute a step of the configured rows that the sizes allow.
 
-    `data` spans the slices, so its size is a multiple of `num_slices`. `possible` has the last word
-    on a mesh: the torus may not have it.
+    `data` spans the slices, so its size is a multiple of `num_slices`. `possible` decides whether
+    the torus has a mesh.
     """
     model = config.model
     batches = [p.batch_size for p in config.training.phases]
@@ -154,8 +154,8 @@ class Found:
 
     settings: Settings
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations on the way: settings, result, "reduced depth" or "whole"; the last belongs to
-    `settings`."""
+    """Compilations of the search: settings, result, "reduced depth" or "whole"; the last
+    compilation is of `settings`."""
 
 
 def fastest_that_fits(
@@ -167,8 +167,8 @@ def fastest_that_fits(
 ) -> Found | None:
     """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
 
-    `paper` is a prediction that costs nothing, `reduced` one from a compilation of reduced depth,
-    `whole` the compiler's answer, with the peak it needs where it refuses.
+    `paper` is a prediction that costs nothing, `reduced` a prediction from a compilation of reduced
+    depth, `whole` the compiler's answer, with the needed peak where the compiler refuses.
     """
     # A measurement corrects the estimates of all candidates of its kind. Candidates of a kind that
     # was not measured yet get the benefit of the doubt in time, and not in memory.
@@ -223,9 +223,9 @@ class Fit:
     largest: int
     """Rows per batch shard of the largest batch that was compiled and fits; 0: none."""
     best: int
-    """Rows per batch shard with the highest MFU among what was compiled."""
+    """Rows per batch shard with the highest MFU among the compiled batches."""
     predicted: dict[int, float]
-    """Rows per shard to predicted seconds of a step, by the two measurements."""
+    """Predicted seconds of a step by rows per shard, from the two measurements."""
 
 
 def largest_batch(
@@ -234,12 +234,12 @@ def largest_batch(
     usable: int,
     first_guess: int,
 ) -> Fit:
-    """Return the most rows per batch shard that fit, and the fastest per row.
+    """Return the most rows per batch shard that fit, and the rows with the highest speed.
 
     Memory and time are lines in the rows: `reduced` gives them at two numbers of rows near
     `first_guess`, `whole` checks; both are as in `fastest_that_fits`.
     """
-    # Well below the guess: near the limit the compiler takes long, and its line is bent.
+    # Well below the guess: near the limit the compiler is slow, and memory and time are not linear.
     high = round_rows(max(first_guess * 5 // 8, 2))
     low = round_rows(max(high // 2, 1))
     at_low, at_high = reduced(low), reduced(high)
@@ -279,10 +279,10 @@ class Pass:
     part: float
     """Seconds of one micro-batch."""
     once: float
-    """Seconds of what a step does once: the gradients' reduction, the optimizer."""
+    """Seconds of the work done once a step: the gradients' reduction, the optimizer."""
 
     def seconds(self, parts: int) -> float:
-        """Seconds of a step of so many micro-batches."""
+        """Compute the seconds of a step of `parts` micro-batches."""
         return self.part * parts + self.once
 
 
@@ -291,19 +291,18 @@ class Pace:
     """The fastest way through many rows."""
 
     rows: int
-    """Per batch shard and micro-batch."""
+    """Rows per batch shard and micro-batch."""
     accumulation: int
     tried: dict[int, Pass]
     """Passes by rows, including passes that do not fit."""
 
 
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
-    """Rows of a micro-batch and how many of them make a step, for the highest MFU; None: none fit.
+    """Find the size and number of micro-batches with the highest MFU; None where none fit.
 
-    Micro-batches so small that what a layer hands to the next stays in the core's own memory are
-    faster per row than one large batch; how many there are decides what the rest costs a row.
-
-    `ladder` is the rows to try, ascending; given up once larger ones are slower or do not fit.
+    Micro-batches small enough to keep the activations between layers in the core's own memory are
+    faster per row than one large batch; their number decides the cost per row of the rest. `ladder`
+    has the rows to try, ascending, until larger micro-batches are slower or do not fit.
     """
     tried: dict[int, Pass] = {}
 
@@ -327,10 +326,10 @@ def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: 
 
 
 def round_rows(rows: int) -> int:
-    """Down to a number that tiles well: a multiple of 8 from 16 on; at least 1 stays 1."""
+    """Round down to a number that tiles well: a multiple of 8 from 16 on; at least 1."""
     return rows // 8 * 8 if rows >= 16 else max(rows, 0)
 
 
 def _kind(settings: Settings) -> tuple[str, int]:
-    """Candidates for which the paper is wrong in the same way."""
+    """Return the kind of candidates whose predictions err in the same way."""
     return settings.remat, settings.tensor

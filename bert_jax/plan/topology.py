@@ -1,4 +1,4 @@
-"""TPU slices by name, described by libtpu on a machine that has none.
+"""TPU slices by name, described by libtpu on a machine without a TPU.
 
 A name is a chip and the chips along each dimension of its torus: `v5e:16x16`, `v5p:4x4x8`,
 `tpu7x:2x2x1`, `v5e:1x1` for one chip. `v5e:16x16,slices=2` is two such slices joined by the
@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, nearest
 _SMALL_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _MAX_CHIPS_3D = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
-"""Largest slice of each 3-D kind that can be asked for (docs.cloud.google.com/tpu/docs)."""
+"""Chips of the largest available slice of each 3-D kind (docs.cloud.google.com/tpu/docs)."""
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x",
             "trillium": "v6e", "v6lite": "v6e"}  # fmt: skip
 _NO_LIBTPU = (
@@ -65,7 +65,7 @@ class Topology:
 
     @property
     def bf16_flops(self) -> float:
-        """FLOP/s at best, of all chips."""
+        """Peak FLOP/s of all chips in bfloat16."""
         return self.num_chips * self.chip.bf16_flops
 
 
@@ -73,7 +73,7 @@ def parse_topology(name: str) -> Topology:
     """Read `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
-        UserError: no such chip or shape; names ones near it that exist.
+        UserError: no such chip or shape; the message names existing slices near it.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
@@ -106,7 +106,7 @@ def parse_topology(name: str) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Return the slice's devices, in libtpu's order; they compile, and cannot run.
+    """Return the slice's devices, in libtpu's order; they can compile but not run.
 
     Raises:
         UserError: libtpu is not installed, or does not know the shape.
@@ -154,8 +154,7 @@ def prepare_environment() -> None:
 def quiet() -> Iterator[None]:
     """Drop what C++ writes to standard error: libtpu looks for a TPU and warns.
 
-    Python's own standard error, which a progress line uses, is kept out of the way too: nothing of
-    ours may be written inside.
+    Python's standard error, which a progress line uses, is dropped, too: write nothing inside.
     """
     sys.stderr.flush()
     try:
@@ -182,7 +181,7 @@ def _exists(kind: str, shape: tuple[int, ...]) -> bool:
 
 
 def _nearest(kind: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Four shapes that exist, the nearest number of chips first."""
+    """Return four existing shapes, the nearest number of chips first."""
     known: list[tuple[int, ...]] = [*_SMALL_2D]
     if kind in _MAX_CHIPS_3D:
         cubes = itertools.combinations_with_replacement(range(4, 32, 4), 3)

@@ -1,4 +1,4 @@
-"""Rows to padded batches of few lengths, the buckets; which rows meet is a function of integers.
+"""Padded batches of rows in a few lengths, the buckets; integers decide which rows meet.
 
 A row is padded to the shortest bucket that holds it, and XLA compiles the step once a bucket. Rows
 that do not fill a batch of their bucket move up to the next bucket, so every epoch has ceil(N / B)
@@ -72,7 +72,7 @@ class TrainBatches:
     """Batches of the epochs of training, for several trials at once.
 
     The lengths of an epoch's batches are the same for all trials, so that they run as one array
-    program; their rows are a function of (rows, batch size, seed of the trial, epoch) alone.
+    program; their rows depend only on (rows, batch size, seed of the trial, epoch).
     """
 
     num_batches: int
@@ -90,7 +90,7 @@ class TrainBatches:
     ):
         """Take rows; the buckets ascend, and the last holds the longest row.
 
-        `repeats` are how often an epoch has each row on average, at least 1; None: each once.
+        `repeats` says how often an epoch has each row on average, at least 1; None: each row once.
         """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
@@ -136,8 +136,8 @@ def eval_batches(
     """Yield every row once, in order of buckets; rows that fill no batch move up as in training.
 
     Yields:
-        Numbers of the rows in a batch, and the batch (B, ...) of these rows in this order, the last
-        one filled up with rows of weight 0.
+        Numbers of the rows in a batch, and the batch (B, ...) of these rows in this order; rows of
+        weight 0 fill the last batch.
     """
     if len(rows) == 0:
         return
@@ -149,7 +149,7 @@ def eval_batches(
 
 
 class _Buckets:
-    """Plan of an epoch: the length of each batch, and the rows that could be in it.
+    """Plan of an epoch: the length of each batch, and the rows that the batch may hold.
 
     `batch_lengths` (T,) ascends; only the last batch may hold fewer than B rows.
     """
@@ -171,11 +171,11 @@ class _Buckets:
         self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
 
     def num_real(self, batch: int) -> int:
-        """Count the rows of a batch that do not merely fill it."""
+        """Count the rows of a batch without the rows that only fill it."""
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
-        """Return the rows of each batch; the last is filled up with copies of its first row.
+        """Return the rows of each batch; copies of its first row fill the last batch.
 
         Args:
             shuffle: Order in which the rows that could be in a bucket fill its batches; the rest
@@ -194,18 +194,18 @@ class _Buckets:
 
 
 class _Oversampled:
-    """Rows of an epoch, of which some are there several times.
+    """Rows of an epoch with some rows repeated.
 
-    The rows of a bucket with equal `repeats` are there that often, rounded to whole rows of all
-    together: each as often as the whole part says, and some that are drawn once more. Entry i of
-    any two epochs is of one bucket.
+    Each row occurs as often as the whole part of `repeats` says. Of the rows of a bucket with equal
+    `repeats`, some are drawn once more, so that together they come to the rounded total. Entry i
+    lies in the same bucket in every epoch.
     """
 
     def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
         bucket_of = np.searchsorted(np.array(buckets), rows.lengths)
         kinds = np.unique(np.stack([bucket_of, repeats]), axis=1, return_inverse=True)[1]
         self._parts: list[tuple[np.ndarray, int]] = []
-        """Rows of one kind, and how many of them are drawn."""
+        """Rows of one kind, and the number of rows drawn from them."""
         for kind in range(kinds.max() + 1):
             own = np.flatnonzero(kinds == kind)
             total = round(repeats[own[0]] * len(own))

@@ -100,7 +100,7 @@ class LabelSet:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "LabelSet":
-        """Return the labels met in data: numbers in numerical order, others in that of text."""
+        """Sort the labels met in data: numbers in numerical order, other labels as text."""
         met = set(names)
         if all(name.isascii() and name.isdigit() and len(name) < 10 for name in met):
             return cls(tuple(sorted(met, key=lambda name: (int(name), name))))
@@ -113,7 +113,7 @@ class LabelSet:
         """Return the number of a label that was met at `origin`.
 
         Raises:
-            UserError: not a label of this set; names the nearest one.
+            UserError: the name is not in this set; the message gives the nearest label.
         """
         number = self.find(name)
         if number is None:
@@ -121,7 +121,7 @@ class LabelSet:
         return number
 
     def find(self, name: str) -> int | None:
-        """Return the number of a label; None for a label that is not of this set."""
+        """Return the number of a label; None for a label outside this set."""
         return self._numbers.get(name)
 
     @cached_property
@@ -130,21 +130,22 @@ class LabelSet:
 
 
 class UnknownLabel(UserError):
-    """A label that is not of a set.
+    """A label that a set does not have.
 
-    A file may have a million unknown labels and a message names five: it is made when it is read.
+    A file may have a million unknown labels, and a message names only five of them: the text is
+    made only when somebody reads it.
     """
 
     def __str__(self) -> str:
         name, origin, known = self.args
         folded = {each.casefold(): each for each in known}
-        # A number is not a misspelling of another.
+        # A number is never a misspelling of another number.
         near = folded.get(name.strip().casefold()) or nearest(name, () if name.isdigit() else known)
         hint = f" Did you mean {near!r}?" if near is not None else ""
         return f"{origin}: the label {name[:80]!r} is not known; known are {listed(known)}.{hint}"
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """Quote names for a message; names after the first `most` are counted."""
+    """Quote the first `most` names for a message, and count the other names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name[:80]) for name in names[:most]) + more

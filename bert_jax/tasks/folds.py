@@ -1,4 +1,4 @@
-"""Examples dealt into parts that keep groups together and have the same mixture of labels."""
+"""Division of examples into parts that keep groups together and have the same mix of labels."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _BINS = 5  # of scores: as many of each are in every part
 
 
 def strata(labels: Sequence[Any]) -> list[Hashable]:
-    """Return the kind of each example by its label: the label, of numbers the fifth they are in."""
+    """Return the stratum of each example: its label, or the quintile of a numeric label."""
     if not all(isinstance(label, float) for label in labels):
         return list(labels)
     ranks = np.argsort(np.argsort(np.array(labels), kind="stable"), kind="stable")
@@ -20,7 +20,7 @@ def strata(labels: Sequence[Any]) -> list[Hashable]:
 
 
 def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
-    """Return the number of each example's group: examples that share a key are of one group."""
+    """Return the number of each example's group; examples that share a key share a group."""
     count = len(keys[0])
     nodes: list[np.ndarray] = []
     total = count
@@ -43,9 +43,9 @@ def deal(
 ) -> Int64[np.ndarray, " N"]:
     """Deal examples into parts; the result does not depend on the order of the examples.
 
-    Groups of the same content are dealt evenly, the largest first. Each that is left goes to the
-    part that lacks most of its content: the squared differences from the shares, relative to the
-    examples of each kind, become smallest.
+    Groups with the same content are dealt evenly, the largest first. Each remaining group goes to
+    the part that lacks its content most: the part that minimises the squared differences from the
+    shares, relative to the number of examples of each kind.
 
     Args:
         kinds: kind of each example, see `strata`.

@@ -47,7 +47,7 @@ class GlueTask:
     submissions: Mapping[str, tuple[str, int]]
     """File of the leaderboard for each test split, and its number of rows."""
     tfds: tuple[str, str, str]
-    """Names at TensorFlow Datasets: of the configuration, the text and the second text."""
+    """TensorFlow Datasets' names of the configuration, the text and the second text."""
     files: Mapping[str, str] = field(default_factory=lambda: _SPLITS)
     """File of each split."""
     id: str = "index"
@@ -96,25 +96,25 @@ TASKS: Mapping[str, GlueTask] = {
         "WNLI", "sentence1", "sentence2", "label", ("not_entailment", "entailment"), _DIGITS,
         ("accuracy",), {"test": ("WNLI.tsv", 146)}, ("wnli", "sentence1", "sentence2"),
     ),
-    # Predicted by a model of MNLI.
+    # A model of MNLI predicts it.
     "ax": GlueTask(
         "diagnostic", "sentence1", "sentence2", "", _NLI, _NLI,
         ("matthews",), {"test": ("AX.tsv", 1104)}, ("ax", "premise", "hypothesis"),
         {"test": "diagnostic.tsv"},
     ),
 }  # fmt: skip
-"""The tasks by the names that TensorFlow Datasets gives them."""
+"""Tasks by their names at TensorFlow Datasets."""
 
 
 def glue_task(name: str) -> GlueTask:
-    """Return the task of a name; a `UserError` for an unknown one lists the tasks."""
+    """Look up a task by name; the `UserError` for an unknown name lists the tasks."""
     if name not in TASKS:
         raise UserError(f"{name!r} is no task of GLUE; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def glue_sources(name: str, data: str) -> list[str]:
-    """Return what a run on a task reads: training and dev files, or data sets as tfds:NAME."""
+    """List the sources of a run on a task: training and dev files, or data sets as tfds:NAME."""
     task = glue_task(name)
     if data == "tfds":
         return [f"tfds:glue/{task.tfds[0]}"]

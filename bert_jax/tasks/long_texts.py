@@ -11,8 +11,8 @@ from bert_jax.errors import UserError
 
 Span = tuple[int, int]
 Pooling = Literal["mean", "max", "first_last"]
-"""Logits of an example from those of its windows: their mean, the highest of each class, or the
-mean of the first and the last window's."""
+"""Pooling of the logits of a text's windows: the mean, the highest logit of each class, or the mean
+of the first and the last window."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class LongTexts:
     """Treatment of texts with more tokens than a row."""
 
     how: Literal["cut", "head_tail", "windows"] = "cut"
-    """cut: the beginning alone. head_tail: the beginning and the end. windows: everything, in rows
-    that overlap."""
+    """Tokens that are read. cut: the beginning. head_tail: the beginning and the end. windows:
+    everything, in overlapping rows."""
     pooling: Pooling = "mean"
-    """Logits of a text that has several rows."""
+    """Pooling of the logits of a text with several rows."""
     stride: int = 0
-    """Tokens from the beginning of a window to that of the next; 0: half a window."""
+    """Tokens from the start of a window to the start of the next; 0: half a window."""
 
     def __post_init__(self) -> None:
         """Refuse a stride that goes backwards."""
@@ -47,7 +47,7 @@ class LongTexts:
     def pooled(
         self, logits: Float[np.ndarray, "R C"], owners: Int64[np.ndarray, " R"]
     ) -> Float[np.ndarray, "N C"]:
-        """Return the logits of the examples from those of their rows, which follow each other."""
+        """Pool the logits of each example's rows, which follow each other."""
         first = np.flatnonzero(np.diff(owners, prepend=-1))
         if len(first) == len(logits):
             return logits
@@ -64,7 +64,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how much of two texts is kept: the longer loses tokens, of equal ones the second."""
+    """Shorten two texts to `room` tokens: the longer loses tokens; of equal texts, the second."""
     if first + second <= room:
         return first, second
     kept = min(first, max(room - second, room - room // 2))
@@ -72,7 +72,7 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _ends(length: int, keep: int) -> list[Span]:
-    """Return the head and the tail of a text: of 510 tokens 128 and 382 (Sun et al. 2019)."""
+    """Return the head and the tail of a text: 128 and 382 of 510 tokens (Sun et al. 2019)."""
     if length <= keep:
         return [(0, length)]
     head = keep * 128 // 510
@@ -86,7 +86,7 @@ def _windows(lengths: Sequence[int], room: int, stride: int) -> list[list[list[S
     length, stride = lengths[moving], min(stride or max(width // 2, 1), width)
     rows = []
     for start in range(0, length - width + stride, stride):
-        # The last window is as long as the others: it has the context that there is.
+        # The last window is as long as the others, so it has all the context it can.
         begin = min(start, length - width)
         spans = [[(0, keep)] for keep in still]
         spans[moving] = [(begin, begin + width)]
@@ -97,7 +97,7 @@ def _windows(lengths: Sequence[int], room: int, stride: int) -> list[list[list[S
 def covered(rows: Sequence[Sequence[Sequence[Span]]]) -> int:
     """Count the tokens that are in a row at least once."""
     total = 0
-    for spans in zip(*rows, strict=True):  # those of one text
+    for spans in zip(*rows, strict=True):  # the rows of one text
         end = 0
         for start, stop in sorted({span for row in spans for span in row}):
             total += max(stop, end) - max(start, end)

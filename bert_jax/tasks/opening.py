@@ -1,4 +1,4 @@
-"""Choice of the task that a configuration or a saved model names."""
+"""Opening of the task that a configuration or a saved model names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,8 +36,8 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
         max_positions: longest row that the model can take.
 
     Raises:
-        UserError: a file that is missing, cannot be read or is wrong, see the readers; labels from
-            which nothing can be learned; rows longer than `max_positions`.
+        UserError: a file is missing, unreadable or wrong (see the readers); nothing can be learned
+            from the labels; or rows are longer than `max_positions`.
     """
     config = config.fitted(max_positions)
     if config.length > max_positions:
@@ -52,7 +52,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
 
 def fold_parts(split: Split, count: int) -> np.ndarray:
-    """Return the fold of each example, (N,) from 1, a function of texts, labels and groups alone.
+    """Return each example's fold, (N,) from 1; it depends only on texts, labels and groups.
 
     Raises:
         UserError: fewer groups than folds.
@@ -82,7 +82,7 @@ def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     """Return the task that `Task.describe` described; it has nothing to train on.
 
     Raises:
-        UserError: not such a description.
+        UserError: the description is not one that `Task.describe` made.
     """
     where = "the description of the task"
     unknown = [name for name in ("task", "learned") if name not in description]

@@ -1,4 +1,4 @@
-"""Examples that two splits share: texts that are equal but for case and blanks."""
+"""Examples that two splits share: texts that differ at most in case and blanks."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ Texts = Sequence[tuple[str, ...]]
 
 
 def example_key(texts: Sequence[str]) -> bytes:
-    """Hash the texts of an example, 16 bytes; case and blanks do not make another text."""
-    whole = (*texts, "")[: max(2, len(texts))]  # a text alone, and a pair with an empty second
+    """Hash the texts of an example to 16 bytes, ignoring case and blanks."""
+    whole = (*texts, "")[: max(2, len(texts))]  # a single text equals a pair with an empty second
     joined = "\0".join(" ".join(text.casefold().split()) for text in whole)
     return hashlib.blake2b(joined.encode(), digest_size=16).digest()
 
@@ -23,7 +23,7 @@ def example_keys(examples: Texts) -> np.ndarray:
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
-    """Say how many examples have the texts of training examples; empty where none has.
+    """Warn of the number of examples that share their texts with training; empty for none.
 
     Args:
         name: name of the split, for the message.

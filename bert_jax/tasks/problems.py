@@ -1,4 +1,4 @@
-"""Everything wrong with a file in one message: the first lines named, the rest counted."""
+"""All faults of a file in one message, which names the first lines and counts the rest."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Origin
 
 SHOWN = 5
-"""Lines that a message names before it counts."""
+"""Number of lines that a message names; the rest are counted."""
 
 
 class MissingColumn(UserError):
@@ -32,7 +32,7 @@ class Problems:
         self.count = 0
 
     def add(self, message: str | UserError) -> None:
-        """Take a problem; the message begins with the file and line."""
+        """Add a problem; its message begins with the file and line."""
         self.count += 1
         if self.count <= SHOWN:
             self._first.append(str(message))
@@ -49,7 +49,7 @@ class Problems:
 
 
 def counted(path: str, what: str, lines: Sequence[int]) -> str:
-    """Return a warning: how many, and the first lines."""
+    """Return a warning with the number of lines and the first of them."""
     unit = Origin(path, 0).unit
     named = ", ".join(f"{line}" for line in lines[:SHOWN]) + (", ..." if lines[SHOWN:] else "")
     return f"{path}: {len(lines):,} {what} ({unit}{'s' if len(lines) > 1 else ''} {named})"

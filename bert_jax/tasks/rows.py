@@ -1,4 +1,4 @@
-"""Rows of token ids with labels, which a training step takes."""
+"""Rows of token ids with labels, the input of a training step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 NO_LABEL = -1
-"""Label of the positions that have none, of tags."""
+"""Label of positions without a tag."""
 
 Batch = dict[str, np.ndarray]
-"""Rows of one length, as arrays; a leading axis of trials (M) where several are trained.
+"""Rows of one length as arrays, with a leading axis of trials (M) where several are trained.
 
 tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) where G rows belong together;
     segment_ids are 1, and 0 for padding.
@@ -26,13 +26,13 @@ row_index: (..., B) uint32, 0 to B - 1: names the rows for dropout.
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N examples of `group` rows, unpadded, each row of a length n of its own."""
+    """N examples of `group` rows, unpadded; each row has its own length n."""
 
     tokens: Sequence[Int32[np.ndarray, " _"]]
     """N * group arrays (n,): [CLS] ... [SEP]. Rows of an example follow one another; of several,
     a row without tokens stands for none."""
     second_start: Int32[np.ndarray, " rows"]
-    """Position in a row where type 1 begins; n where it has no second part."""
+    """Position in a row where type 1 begins; n for a row without a second part."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None = None
     """Labels to predict, None where they are not known. By kind of head: single_label: (N,) int32;
     multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
@@ -47,7 +47,7 @@ class Rows:
     """Weight of each row in the loss, above 0; None: 1 each."""
 
     def __post_init__(self) -> None:
-        """Refuse lists that are not one entry a row."""
+        """Refuse lists without exactly one entry a row."""
         if self.group < 1 or len(self.tokens) % self.group:
             raise ValueError(f"{len(self.tokens)} rows in groups of {self.group}")
         for name in ("second_start", "text_ids"):

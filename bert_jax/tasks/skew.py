@@ -23,18 +23,18 @@ class SkewConfig(Bounded, section="task"):
     """Treatment of rare classes and of doubtful labels in training; predictions are not changed."""
 
     class_weights: str = ""
-    """Weights of the classes in the loss: label=2.5,other=1, where a label that is not named has 1;
-    or balanced, rows / (classes * rows of the class). Of several labels a row the weight is that of
-    a yes, balanced the ratio of no to yes; of tags each tag has its weight. Empty: all count 1."""
+    """Weights of the classes in the loss: label=2.5,other=1 (labels not named weigh 1), or
+    balanced, rows / (classes * rows of the class). With several labels a row, the weight applies to
+    a yes, and balanced is the ratio of no to yes; each tag has its weight. Empty: all weigh 1."""
     focal_gamma: NonNegative = 0.0
-    """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of what is predicted with
-    confidence; 2 is usual. 0: cross entropy."""
+    """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of confident predictions;
+    2 is usual. 0: cross entropy."""
     label_smoothing: Rate = 0.0
-    """Share of each label that is spread over all classes, such as 0.1."""
+    """Share of each label to spread over all classes, such as 0.1."""
     oversampling: Fraction = 0.0
-    """Power from 0 to 1: an epoch repeats a row (most / own) ** power times, rows of the most
-    frequent class over rows of its own, the rarest of several. 1: all classes are as frequent. 0:
-    each row once."""
+    """Power from 0 to 1: an epoch has a row (most / own) ** power times, where most counts the rows
+    of the most frequent class and own the rows of the row's (rarest) class. 1: all classes are
+    equally frequent. 0: each row occurs once."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -71,7 +71,7 @@ def class_weights(
         where: name of the field in messages.
 
     Raises:
-        UserError: names a part of `given` that is no label with a positive number.
+        UserError: a part of `given` is no label with a positive number; the message names the part.
     """
     if not given:
         return ()
@@ -97,7 +97,7 @@ def class_weights(
 
 
 class _Field(Origin):
-    """A field of the configuration, in place of a file."""
+    """A field of the configuration as an origin, in place of a file."""
 
     def __str__(self) -> str:
         return self.path
@@ -112,7 +112,7 @@ def _positive(text: str) -> float | None:
 
 
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
-    """Return weights with which all classes together count the same; 1 for one without labels."""
+    """Return weights that make all classes count the same; 1 for a class without labels."""
     labels = rows.labels
     if isinstance(labels, np.ndarray) and labels.ndim == 2:  # several labels: a yes against a no
         held = labels.sum(axis=0, dtype=np.float64)
@@ -125,17 +125,17 @@ def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
 
 
 def _flat(rows: Rows) -> Int[np.ndarray, " _"]:
-    """Return the labels of all rows, or of all their tokens that have one."""
+    """Return the labels of all rows, or of all tokens that have a label."""
     assert rows.labels is not None
     labels = np.concatenate([*rows.labels]) if rows.has_tags else np.asarray(rows.labels)
     return labels[labels >= 0]
 
 
 def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:
-    """Return how often an epoch has each row, at least once, on average over epochs.
+    """Compute the average number of times an epoch has each row, at least 1.
 
-    A row of several classes goes by the rarest (Gupta et al. 2019, repeat factor sampling, with the
-    most frequent class for the threshold); a row of none is there once.
+    The rarest class of a row counts (Gupta et al. 2019, repeat factor sampling, with the most
+    frequent class for the threshold); a row without a class occurs once.
     """
     has = _membership(rows, num_classes)
     counts = has.sum(axis=0)

@@ -1,4 +1,4 @@
-"""The shape of a fine-tuning task: labels, splits, and scores and predictions from logits."""
+"""The interface of a fine-tuning task: labels, splits, scores and predictions from logits."""
 
 import hashlib
 import json
@@ -36,12 +36,12 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 
 
 class Examined(NamedTuple):
-    """Grounds of the scores of a split."""
+    """Data for the intervals of a split's scores, and task-specific details."""
 
     grounds: Grounds | None
-    """Grounds of the intervals, see `reports.intervals`."""
+    """Data for the intervals, see `reports.intervals`."""
     details: dict[str, Any]
-    """Part of the report that only the kind of task has, as JSON values."""
+    """Part of the report specific to the kind of task, as JSON values."""
 
 
 class Split(ABC):
@@ -68,12 +68,12 @@ class Split(ABC):
     def constant_score(self) -> float:
         """Score of the best constant prediction in the task's metric; NaN without labels.
 
-        A run that is not above it has failed (Mosbach et al. 2021).
+        A run that does not score above it has failed (Mosbach et al. 2021).
         """
 
     @property
     def num_scored(self) -> int:
-        """Number of predictions of which a score is the mean, for its uncertainty."""
+        """Number of predictions that a score averages, for its uncertainty."""
         return len(self.rows)
 
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -81,8 +81,8 @@ class Split(ABC):
 
         Args:
             outputs: logits.
-            saved: scores of the dev split, where another split is scored with what was found there
-                (`null_threshold`); None finds it on this split.
+            saved: scores of the dev split, whose `null_threshold` another split is scored with;
+                None finds the threshold on this split.
 
         Raises:
             UserError: the file has no labels.
@@ -93,7 +93,7 @@ class Split(ABC):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Name of the units that were drawn, in the plural, and the key of each example's unit."""
+        """Name of the sampled units, in the plural, and the key of each example's unit."""
         return "examples", range(len(self.texts()))
 
     @cached_property
@@ -102,9 +102,9 @@ class Split(ABC):
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
-        """Return the grounds of intervals; None where there are none.
+        """Return the data for intervals; None where there are none.
 
-        Arguments and errors are those of `score`.
+        Arguments and errors as in `score`.
         """
         if not self._is_finite(outputs):
             return None
@@ -113,11 +113,11 @@ class Split(ABC):
     def report(
         self, outputs: Outputs, saved: Mapping[str, float] | None = None
     ) -> Mapping[str, Any]:
-        """Return scores, their intervals and their grounds, as JSON values.
+        """Return scores, their intervals and the details behind them, as JSON values.
 
         Keys of all splits are `examples`, `scores`, `intervals` (95%), `no_intervals` (reasons),
-        `units` (name and number of what is resampled) and `constant`; others are of the kind of
-        task, see `reports.lines`. Arguments and errors are those of `score`.
+        `units` (name and number of the resampled units) and `constant`; each kind of task adds its
+        own, see `reports.lines`. Arguments and errors as in `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
@@ -170,21 +170,21 @@ class Split(ABC):
 
     @abstractmethod
     def truth(self) -> Sequence[Any]:
-        """Return the label of each example as a JSON value, None where it has none."""
+        """Return the label of each example as a JSON value, None for an example without a label."""
 
     def strata(self) -> Sequence[Hashable]:
-        """Return the kind of each example, of which each fold has its share; here one for all."""
+        """Return each example's stratum for stratified folds; one stratum by default."""
         return [0] * len(self.texts())
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return keys of each example, by one or several rules: of equal keys, one fold."""
+        """Return keys of each example by one or more rules; equal keys share a fold."""
         return [[example_key(texts) for texts in self.texts()]]
 
     @abstractmethod
     def select(self, examples: Sequence[int]) -> "tuple[Split, np.ndarray]":
-        """Return a split of some examples, by their numbers, ascending, and its rows in this one.
+        """Return a split of some examples, given by ascending numbers, and its rows in this split.
 
-        Nothing is cut anew: the rows are (n,) numbers of rows of this split.
+        Nothing is tokenized again: the rows are (n,) numbers of rows of this split.
         """
 
     @abstractmethod
@@ -192,7 +192,7 @@ class Split(ABC):
         """Score finite logits."""
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the grounds of the scores of finite logits; some kinds of task have none."""
+        """Return the data behind the scores of finite logits; some kinds of task have none."""
         del outputs, scores
         return Examined(None, {})
 
@@ -209,18 +209,18 @@ class Split(ABC):
 
 @dataclass(frozen=True)
 class LabelSpec:
-    """Knowledge of a task from its training data."""
+    """Facts about a task that its training data determine."""
 
     labels: tuple[str, ...] = ()
     """Names of the classes or tags, in the order of the outputs."""
     mean: float = 0.0
     """Mean of the training scores; the model predicts (score - mean) / deviation."""
     deviation: float = 1.0
-    """Deviation of the training scores."""
+    """Standard deviation of the training scores."""
     scheme: Literal["iob2", "plain"] = "iob2"
     """Scheme of the tags."""
     rules: Literal["v1.1", "v2.0"] = "v2.0"
-    """Rules by which answers are scored; only v2.0 knows questions without answer."""
+    """Rules for scoring answers; only v2.0 allows questions without an answer."""
 
 
 Config = TypeVar("Config", bound=TaskConfig)
@@ -231,7 +231,7 @@ class Task(ABC, Generic[Config]):
 
     Args:
         config: the task.
-        spec: knowledge from the training data.
+        spec: facts from the training data.
         tokenizer: of the model.
     """
 
@@ -258,11 +258,11 @@ class Task(ABC, Generic[Config]):
         """Read another file with the same columns.
 
         Args:
-            source: the file; of GLUE also the name of a split.
-            labelled: False where labels are not needed, so that wrong ones do no harm.
+            source: the file; for GLUE also the name of a split.
+            labelled: False where labels are not needed, so that wrong labels do no harm.
 
         Raises:
-            UserError: it cannot be read, or has a label that is not among those learned.
+            UserError: the file cannot be read, or has a label that was not learned.
         """
 
     def _with_splits(self, train: Split, devs: Sequence[Split]) -> "Task[Config]":
@@ -286,7 +286,7 @@ class Task(ABC, Generic[Config]):
         return self._devs
 
     def test_splits(self) -> list[Split]:
-        """Read the test data of the configuration; none where it names none.
+        """Read the test data that the configuration names, if any.
 
         Raises:
             UserError: a file that cannot be read, or has no labels.
@@ -304,7 +304,7 @@ class Task(ABC, Generic[Config]):
         return found
 
     def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return shift and factor of the logits that mean what the task predicts.
+        """Return the shift and factor that turn logits into the task's predictions.
 
         Args:
             scores: scores of the dev data.
@@ -315,7 +315,7 @@ class Task(ABC, Generic[Config]):
     def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
         """Return the least probability of each of several labels, from scores of the dev data.
 
-        () stands for one half.
+        () means one half.
         """
         del scores
         return ()

@@ -31,7 +31,7 @@ class Score:
 
 
 class Constant(NamedTuple):
-    """Caption that has the best BLEU as the translation of every sentence."""
+    """Caption with the best BLEU as the translation of every sentence."""
 
     text: str
     bleu: float
@@ -54,7 +54,7 @@ def chrf(
 def by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Score the pairs whose sources have a number of words, for each of `BUCKETS` with some."""
+    """Score the pairs of each of `BUCKETS` that has pairs, by number of source words."""
     rows: list[dict[str, Any]] = []
     counts = [len(source.split()) for source in sources]
     for first, last in BUCKETS:
@@ -72,7 +72,7 @@ def by_length(
 
 
 def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constant:
-    """Find the caption with the best BLEU as the translation of all, among those of training."""
+    """Find the training caption with the best BLEU as the translation of every sentence."""
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
     tokenize, compute = Tokenizer13a(), _metrics().BLEU.compute_bleu

@@ -185,7 +185,7 @@ class _Run:
         return self.plan.voice.row(self.now.wave, step, means, rate)
 
     def _score(self) -> None:
-        """Score all trials, keep the best parameters, and stop those that get no better."""
+        """Score all trials, keep the best parameters, and stop trials that do not improve."""
         plan, policy, session, now = self.plan, self.policy, self.session, self.now
         if plan.scorer is None:
             return
@@ -206,7 +206,7 @@ class _Run:
             self._stop_early([mine is not None for mine in scores])
 
     def _judge(self, scores: Sequence[Scores | None]) -> list[bool]:
-        """Take note of the scores of each trial, and say which are its best."""
+        """Record each trial's scores, and return whether they are its best so far."""
         policy, now = self.policy, self.now
         if not policy.metric:
             return []
@@ -222,7 +222,7 @@ class _Run:
         return better
 
     def _stop_early(self, went_on: Sequence[bool]) -> None:
-        """Say which trials have stopped since the last evaluation, and keep their state."""
+        """Report the trials stopped since the last evaluation, and keep their state."""
         now, session = self.now, self.session
         stopped = [on and each.stopped for on, each in zip(went_on, now.progress, strict=True)]
         for number, each in enumerate(now.progress):
@@ -238,7 +238,7 @@ class _Run:
             now.state = trials.stop_trials(now.state, self._filled(stopped), self.plan.mesh)
 
     def _filled(self, values: Sequence[bool]) -> np.ndarray:
-        """Return a value for each place of the program; those that only fill it have False."""
+        """Return a value for each place of the program; places that only fill it have False."""
         places = len(self.stage.settings[0].seed)
         return np.array([*values, *[False] * (places - len(values))], bool)
 
@@ -295,7 +295,7 @@ class _Run:
             )
 
     def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
-        """Compute the step that halted the run again, and explain why the run stops."""
+        """Recompute the step that halted the run, and explain why the run stops."""
         step, settings = self.steps[self.now.stage], self.stage.settings
         comparison = compute_again(
             lambda state, rows: step(state, rows, *settings),
@@ -306,7 +306,7 @@ class _Run:
         return BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:
-        """Take the newest rows of the starts before."""
+        """Take the newest rows of earlier starts."""
         for row in read_metrics(self.session.work.local / "metrics.jsonl"):
             values = {name: value for name, value in row.items() if name != "step"}
             if row["step"] > self.now.step:
@@ -318,6 +318,6 @@ class _Run:
 
 
 def _median(values: Sequence[float | None]) -> float:
-    """Return the median, where a trial without a loss counts as the highest."""
+    """Return the median loss; a trial without a loss counts as the highest."""
     known = [math.inf if value is None or null(value) is None else value for value in values]
     return float(np.median(known))

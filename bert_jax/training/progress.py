@@ -17,7 +17,7 @@ _NO_MEANS = (*GUARD_METRICS, "num_tokens", "learning_rate")
 
 
 def null(value: float) -> float | None:
-    """Return a value for JSON: None where not finite."""
+    """Convert a value for JSON: None where it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -38,7 +38,7 @@ class Progress:
     last: float | None = None
     """Score of the newest evaluation; None where it is not finite."""
     stopped: bool = False
-    """Whether the trial has ended before the others: `patience` evaluations were no better."""
+    """Whether the trial has stopped early, after `patience` evaluations without improvement."""
 
     def take(
         self,
@@ -89,8 +89,8 @@ class Progress:
 def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:
     """Find the trial of an initialisation whose model is kept, as (best score, number).
 
-    Of equal trials the first in time wins, then the first in number: the model does not depend on
-    when it is saved. None where no trial has a finite score.
+    Of equal trials the earliest wins, then the lowest number, so the model does not depend on the
+    time of saving. None where no trial has a finite score.
     """
     found = [
         (each.best, -each.best_step, -number)
@@ -133,7 +133,7 @@ class Means:
         return bool(self._count.any())
 
     def median(self, name: str) -> float:
-        """Return the median of the trials at the last step; one that is lost is the highest."""
+        """Return the median of the trials at the last step; a lost trial counts as the highest."""
         value = self.last[name].astype(np.float64)
         return float(np.median(np.where(np.isfinite(value), value, np.inf)))
 
@@ -190,21 +190,21 @@ class Monitor(Protocol):
 
 @dataclass
 class Moment:
-    """A run between two steps: what a save holds, and what a start goes on from."""
+    """A run between two steps: the content of a save, from which a start continues."""
 
     stage: int
     step: int
     """Batches done in the whole run."""
     state: TrainState
     progress: list[Progress]
-    """Trials of the stage, without those that only fill the program."""
+    """Progress of the stage's trials, without trials that only fill the program."""
     means: Means
     wave: int = 0
     best: Any = None
-    """Trained parameters of each trial at its best evaluation; None: nothing is chosen."""
+    """Trained parameters of each trial at its best evaluation; None: no selection."""
     monitor: Monitor | None = None
     outcomes: list[Outcome] = field(default_factory=list)
-    """Outcomes of the trials of the stages before."""
+    """Outcomes of the trials of earlier stages."""
     scores: dict[str, Any] = field(default_factory=dict)
     """Columns of the newest evaluation."""
     scored_at: int = -1

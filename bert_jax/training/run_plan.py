@@ -59,7 +59,7 @@ class Batches(Protocol):
         """Yield the batches from number `first` on."""
 
     def confirm(self) -> None:
-        """Wait until all text read so far was compared with its digests; raise what was found."""
+        """Wait until all text read so far was compared with its digests; raise any fault found."""
 
 
 class Scores(NamedTuple):
@@ -162,7 +162,7 @@ class Policy:
     """Whether the state after the last step is saved."""
     stops_diverged: bool = False
     goal: float = -math.inf
-    """Score that a trial has to exceed, or has failed."""
+    """Score that a trial must exceed; otherwise it has failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,4 +218,4 @@ class Result:
     stopped_by: str = ""
     """Name of the signal that stopped the run before its end."""
     unlearned: str = ""
-    """Why no trial learned anything, and what to try; "" where one did, or the run goes on."""
+    """Reason why no trial learned anything, with advice; "" where one did, or the run goes on."""

@@ -1,4 +1,4 @@
-"""The work directory of a run: what is in it, and whether it belongs to this run.
+"""The work directory of a run: its content, and the check that it belongs to the run.
 
 config.json  metrics.jsonl  events.jsonl  goodput.json  tensorboard/  checkpoints/  tokenizer/
 loss.png (only in pretraining)
@@ -47,8 +47,8 @@ def refuse_other_run(
 ) -> None:
     """Refuse to continue the run of `record` with another configuration or other data.
 
-    A restart may change the fields `free`. Fingerprints, by name of what they belong to, are those
-    in the record and of this start.
+    A restart may change the fields `free`. `fingerprints` has, by name of the content, the
+    fingerprint in the record and the fingerprint at this start.
 
     Raises:
         UserError: There are differences.
@@ -71,7 +71,7 @@ def refuse_other_run(
 
 
 def show(value: Any) -> str:
-    """Return a value of a configuration as messages have it."""
+    """Format a value of a configuration for messages."""
     return "nothing" if value is None else json.dumps(value)
 
 

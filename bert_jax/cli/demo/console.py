@@ -1,4 +1,4 @@
-"""Headings of a demo, and commands that work in the shell that started it."""
+"""Headings of a demo, and commands that work in the shell that started the demo."""
 
 import shlex
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NUM_PARTS = 5
-"""Parts of every demo."""
+"""Number of parts of every demo."""
 
 
 def heading(number: int, title: str) -> None:
@@ -16,7 +16,7 @@ def heading(number: int, title: str) -> None:
 
 
 def print_commands(commands: Sequence[Sequence[str]]) -> None:
-    """Print what to try next: the arguments of `bert-jax`, one command a line."""
+    """Print commands to try next: the arguments of `bert-jax`, one command a line."""
     print("\nNext, to try:\n")
     for line in command_lines(commands):
         print(f"  {line}")

@@ -1,4 +1,4 @@
-"""`bert-jax demo`: from raw text, the documentation that Python carries, to filled masks."""
+"""`bert-jax demo`: from raw text, Python's own documentation, to filled masks."""
 
 import dataclasses
 import itertools
@@ -36,29 +36,29 @@ NUM_SENTENCES = 6
 
 
 class Recipe(NamedTuple):
-    """A configuration, and what a run of the configuration must reach on held-out text."""
+    """A configuration, and the scores that its run must reach on held-out text."""
 
     config: str
     """Configuration file."""
     least_gain: float
     """Nats of the masked-LM loss below the unigram entropy of the corpus."""
     least_pair_accuracy: float
-    """Share of the sentence pairs that are told right."""
+    """Share of the sentence pairs that must be classified correctly."""
 
 
 RECIPES = {
-    # Three seeds reached 0.65 to 0.67, of which 1,024 pairs have a standard error of 0.015.
+    # Three seeds reached 0.65 to 0.67; the standard error of 1,024 pairs is 0.015.
     "modern": Recipe("configs/pretrain/demo.py", 1.5, 0.62),
     "bert": Recipe("configs/pretrain/demo_bert.py", 0.5, 0.65),
 }
 
 
 def run_demo(recipe: Recipe, workdir: Path) -> int:
-    """Run the demo in `workdir`; a second run continues what the first one left.
+    """Run the demo in `workdir`; a second call continues an unfinished first run.
 
     Returns:
-        0 when the model is as good as it must be, and when a signal stopped it with everything
-        saved; 1 when it has not learned enough.
+        0 when the model is good enough, and when a signal stopped the demo with everything saved; 1
+        when the model has not learned enough.
 
     Raises:
         UserError: `workdir` cannot be used, or holds a run of another configuration.
@@ -123,7 +123,7 @@ def _model_and_optimizer(config: PretrainConfig) -> tuple[ModelConfig, Optimizer
 
 
 def _write_text(path: Path) -> None:
-    """One paragraph a line, a blank line between documents; appears when complete."""
+    """Write a paragraph a line, a blank line between documents; the file appears when complete."""
     if path.exists():
         print(f"{path} is there already")
         return
@@ -136,7 +136,7 @@ def _write_text(path: Path) -> None:
 
 
 def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """Sentences spread over the held-out text, each with a whole word masked, and the word."""
+    """Yield sentences from all over the held-out text with a whole word masked, and the word."""
     shard = store.shards[0]
     offsets = shard.sentence_offsets
     candidates = np.flatnonzero((np.diff(offsets) >= 10) & (np.diff(offsets) <= 24))

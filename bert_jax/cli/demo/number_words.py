@@ -29,27 +29,27 @@ LEAST_EXACT = 0.99
 """Share of the unseen numbers whose digits must all be right."""
 NUM_TRAIN, NUM_UNSEEN = 20_000, 2_000
 FIRST_DRAWN = 5_001
-"""Least number that is drawn; all below are learned."""
+"""Smallest number that may be drawn; training has all smaller numbers."""
 NUM_SHOWN = 6
-"""Translations that are shown, and mistakes at most."""
+"""Number of translations to show, and largest number of mistakes."""
 _SEED = 0
 _SHOWN = 98_765  # in the page of attention
 
 
 class Sides(NamedTuple):
-    """Two files that are aligned line by line."""
+    """Two files, aligned line by line."""
 
     words: Path
     digits: Path
 
     def lines(self) -> list[tuple[str, str]]:
-        """Read both."""
+        """Read the source and the target file into pairs of lines."""
         words, digits = (path.read_text("utf-8").splitlines() for path in self)
         return list(zip(words, digits, strict=True))
 
 
 def run_demo(config_name: str, workdir: Path) -> int:
-    """Run the demo in `workdir`; a second run continues what the first one left.
+    """Run the demo in `workdir`; a second call continues an unfinished first run.
 
     Returns:
         0 when at least `LEAST_EXACT` of the unseen numbers are right, and when a signal stopped the
@@ -102,9 +102,10 @@ def run_demo(config_name: str, workdir: Path) -> int:
 
 
 def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
-    """Make the vocabulary of some number words, and of digits, each a token of its own.
+    """Make the vocabulary of some number words, and of digits, each its own token.
 
-    Hyphens are tokens, too. Digits after the first continue a word, so that their text is whole.
+    Hyphens are tokens, too. Digits after the first continue a word, so that numbers decode
+    unbroken.
     """
     words = sorted({word for text in texts for word in re.findall(r"\w+|-", text)})
     digits = "0123456789"
@@ -117,7 +118,7 @@ def _sides(workdir: Path, name: str) -> Sides:
 
 
 def _write_numbers(known: Sides, unseen: Sides) -> None:
-    """Write numbers to learn from and others, a line each; files appear when complete."""
+    """Write numbers for training and for the test, a line each; files appear when complete."""
     numbers = draw_numbers(NUM_TRAIN, NUM_UNSEEN, _SEED, FIRST_DRAWN)
     for sides, drawn in ((known, numbers.train), (unseen, numbers.unseen)):
         for path, spell in ((sides.words, french_words), (sides.digits, str)):
@@ -130,7 +131,7 @@ def _write_numbers(known: Sides, unseen: Sides) -> None:
 
 
 def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> float:
-    """Print some translations, and mistakes; return the share that is right."""
+    """Print some translations and mistakes; return the share of right translations."""
     found = [(*pair, given) for pair, given in zip(examples, translations, strict=True)]
     wrong = [each for each in found if each[1] != each[2]]
     for words, _, given in found[:NUM_SHOWN]:

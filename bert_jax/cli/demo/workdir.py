@@ -1,4 +1,4 @@
-"""Directory of a demo, which may hold the run of another demo."""
+"""Checks of a demo's directory, which may hold the run of another demo."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
     """Return the configuration of the run that a directory holds; None where there is no run.
 
     Raises:
-        UserError: the run learns something other than `config` says.
+        UserError: the run has another objective than `config`.
     """
     if not (run / "config.json").exists():
         return None

@@ -1,1 +1,1 @@
-"""Answers about a work directory: status, replay, rerun."""
+"""Answers about runs and corpora: status, replay, lineage, evaluation, corpora."""

@@ -1,4 +1,4 @@
-"""Held-out masked-LM loss by position and masking rate: how well a model reads long rows."""
+"""Held-out masked-LM loss by position and masking rate, a measure of reading long rows."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class PositionLosses:
     """Sums over held-out rows for R masking rates and K buckets of positions.
 
     A position is the number of tokens before a token in its segment, [CLS] included. A token sees
-    no other segment of a packed row, so its place in the row would say nothing.
+    no other segment of a packed row, so its place in the whole row would mean nothing.
     """
 
     step: int
@@ -39,7 +39,7 @@ class PositionLosses:
     unigram_entropy: float | None
     """Loss of a model that ignores its input, nats."""
     edges: tuple[int, ...]
-    """K + 1 borders of the buckets."""
+    """K + 1 edges of the buckets."""
     rates: tuple[float, ...]
     """Shares of the tokens that are predicted."""
     loss: np.ndarray
@@ -82,7 +82,7 @@ def evaluate_by_position(
 ) -> PositionLosses:
     """Evaluate the newest checkpoint of a run by position and masking rate.
 
-    Arguments and errors are those of `open_heldout`.
+    Arguments and further errors as in `open_heldout`.
 
     Raises:
         UserError: A rate is no share, or the run learns no masked words.

@@ -1,7 +1,7 @@
 """A look at a corpus: its rows, its longest and shortest documents, its words and its duplicates.
 
-Counts come from the store's record. Lengths and duplicates come from documents that are read: all
-of them, or evenly spread ones of a corpus that is large.
+Counts come from the store's record. Lengths and duplicates come from the documents that are read:
+all documents, or evenly spaced documents of a large corpus.
 """
 
 import heapq
@@ -30,7 +30,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
-"""Tokens that are read of a larger corpus."""
+"""Number of tokens read of a larger corpus."""
 _BLOCK = 1 << 20
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
@@ -54,7 +54,7 @@ class Lengths:
 
     @property
     def quantiles(self) -> dict[str, int]:
-        """Lengths by share of the documents that are not longer."""
+        """Quantiles of the lengths, by name."""
         found = np.quantile(self.tokens, _QUANTILES, method="inverted_cdf").tolist()
         return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
 
@@ -84,12 +84,12 @@ class CorpusLook:
     scripts: dict[str, dict[str, Any]]
     """Tokens per word and further counts by script, of the whole store."""
     duplicates: int
-    """Documents read that are equal to an earlier one that was read."""
+    """Number of documents read that equal an earlier document read."""
     duplicate_groups: list[dict[str, Any]]
-    """Documents that occur most often: count, tokens and beginning."""
+    """Most frequent documents: count, tokens and beginning."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return all findings as JSON values."""
         values = {name: value for name, value in vars(self).items() if name != "lengths"}
         values["lengths"] = {"mean": self.lengths.mean, "quantiles": self.lengths.quantiles}
         return {**values, "rows": self.rows.split("\n")}
@@ -200,7 +200,7 @@ def _rows(
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yield documents of about a million tokens: shard, first document, (n + 1,) first tokens.
 
-    Of a store above `most` tokens, every k-th shard is read, or every k-th block of few shards.
+    In a store above `most` tokens, every k-th shard is read; with few shards, every k-th block.
     """
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1

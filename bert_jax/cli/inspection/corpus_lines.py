@@ -77,7 +77,7 @@ def draw_lengths(look: CorpusLook, path: Path) -> None:
 
 
 def lengths_figure(look: CorpusLook) -> Any:
-    """Draw how many documents, and how many of the tokens, are in documents of each length.
+    """Draw the numbers of documents, and of their tokens, by length of the document.
 
     Returns:
         A matplotlib `Figure`.

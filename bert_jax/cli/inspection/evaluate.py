@@ -26,7 +26,7 @@ from bert_jax.training.steps.state import StepConfig, state_shardings
 from bert_jax.training.steps.step import make_eval_step
 
 _TOKENS = 1 << 15
-"""Tokens of a batch, if rows are not longer than that."""
+"""Tokens of a batch, unless a single row is longer."""
 
 _log = logging.getLogger("bert_jax")
 
@@ -35,11 +35,11 @@ class HeldOutRun(NamedTuple):
     """A checkpoint of a run, with held-out rows for it."""
 
     step: int
-    """Steps that the parameters have trained for."""
+    """Number of steps that trained the parameters."""
     length: int
     """Tokens of a row."""
     trained_length: int
-    """Longest row among the phases until then."""
+    """Longest row of the phases up to the step."""
     settings: StepConfig
     params: Any
     """Parameters on `mesh`."""
@@ -57,14 +57,14 @@ def open_heldout(
 ) -> HeldOutRun:
     """Read a checkpoint and plan rows of held-out text.
 
-    Rows that are longer than those of training are allowed as far as the model has positions, which
-    have no end with `model.positions` `rope`; a warning says how far the model was trained.
+    Rows may be longer than in training, up to the model's positions, which `model.positions` `rope`
+    does not limit; a warning then gives the longest row of training.
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
         corpus: Directory of another corpus; None: the run's own.
         max_rows: Largest number of rows; None: all.
-        length: Tokens of a row; None: that of the run's last phase.
+        length: Tokens of a row; None: as in the run's last phase.
         step: Step of the checkpoint; None: the newest intact one.
 
     Raises:
@@ -102,7 +102,7 @@ def open_heldout(
 
 
 def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
-    """Put the parameters of a checkpoint onto a mesh, as far as the objective knows them."""
+    """Put the parameters of a checkpoint that the objective uses onto a mesh."""
     shardings = state_shardings(settings, mesh).params
     return jax.device_put({name: params[name] for name in shardings}, shardings)
 
@@ -135,9 +135,9 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Return losses (nats) and accuracies of a checkpoint on held-out text.
 
-    Any corpus of the same tokenizer will do. Arguments and errors are those of `open_heldout`. In
-    the place of a run stands a directory in Hugging Face's format, which names no corpus and has no
-    steps; see `heldout_metrics`.
+    Any corpus of the same tokenizer will do. Arguments and errors as in `open_heldout`. A directory
+    in Hugging Face's format, which names no corpus and has no steps, may replace the run; see
+    `heldout_metrics`.
     """
     if not is_run(workdir):
         return _evaluate_model(workdir, corpus, max_rows, length, step)
@@ -174,7 +174,7 @@ def compared_lines(
 ) -> Iterator[str]:
     """Yield a line for each of several checkpoints of one model, with its metrics on held-out text.
 
-    All see the rows of the last one, with its corpus.
+    All checkpoints see the rows of the last checkpoint, from its corpus.
 
     Args:
         names: Checkpoints as WORKDIR@STEP or WORKDIR.

@@ -1,4 +1,4 @@
-"""The chain from a directory to the files it came from, with its digests: `bert-jax lineage`."""
+"""The chain from a directory back to its source files, with digests: `bert-jax lineage`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,8 @@ from bert_jax.files.urls import scheme
 
 State = Literal["verified", "unrecorded", "differs", "missing", "unread"]
 """Result of a check: `verified`: the content has the digest that the descendant has recorded.
-`unrecorded`: sound, and nothing was recorded to compare with. `missing`: nothing is there.
-`unread`: there, and the content cannot be read or was not asked for."""
+`unrecorded`: intact, but no digest was recorded. `missing`: nothing is there. `unread`: the content
+is there, but cannot be read or was not to be read."""
 _MOST_FILES = 8
 _WORDS: dict[State, str] = {
     "verified": "verified",
@@ -41,7 +41,7 @@ class Checked:
     parents: tuple["Checked", ...]
 
     def walk(self) -> Iterator["Checked"]:
-        """Yield this one and all before it, depth first."""
+        """Yield this ancestor and all ancestors before it, depth first."""
         yield self
         for each in self.parents:
             yield from each.walk()
@@ -76,9 +76,9 @@ def check_lineage(
 
     Args:
         name: Directory as `trace` takes it, or WORKDIR@STEP for a checkpoint of a run.
-        near: Further directories in which ancestors are looked for by name.
+        near: Further directories to search for ancestors by name.
         quick: Whether only the records are compared, and no content is read.
-        say: Gets a line before each content that is read.
+        say: Receives a line before each read of content.
 
     Raises:
         UserError: Nothing with a lineage is there, or a record is malformed.
@@ -111,7 +111,7 @@ def _missing(ancestor: Ancestor) -> tuple[State, str]:
 
 
 def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tuple[State, str]:
-    """Compare what an ancestor holds with its own record: verified, unread or differs."""
+    """Compare an ancestor's content with its own record: verified, unread or differs."""
     if quick:
         return "unread", ""
     say(f"reading {ancestor.place}")
@@ -132,14 +132,14 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
                 return "unread", "it cannot be read"
             return "verified", digest
         else:
-            return "verified", ""  # its digest is that of the weights as they are
+            return "verified", ""  # the digest matches the weights
     except (UserError, OSError) as error:
         fault = f"{error}"
     return ("differs", fault) if fault else ("verified", "")
 
 
 def _corpus_fault(path: Path) -> str:
-    """Read the stores of a corpus."""
+    """Read the stores of a corpus, and return the fault, if any."""
     stores = [path] if is_store(path) else [path / part for part in ("train", "heldout")]
     for store in stores:
         if (store / "corpus.json").is_file():
@@ -151,7 +151,7 @@ def _corpus_fault(path: Path) -> str:
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
-    """Compare with what the descendant has recorded."""
+    """Compare an ancestor with its descendant's record."""
     digest = said if ancestor.kind == "file" and state == "verified" else ancestor.digest
     if state == "differs":
         return state, said
@@ -204,5 +204,5 @@ def _lines(checked: Checked, depth: int) -> Iterator[str]:
 
 
 def has_difference(root: Checked) -> bool:
-    """Whether the content of an ancestor is not what a record says."""
+    """Say whether the content of an ancestor differs from a record."""
     return any(each.state == "differs" for each in root.walk())

@@ -49,7 +49,7 @@ def draw_positions(losses: PositionLosses, path: Path, *, title: str = "") -> No
 def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
     """Draw the loss over the buckets of positions, a line a masking rate.
 
-    A vertical line is the end of the longest row of training, where rows are longer.
+    Where rows are longer than in training, a vertical line marks the longest row of training.
 
     Returns:
         A matplotlib `Figure`.

@@ -1,4 +1,4 @@
-"""A training batch as text: what the model saw and what it had to predict."""
+"""A training batch as text: the model's input and the tokens that it had to predict."""
 
 import dataclasses
 import textwrap
@@ -39,7 +39,7 @@ def replay_batch(
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
         step: Number of the batch, from 0.
-        corpus: Directory of the corpus of the step's phase; None: the directory at training.
+        corpus: Directory of the corpus of the step's phase; None: the directory used in training.
         max_rows: Largest number of rows; None: all.
 
     Raises:
@@ -87,14 +87,14 @@ def describe_batch(
     first_row: int = 0,
     labels: Sequence[str] = (),
 ) -> str:
-    """Decode a batch row by row, with its masks marked, in lines of 98 characters if words allow.
+    """Decode a batch row by row, masks marked, in lines of 98 characters if words allow.
 
-    Sentences A and B of a pair, packed segments, and the target of a source start a line each.
+    Sentences A and B of a pair, packed segments, and the target of a source each start a line.
     Tokens are joined to words where the tokenizer says so.
 
     Args:
         batch: Batch from `ExampleStream.batch`.
-        shown: Input of the model and predicted places; None: rows before anything is masked.
+        shown: Input of the model and predicted positions; None: rows before masking.
         tokenizer: Tokenizer of the corpus.
         pairing: Meaning of the labels, as `data.pairing`.
         max_rows: Largest number of rows; None: all.
@@ -187,7 +187,7 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Return the text of each name, from the tokens that bear it."""
+    """Return the text of each name, from the tokens with that name."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -213,7 +213,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """Return a token without its mark for the start of a word, unless the mark is all of it."""
+    """Return a token without its word-start mark, unless the token is only the mark."""
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text

@@ -23,7 +23,7 @@ def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) 
 
     Args:
         workdir: Work directory of a `bert-jax finetune` run.
-        step: Number of the batch, from 0; batches of later waves follow those of the first.
+        step: Number of the batch, from 0, counted through all waves.
         max_rows: Largest number of rows of a seed; None: all.
 
     Raises:

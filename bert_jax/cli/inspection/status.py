@@ -1,6 +1,6 @@
 """Status of a run from its work directory, during the run and afterwards.
 
-Reads files only: no device is opened, since those of a running job belong to it.
+Only files are read: no device is opened, since a running job owns its devices.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from bert_jax.training.run.loss_curve import draw_loss_curve
 from bert_jax.training.run.telemetry import read_metrics
 
 State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
-"""State of a run. `silent`: longer without a sign of life than between two steps; it may be saving
-or evaluating. `killed`: silent for so long that it must have ended."""
+"""State of a run. `silent`: no sign of life for longer than a step takes; the run may be saving or
+evaluating. `killed`: silent for so long that the run must have ended."""
 
 _ENDS: dict[str, State] = {
     "finished": "finished",
@@ -51,7 +51,7 @@ _LONG = 1800.0  # seconds without a step after which a watchdog ends a run, wher
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Status of a run of any kind. Steps are updates made, times seconds since 1970."""
+    """Status of a run of any kind. Steps count updates; times are in seconds since 1970."""
 
     workdir: str
     version: str
@@ -66,16 +66,16 @@ class RunStatus:
     steps_per_second: float | None
     seconds_left: float | None
     damaged: list[str]
-    """Checkpoints that were found damaged and put aside."""
+    """Checkpoints found damaged and put aside."""
     seconds: dict[str, float]
-    """Seconds of all starts: `productive`, and by reason for the rest (see `goodput`)."""
+    """Seconds of all starts: `productive`, and the lost seconds by reason (see `goodput`)."""
     down_seconds: float
     """Seconds between the starts."""
     num_starts: int
     num_killed: int
-    """Starts that ended without a word."""
+    """Number of starts that ended without a record of the end."""
     errors: list[dict[str, Any]]
-    """Last events of trouble, the newest last."""
+    """Latest events of trouble, the newest last."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PretrainStatus(RunStatus):
     verified: list[int]
     """Steps of the checkpoints that were read back after they were written."""
     metrics: tuple[Metric, ...]
-    """Metrics of the run's objective; the curves are those of the first."""
+    """Metrics of the run's objective; the curves show the first metric."""
     unigram_entropy: float | None
     """Baseline of the first metric, where the metric has one and the corpus is known."""
     train: dict[str, Any]
@@ -104,7 +104,7 @@ class PretrainStatus(RunStatus):
     evaluation: dict[str, Any]
     """Last evaluation."""
     origin: str
-    """Checkpoint that the run branches from, or checkpoints that the model is the average of."""
+    """Checkpoint that the run branches from, or checkpoints that the model averages."""
     branches: dict[int, list[str]]
     """Work directories of branches, by the step that each began from, which stays for ever."""
     curve: list[tuple[float, float]]
@@ -115,7 +115,7 @@ class PretrainStatus(RunStatus):
 
     @property
     def phase(self) -> int:
-        """Number of the phase, from 0, that the next step is in, or the last step was."""
+        """Number of the phase, from 0, of the next step; in a finished run, of the last step."""
         ends = itertools.accumulate(phase.num_steps for phase in self.phases)
         current = (number for number, end in enumerate(ends) if self.step < end)
         return next(current, len(self.phases) - 1)
@@ -123,7 +123,7 @@ class PretrainStatus(RunStatus):
 
 @dataclass(frozen=True)
 class FinetuneStatus(RunStatus):
-    """Status of a fine-tuning run; steps are those of all waves of trials."""
+    """Status of a fine-tuning run; steps count all waves of trials."""
 
     task: str
     init: str
@@ -233,7 +233,7 @@ def _run_values(
     row: Mapping[str, Any],
     now: float | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of `RunStatus`; `row` is the newest one with rates."""
+    """Return the fields of `RunStatus`; `row` is the newest row with rates."""
     workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
     starts = read_starts(workdir / "goodput.json")
@@ -265,7 +265,7 @@ def _run_values(
 
 
 def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
-    """Draw the loss curve as a PNG; return the reason why not, "" when drawn."""
+    """Draw the loss curve as a PNG; return "", or the reason for not drawing."""
     if not status.curve and not status.heldout_curve:
         return "there is no loss to draw yet"
     if not path.parent.is_dir():
@@ -280,7 +280,7 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    """Say from which checkpoints a run or a model comes, by its config.json."""
+    """Name the checkpoints that a run or a model comes from, by its config.json."""
     try:
         return _origin_of(record)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -317,7 +317,7 @@ def _step(rows: list[dict[str, Any]], starts: list[Start], saved: Sequence[int])
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
-    """Return the time of the last sign of life, by the files' content or else by their times."""
+    """Return the time of the last sign of life, from the files' content or else their times."""
     times = [start.last for start in starts[-1:]]
     for event in events[-1:]:
         with contextlib.suppress(ValueError):
@@ -350,7 +350,7 @@ def _state(
 
 
 def _num_killed(events: Sequence[dict[str, Any]]) -> int:
-    """Count the starts that the next start found without an end."""
+    """Count the starts without a recorded end, as the next start found them."""
     killed, open_start = 0, False
     for event in events:
         if event["kind"] == "start":
@@ -370,7 +370,7 @@ def _points(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return means over neighbours, `_MAX_POINTS` at most."""
+    """Average neighbouring points, down to `_MAX_POINTS` at most."""
     if len(points) <= _MAX_POINTS:
         return points
     groups = np.array_split(np.array(points), _MAX_POINTS)

@@ -114,7 +114,7 @@ def _value(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace line breaks and characters that a terminal would obey."""
+    """Replace line breaks and control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

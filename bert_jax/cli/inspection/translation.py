@@ -27,7 +27,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Nats a token by which wrong sources must raise the loss of a decoder that reads its source."""
+"""Rise of the loss with wrong sources, in nats a token, if a decoder reads its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -40,7 +40,7 @@ def evaluate_pairs(
     settings: SearchConfig,
     corpus: str | None = None,
 ) -> dict[str, Any]:
-    """Translate a file and compare with the references in another, line by line.
+    """Translate a file and score the translations against another file, line by line.
 
     Args:
         workdir: Work directory of a translation run.
@@ -132,7 +132,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
 
 
 def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]]:
-    r"""Read two files of sentences, one a line; lines end in \n alone, or \r\n.
+    r"""Read two files of sentences, one a line; lines end only in \n or \r\n.
 
     Raises:
         UserError: A file cannot be read, the files have different numbers of lines, or a line is
@@ -215,7 +215,7 @@ def _summed(
 
 
 def _padded(rows: Sequence[np.ndarray], size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and segment ids (B, L); rows that only fill the batch are padding."""
+    """Return tokens and segment ids (B, L); padding rows fill the batch."""
     tokens, segments = np.zeros((2, size, length), np.int32)
     for n, row in enumerate(rows):
         tokens[n, : len(row)] = row
@@ -236,7 +236,7 @@ def _translations(translator: Translator, sources: Sequence[str]) -> Iterator[di
 
 
 def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
-    """Return some targets that the run was trained on; none where its corpus is not there."""
+    """Return some training targets of the run; none where the run's corpus is missing."""
     name = corpus or saved.origin.config.get("data", {}).get("corpus", "")
     try:
         store = open_corpus(name).train

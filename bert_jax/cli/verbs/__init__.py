@@ -1,1 +1,1 @@
-"""The verbs of `bert-jax`: what each does with its arguments."""
+"""The verbs of `bert-jax`, and their options."""

@@ -19,7 +19,7 @@ _HELDOUT = "heldout"
 class Lineage(groups.Json):
     """Print the chain of files from which a model or a run came.
 
-    The digests on the way are compared.
+    Each digest on the way is checked.
 
     $ bert-jax lineage out/reviews --near work
     $ bert-jax lineage work/tiny@15000 --json
@@ -29,8 +29,8 @@ class Lineage(groups.Json):
     """Work directory (or WORKDIR@STEP), export, import, grown model, average, model in Hugging
     Face's format, or corpus."""
     near: tuple[Directory, ...] = ()
-    """Directory to look for ancestors in, too, by name and digest: an export does not say where its
-    source lies. The directory beside an export is always looked through. May be repeated."""
+    """Further directory to search for ancestors, by name and digest: an export does not record the
+    place of its source. The directory beside an export is always searched. May be repeated."""
     quick: bool = False
     """Compare only the records, without reading checkpoints, stores and files."""
 
@@ -65,11 +65,11 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
     """Pairing of the rows, as data.pairing of a run (default: none, or translation for pairs)."""
     length: Count = 128
-    """Number of tokens of a row."""
+    """Number of tokens in a row."""
     documents: Count = 5
-    """Number of longest, and of shortest documents to print."""
+    """Number of the longest, and of the shortest, documents to print."""
     full: bool = False
-    """Read all documents of a corpus above 50 million tokens, not evenly spread ones."""
+    """Read all documents of a corpus above 50 million tokens, not an evenly spaced sample."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.corpus import inspect_corpus
@@ -97,8 +97,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
 class Contamination(groups.Workers, groups.Json):
     """Find evaluation texts, or near-duplicates, in a corpus.
 
-    Evaluation texts are found by their n-grams of 13 words; held-out documents where they are
-    near-duplicates of training documents.
+    Evaluation texts are found by their n-grams of 13 words; held-out documents are found where they
+    are near-duplicates of training documents.
 
     $ bert-jax contamination work/corpus --against glue:data/glue --against squad:dev.json
     $ bert-jax contamination work/corpus --against heldout
@@ -113,7 +113,7 @@ class Contamination(groups.Workers, groups.Json):
     with an example a row, .jsonl with an example an object; heldout: the held-out documents of the
     corpus. May be repeated."""
     similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
-    """Lowest Jaccard similarity of word 5-shingles at which held-out documents are found."""
+    """Lowest Jaccard similarity of word 5-shingles that counts as a near-duplicate."""
     out: Annotated[Path | None, "FILE.json"] = None
     """File for the report (default: beside the corpus.json of a store, where `evaluate`, `export`
     and `lineage` find it)."""

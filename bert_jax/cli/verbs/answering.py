@@ -1,4 +1,4 @@
-"""Steps that all verbs of `verbs.inference` share: from the asked to the answers."""
+"""Steps that all verbs of `verbs.inference` share, from texts to answers."""
 
 import os
 import sys
@@ -29,12 +29,12 @@ def run_verb(
     make: Callable[[SavedModel], Predictor[Any]],
     **same: str | None,
 ) -> int:
-    """Answer the texts that are given, or the lines of files; without both, standard input.
+    """Answer the texts on the command line, or the lines of files; without both, standard input.
 
     Args:
         asked: The verb.
         make: Makes the verb of a model on a device.
-        **same: Fields that are the same for all records; None: not given.
+        **same: Fields with the same value for all records; None: not given.
 
     Raises:
         UserError: Nothing to read, a bad record, or a file that cannot be read or written.
@@ -106,7 +106,7 @@ def check_files(asked: Asking) -> TableFormat:
     """Refuse files that cannot be read or written as they are named, before a model is loaded.
 
     Raises:
-        UserError: Names the file or the option.
+        UserError: A file cannot be used; the message names the file or the option.
     """
     for source in asked.input:
         _format(asked, source)

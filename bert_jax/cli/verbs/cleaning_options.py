@@ -10,32 +10,32 @@ if TYPE_CHECKING:
 
 
 class Cleaning(Verb):
-    """Rules that documents are cleaned by."""
+    """Rules for cleaning documents."""
 
     TITLE: ClassVar[str] = "cleaning"
 
     filter: tuple[Annotated[str, "NAME"], ...] = ()
-    """Documents, or lines, to drop as published filters do: a group (gopher, gopher-quality,
-    gopher-repetition, c4), one filter of them, or one with other bounds, NAME=LOW:HIGH. May be
+    """Published filters that drop documents or lines: a group (gopher, gopher-quality,
+    gopher-repetition, c4), a single filter, or a filter with other bounds, NAME=LOW:HIGH. May be
     repeated; an unknown name lists all."""
     language: Annotated[str, "CODE[:P]"] = ""
     """Language to keep, such as de; de:0.9 with the lowest probability (default: 0.8)."""
     drop_duplicates: Commas[str] = ()
-    """Repetitions to drop. exact: documents with the words of an earlier one, or equal training
-    pairs. paragraphs: paragraphs with the words of an earlier one. near: documents that share most
-    of their word 5-shingles with an earlier one, from a Jaccard similarity of 0.8; near=0.7 from
-    another. Several have commas between them."""
+    """Kinds of duplicates to drop, separated by commas. exact: documents with the same words as an
+    earlier document, or equal training pairs. paragraphs: paragraphs with the same words as an
+    earlier paragraph. near: documents whose word 5-shingles have a Jaccard similarity of at least
+    0.8 with an earlier document; near=0.7 sets another limit."""
     without: tuple[Annotated[str, "FILE"], ...] = ()
     """Evaluation texts, as `bert-jax contamination --against` takes them; paragraphs that share an
-    n-gram of 13 words with one are left out. May be repeated."""
+    n-gram of 13 words with them are left out. May be repeated."""
     keep_dropped: Directory | None = None
     """Directory for samples of dropped documents, with the reason."""
 
     def cleaning(self) -> "CleaningConfig":
-        """Return the rules that the options ask for.
+        """Return the rules that the options set.
 
         Raises:
-            UserError: a value that cannot be meant, or options that contradict each other.
+            UserError: a value has no meaning, or options contradict each other.
         """
         from bert_jax.data.corpus.cleaning.config import CleaningConfig
 

@@ -20,7 +20,7 @@ class Sources(groups.Columns):
 
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """Text: a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a data set
-    of the Hugging Face Hub, read where it lies), `tfds:NAME[:SPLIT]`, or `python-docs` (the
+    of the Hugging Face Hub, read in place), `tfds:NAME[:SPLIT]`, or `python-docs` (the
     documentation that Python and the installed packages carry). Files: .txt with a blank line
     between documents, .jsonl, .csv, .tsv, each also as .gz, .xz, .zst or .bz2, .parquet, .warc.gz,
     .wet.gz, and dumps of Wikipedia (.xml.bz2). Tables and JSON lines have the text in the column
@@ -33,7 +33,7 @@ class Sources(groups.Columns):
     """Take each line of a text file as a document."""
 
     def reading(self, *keep: str) -> "ReadOptions":
-        """Return how text is read."""
+        """Return the settings for reading text."""
         from bert_jax.data.corpus.documents import ReadOptions
 
         return ReadOptions(self._column("text"), keep, line_documents=self.line_documents)
@@ -67,25 +67,25 @@ class Tokenizer(Sources, groups.IntoDirectory):
     """
 
     kind: Literal["wordpiece", "bytelevel", "unigram", "bpe"] = "wordpiece"
-    """Kind: wordpiece as BERT's, bytelevel (BPE) as ModernBERT's, or SentencePiece unigram or
-    bpe."""
+    """Kind of tokenizer: wordpiece as in BERT, bytelevel (BPE) as in ModernBERT, or SentencePiece
+    unigram or bpe."""
     vocab_size: int = 30522
     """Number of tokens."""
     cased: bool = False
-    """Keep case and accents (wordpiece lower-cases otherwise; the others never do)."""
+    """Keep case and accents (otherwise wordpiece lower-cases; the other kinds never do)."""
     keep_accents: bool = False
-    """Keep accents where wordpiece does not keep case."""
+    """Keep accents in a wordpiece vocabulary without case."""
     character_coverage: float | None = None
-    """Share of the text's characters that get a token, the most frequent first; a word with another
-    becomes [UNK], or bytes in SentencePiece (default: at least 0.9995)."""
+    """Share of the text's characters that get a token, the most frequent first; a word with any
+    other character becomes [UNK], or bytes in SentencePiece (default: at least 0.9995)."""
     limit_alphabet: Annotated[int | None, "N"] = None
-    """Number of characters that get a token of wordpiece at most (default: as the coverage says, at
-    least 1000)."""
+    """Largest number of characters that get a wordpiece token (default: from the coverage, at least
+    1000)."""
     min_frequency: Annotated[int | None, "N"] = None
-    """Number of times that a pair of pieces must occur to be merged by wordpiece or bytelevel
+    """Number of times that a pair of pieces must occur before wordpiece or bytelevel merges it
     (default: 2)."""
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
-    """Text to learn from at most, spread over all of it."""
+    """Largest amount of text to learn from, sampled evenly from all the text."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -145,19 +145,19 @@ class OfText(Cleaning):
     TITLE: ClassVar[str] = "text"
 
     splitter: Literal["fast", "lines", "syntok"] | None = None
-    """Way to find sentences (default: fast); lines: one a line."""
+    """Method of splitting sentences (default: fast); lines: a sentence a line."""
     by_column: Annotated[str, "COLUMN"] = ""
-    """Column with few values, such as lang; each value gets a corpus below --out."""
+    """Column with few values, such as lang; each value gets its own corpus below --out."""
     estimate: bool = False
-    """Read a sample and say what the build takes; nothing is written."""
+    """Read a sample and estimate the cost of the build; nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
-    """local: processes of this machine; ray: a Ray of this machine; ray:HOST:PORT: the cluster with
-    that head; ray:auto: the cluster of this node."""
+    """Engine of the build. local: processes of this machine; ray: Ray on this machine;
+    ray:HOST:PORT: the cluster with that head; ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, "MB"] = None
-    """Size of the files that make one shard, a task of the engine; twice as much and more makes a
-    corpus of shards (default: 1024)."""
+    """Size of the files that make one shard, a task of the engine; twice as much text or more makes
+    a corpus of shards (default: 1024)."""
     scratch: Directory | None = None
-    """Directory that all nodes reach, for the search for duplicates (default: beside --out)."""
+    """Directory that all nodes can reach, for finding duplicates (default: beside --out)."""
 
 
 class OfPairs(Verb):
@@ -187,7 +187,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     out: Annotated[str | None, "CORPUS"] = None
     """Directory to write, or gs://BUCKET/DIRECTORY."""
     heldout_rate: Annotated[float | None, "SHARE"] = None
-    """Share of the documents, or of the pairs, that is kept for evaluation (default: 0.01)."""
+    """Share of the documents, or of the pairs, to keep for evaluation (default: 0.01)."""
     overwrite: bool = False
     """Replace a corpus at --out once the new one is complete."""
 
@@ -259,7 +259,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         return 0
 
     def _check_form(self) -> None:
-        """Refuse options of the other form, text or pairs."""
+        """Refuse options for text in a corpus of pairs, and the reverse."""
         if bool(self.input) == bool(self.pairs):
             raise UserError(
                 "give --input for text, or --pairs for sources and targets"

@@ -17,7 +17,7 @@ class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
     TITLE: ClassVar[str] = "a run of pretraining, or a pretrained model, on held-out text"
 
     length: Annotated[int | None, "N"] = None
-    """Number of tokens of a row (default: as in the last phase)."""
+    """Number of tokens in a row (default: as in the last phase)."""
     by_position: bool = False
     """Print loss and accuracy of masked words by position in the document (0-127, 128-255, 256-511,
     ...) and by masking rate, as a table and a picture."""
@@ -31,17 +31,16 @@ class Labelled(Verb):
     TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
 
     data: Annotated[str | None, "FILE"] = None
-    """File like the files of the run, for GLUE also a split (default: the dev and the test data of
-    the run; --data dev or --data test scores one of them). --columns names fields of the
-    task."""
+    """File in the format of the run's files, for GLUE also a split (default: the run's dev and test
+    data; --data dev or --data test scores one of them). --columns sets fields of the task."""
     report: Directory | None = None
-    """Directory for report.md and report.json (scores by class with intervals, confusion, the
-    mistakes that the model is surest of) and a picture."""
+    """Directory for report.md and report.json (scores by class with intervals, confusion, the most
+    confident mistakes) and a picture."""
     versus: RunPlace | None = None
-    """Another run, scored on the same examples; differences with paired intervals."""
+    """Another run to score on the same examples; prints differences with paired intervals."""
     contamination: tuple[File, ...] = ()
-    """Report of `bert-jax contamination` on the data, for scores of seen and of clean examples
-    apart (default: reports on the corpora that the model comes from). May be repeated."""
+    """Report of `bert-jax contamination` on the data, to score contaminated and clean examples
+    separately (default: reports on the corpora that the model comes from). May be repeated."""
 
 
 class Pairs(groups.Beams):
@@ -50,7 +49,7 @@ class Pairs(groups.Beams):
     TITLE: ClassVar[str] = "a model that translates, on pairs of files"
 
     pairs: tuple[Annotated[str, "FILE"], Annotated[str, "FILE"]] | None = None
-    """Source sentences and their references, a line each: BLEU and chrF of sacreBLEU with
+    """Files of source sentences and references, a line each; prints sacreBLEU's BLEU and chrF with
     intervals, floors, losses, a table by source length."""
 
 
@@ -61,14 +60,14 @@ class Vectors(groups.Rerank):
 
     retrieval: Directory | None = None
     """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or one of its files
-    of judgements; nDCG@10, MRR@10, recall@100 and MAP, beside BM25's."""
+    of judgements; prints nDCG@10, MRR@10, recall@100 and MAP beside BM25's."""
     sts: Annotated[str | None, "FILE"] = None
-    """Table of pairs of texts with scores (query, document, score); Spearman's correlation of the
-    cosines."""
+    """Table of scored pairs of texts (query, document, score); prints Spearman's correlation of the
+    scores with the cosines."""
     clustering: Annotated[str | None, "FILE"] = None
-    """Table of texts with classes (text, label); V-measure of k-means, mean of 10 runs."""
+    """Table of texts with classes (text, label); prints k-means' V-measure, mean of 10 runs."""
     dimensions: Commas[int] = ()
-    """Numbers of first entries of the vectors to score too, such as 256,128,64."""
+    """Lengths of prefixes of the vectors to score as well, such as 256,128,64."""
 
 
 class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns, groups.Json):

@@ -12,24 +12,24 @@ from bert_jax.errors import UserError
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
     """Write a model in a format of other software, and prove it.
 
-    Of a fine-tuning run the best model is written.
+    A fine-tuning run exports its best model.
 
     $ bert-jax export work/base --to huggingface --out out/base --license apache-2.0
     $ bert-jax export work/mrpc --to stablehlo --out out/mrpc
     """
 
     to: Literal["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx", "peft"]
-    """Format. huggingface: what AutoModelFor... and AutoTokenizer load. sentence-transformers: an
-    encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU, for a translator the
-    whole search. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft: only the
-    low-rank updates and the head of a run with lora.rank, for PEFT."""
+    """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: an encoder
+    that makes vectors. stablehlo: one program for CPU, CUDA and TPU, which for a translator
+    includes the search. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft: only
+    the low-rank updates and the head of a run with lora.rank, for PEFT."""
     quantize: Literal["int8"] | None = None
-    """For onnx, matrices in 8 bits, by ONNX Runtime's own quantizer; the proof says what that
-    costs."""
+    """Quantization of matrices to 8 bits by ONNX Runtime, for onnx; the proof reports the loss of
+    precision."""
     name: Text = ""
     """Title of the model card (default: the name of MODEL)."""
     part: Literal["discriminator", "generator"] | None = None
-    """Model of a run of replaced-token detection (default: discriminator)."""
+    """Model to export from a run of replaced-token detection (default: discriminator)."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.exchange.export import export
@@ -87,9 +87,10 @@ class Average(groups.IntoDirectory, groups.StoreRows):
     last: Annotated[int | None, "K"] = None
     """Number of newest checkpoints of each WORKDIR to average."""
     method: Literal["mean", "ema"] = "mean"
-    """mean, of equal weights; or ema, an exponential moving average in the given order."""
+    """Average: mean with equal weights, or ema, an exponential moving average in the given
+    order."""
     decay: Annotated[float | None, "D"] = None
-    """Weight, at each checkpoint of ema, of the average of all before (default: 0.9)."""
+    """Weight of the average so far at each further checkpoint of ema (default: 0.9)."""
     evaluate: bool = False
     """Print the held-out loss of each checkpoint and of the average."""
 
@@ -131,8 +132,8 @@ class Import(groups.IntoDirectory, groups.Tolerance):
     """Directory in Hugging Face's format, TensorFlow checkpoint of the original code (its directory
     or prefix), or name on the Hugging Face Hub."""
     add_tokens: File | None = None
-    """File of tokens, one a line, by which the vocabulary grows; each begins as the mean of the
-    pieces that it had."""
+    """File of tokens to add to the vocabulary, one a line; each starts as the mean of its former
+    pieces."""
     gelu: Literal["tanh", "erf"] | None = None
     """Meaning of gelu in a TensorFlow checkpoint: tanh as in the original code (default), or erf as
     in its first release and in Transformers."""
@@ -175,11 +176,10 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     """
 
     config: Annotated[str | None, "FILE"] = None
-    """Pretraining configuration, whose section model has the sizes (default: the section of
-    MODEL)."""
+    """Pretraining configuration whose section model has the sizes (default: MODEL's own)."""
     preserve: bool = False
-    """Divide weights by the number of copies of what they read, so that a wider model starts with
-    nearly the loss of MODEL; else the values of MODEL stay, as in ModernBERT's tiling."""
+    """Divide weights by the number of copies of their inputs, so that a wider model starts with
+    nearly the loss of MODEL; otherwise MODEL's values stay, as in ModernBERT's tiling."""
 
     CONFIGURED: ClassVar[bool] = True
 

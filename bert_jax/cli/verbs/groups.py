@@ -37,24 +37,24 @@ class OfRun(Verb):
 
 
 class Json(Verb):
-    """The form of what is printed."""
+    """The format of the output."""
 
     json: bool = False
     """Print JSON, in place of lines for people."""
 
 
 class Rows(Verb):
-    """A limit of rows."""
+    """A limit on the number of rows."""
 
     rows: Count | None = None
-    """Number of rows to read or to print at most (default: all; `grow`: 1024, `inspect`: 4)."""
+    """Largest number of rows to read or to print (default: all; `grow`: 1024, `inspect`: 4)."""
 
 
 class StoreRows(Rows):
     """Rows of a corpus."""
 
     corpus: CorpusPlace | None = None
-    """Directory of `bert-jax corpus`, of the same tokenizer (default: the corpus of the run)."""
+    """Directory of `bert-jax corpus`, with the same tokenizer (default: the run's corpus)."""
 
 
 class Checkpoint(Verb):
@@ -65,7 +65,7 @@ class Checkpoint(Verb):
 
 
 class Seed(Verb):
-    """The seed of what is drawn."""
+    """The seed of random numbers."""
 
     seed: Natural = 0
     """Seed of the rows (`inspect`), or of the noise that `grow --preserve` adds to copies."""
@@ -83,7 +83,7 @@ class IntoDirectory(Verb):
     """The directory that a verb writes."""
 
     out: Directory
-    """Directory to write; it appears when everything is written."""
+    """Directory to write; it appears only when complete."""
 
 
 class IntoFile(Verb):
@@ -94,18 +94,18 @@ class IntoFile(Verb):
 
 
 class License(Verb):
-    """The licence of what is written."""
+    """The licence of the output."""
 
     license: Text = ""
     """Licence of the text or of the model, in the Hub's abbreviation, such as apache-2.0 or
-    cc-by-4.0 (default: unknown, but for documents with a field license or licence)."""
+    cc-by-4.0 (default: unknown, except for documents with a field license or licence)."""
 
 
 class Tolerance(Verb):
-    """The proof of a model that changes its form."""
+    """The proof of a converted model."""
 
     tolerance: NonNegative = 1e-4
-    """Largest difference of a state or a logit from the source."""
+    """Largest permitted difference of a state or a logit from the source."""
 
 
 class Workers(Verb):
@@ -127,29 +127,30 @@ class SecondText(Verb):
     """The second text of a pair."""
 
     text_b: Text | None = None
-    """Second text of a pair; `attend` takes the translation that a translator shall have made."""
+    """Second text of a pair; for `attend` on a translation model, the target text (default: the
+    model's own translation)."""
 
 
 class Dimensions(Verb):
-    """A cut of vectors."""
+    """Shortening of vectors."""
 
     dimensions: Annotated[int | None, "N"] = None
-    """Number of entries of each vector to keep, the first (default: all)."""
+    """Number of leading entries of each vector to keep (default: all)."""
 
 
 class Columns(Verb):
     """Names in tables and JSON lines."""
 
     columns: tuple[Annotated[Text, "FIELD=COLUMN,..."], ...] = ()
-    """Columns of tables, or fields of JSON lines, with other names than here: text=review,
-    label=stars with a comma between; a column without a name has its number from 1. Also how CSV
-    and TSV files are written: header=False, delimiter=;, quoting=False."""
+    """Names of columns in tables, or of fields in JSON lines, separated by commas:
+    text=review,label=stars; a column without a name has its number from 1. Also the format of CSV
+    and TSV files: header=False, delimiter=;, quoting=False."""
 
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return the columns by field, and how a table is written.
+        """Return the columns by field, and the format of a table.
 
         Raises:
-            UserError: A part that names none of the known fields; none known: any is taken.
+            UserError: A part names none of the known fields; without known fields any name passes.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
@@ -188,7 +189,8 @@ class Device(Verb):
     """The device of a model."""
 
     device: Annotated[str | None, "NAME"] = None
-    """Device: cpu, gpu, tpu, or one of several as gpu:1 (default: the first that JAX finds)."""
+    """Device: cpu, gpu, tpu, or a numbered one such as gpu:1 (default: the first that JAX
+    finds)."""
 
     def opened(self, place: str) -> "SavedModel":
         """Read a model onto the device."""
@@ -202,10 +204,10 @@ class Rerank(Verb):
     """The reranker of a search."""
 
     rerank: ModelPlace | None = None
-    """Fine-tuned model of pairs, with one score or two classes, that orders the first --candidates
-    anew."""
+    """Fine-tuned model of pairs, with one score or two classes, that reorders the first
+    --candidates passages."""
     candidates: Count = 100
-    """Number of passages that --rerank orders."""
+    """Number of passages that --rerank reorders."""
 
 
 class Beams(Verb):
@@ -216,13 +218,14 @@ class Beams(Verb):
     num_beams: Count = 5
     """Number of hypotheses that each step keeps; 1 is greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent alpha of ((beta + tokens) / (beta + 1)) ** alpha, which divides a score."""
+    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha, which divides
+    scores."""
     length_beta: NonNegative = 0.0
-    """Constant beta of --length-alpha."""
+    """Constant beta of the length penalty, see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0
-    """Number of tokens of a translation at most, end token included (default: the model's)."""
+    """Largest number of tokens in a translation, end token included (default: the model's)."""
     max_length_rate: NonNegative = 3.0
-    """Number of target tokens for each source token at most; 0: no limit."""
+    """Largest number of target tokens for each source token; 0: no limit."""
 
     def settings(self, nbest: int = 1) -> "SearchConfig":
         """Return the settings of the search."""
@@ -238,17 +241,18 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """A verb that answers texts."""
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Format of the files; auto goes by the suffix, of standard input by its first line."""
+    """Format of the files; auto goes by the suffix, for standard input by the first line."""
     out: File | None = None
     """File for the answers, .jsonl; `embed` also writes .npy and .parquet, `translate` a line for
-    each text. It appears whole or not at all (default: standard output)."""
+    each text. The file appears complete or not at all (default: standard output)."""
     batch_tokens: Count | None = None
-    """Number of tokens in a batch at most (default: 1024)."""
+    """Largest number of tokens in a batch (default: 1024)."""
     on_error: Literal["fail", "skip"] = "fail"
-    """At a line that cannot be read or asked about, stop, or say so in its place."""
+    """Reaction to a line that cannot be read or answered: stop, or write the error in place of the
+    answer."""
 
     PLAIN: ClassVar[bool] = False
-    """Whether lines of text become lines of text."""
+    """Whether the verb turns lines of text into lines of text."""
     VECTORS: ClassVar[bool] = False
     """Whether answers are vectors."""
 
@@ -262,7 +266,7 @@ class AskingRows(Asking):
     """A verb that answers texts of a limited length."""
 
     max_length: Annotated[int | None, "N"] = None
-    """Number of tokens of a row at most, special ones included; a longer text is cut, or read in
+    """Largest number of tokens in a row, special tokens included; longer texts are cut or read in
     windows (default: the model's)."""
 
     @property

@@ -31,14 +31,14 @@ class FillMask(groups.AskingRows, groups.Top):
 
 
 class Classify(groups.AskingRows, groups.SecondText, groups.Top):
-    """Tell classes, labels or scores with a fine-tuned model.
+    """Predict classes, labels or scores with a fine-tuned model.
 
     $ bert-jax classify work/reviews "What a film."
     $ bert-jax classify work/reviews --input new.jsonl --out labels.jsonl
     """
 
     threshold: Fraction | None = None
-    """Probability above which one of several labels is given (default: the model's own, else
+    """Probability above which each of several labels is predicted (default: the model's own, else
     0.5)."""
 
     def __call__(self) -> int:
@@ -69,14 +69,14 @@ class Answer(groups.AskingRows, groups.Top):
     """
 
     context: Text | None = None
-    """Text in which the answers stand."""
+    """Text that contains the answers."""
     context_file: File | None = None
-    """File of the text in which the answers stand."""
+    """File with the text that contains the answers."""
     null_threshold: Annotated[str, "ODDS"] = "auto"
-    """Odds above which there is no answer; none: always answer; auto: what was best on the dev data
-    of the run, else none."""
+    """Odds above which "no answer" is given; none: always answer; auto: the best value on the run's
+    dev data, else none."""
     max_answer_tokens: Count | None = None
-    """Number of tokens of an answer at most (default: as the run, else 30)."""
+    """Largest number of tokens in an answer (default: as in the run, else 30)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.verbs.answering import run_verb
@@ -116,8 +116,9 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
     prefix: Text | None = None
     """Beginning of every translation."""
     alignments: bool = False
-    """Say for each target word which source word the decoder looked at most (cross-attention, mean
-    over layers and heads), which is often, not always, the word it translates."""
+    """Print the source word that the decoder attended to most for each target word
+    (cross-attention, mean over layers and heads); often, not always, the target word translates
+    it."""
 
     PLAIN: ClassVar[bool] = True
 
@@ -161,16 +162,16 @@ class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):
     """
 
     kind: Literal["query", "document"] | None = None
-    """Kind of the texts, for the model's own prefix before each."""
+    """Kind of the texts, which selects the model's prefix for each text."""
     pooling: Literal["mean", "max", "cls", "pooler", "last", "weighted"] | None = None
-    """Vector that the states of the tokens make (default: as the model says, else mean)."""
+    """Pooling of the tokens' states into a vector (default: the model's own, else mean)."""
     layers: Annotated[str, "LAYERS"] = "-1"
-    """Layer, several (1,6,12) or a first and a last one (--layers=-4:-1), whose mean is taken; 0 is
-    the embeddings, -1 the last."""
+    """Layer, several layers (1,6,12) or a range (--layers=-4:-1) to average; 0 is the embeddings,
+    -1 the last layer."""
     no_special_tokens: bool = False
-    """Leave [CLS] and [SEP] out of mean and max."""
+    """Exclude [CLS] and [SEP] from mean and max."""
     normalize: bool | None = None
-    """Divide each vector by its length (default: as the model says, else not)."""
+    """Divide each vector by its length (default: the model's own setting, else no)."""
 
     VECTORS: ClassVar[bool] = True
 
@@ -197,7 +198,7 @@ class Attend(groups.OfModel, groups.SecondText):
     """
 
     text: Given[Text]
-    """Text; for each [MASK] the page says what the model would put there."""
+    """Text; for each [MASK] the page shows the model's predictions."""
     out: File = Path("attention.html")
     """File for the page; replaced where it exists."""
 

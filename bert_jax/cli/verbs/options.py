@@ -1,4 +1,4 @@
-"""Options of verbs: the fields of a frozen dataclass make the parser; arguments make the dataclass.
+"""Options of verbs: a frozen dataclass defines the parser; parsed arguments fill the dataclass.
 
     class Verify(OfRun, Json):
         \"\"\"Read all checkpoints of a run back and say which are intact.\"\"\"
@@ -41,9 +41,9 @@ _POSITIONAL, _COMMAS = object(), object()
 Given = Annotated[T, _POSITIONAL]
 """An argument without a name."""
 Commas = Annotated[tuple[T, ...], _COMMAS]
-"""Values with commas between them; other tuples are options that may be repeated."""
+"""Values separated by commas; other tuples are options that may be repeated."""
 Text = Annotated[str, "TEXT"]
-"""Words, whose ~ stays; text in an annotation is the metavar of a value."""
+"""Words in which a ~ stays; a text in an annotation is the metavar of a value."""
 ModelPlace = Annotated[str, "MODEL"]
 RunPlace = Annotated[str, "WORKDIR"]
 CorpusPlace = Annotated[str, "CORPUS"]
@@ -61,7 +61,7 @@ _NEW = {
     "--drop-duplicate-paragraphs": "--drop-duplicates paragraphs",
     "--drop-near-duplicates": "--drop-duplicates near=JACCARD",
 }  # fmt: skip
-"""Former options, and what is written now."""
+"""Former options and their replacements."""
 _METAVARS = {int: "N", float: "X"}
 _NUMBERS = {int: "a whole number", float: "a finite number"}
 
@@ -115,11 +115,11 @@ class Option(NamedTuple):
 
     @property
     def is_several(self) -> bool:
-        """Whether values stand without a name, any number of them."""
+        """Whether any number of values may stand without a name."""
         return self.is_positional and typing.get_origin(_opened(self.hint)[0]) is tuple
 
     def add_to(self, group: Any) -> None:
-        """Add the option to a parser or to a group of one."""
+        """Add the option to a parser or to one of its groups."""
         kind, marks = _opened(self.hint)
         how: dict[str, Any] = {"default": argparse.SUPPRESS}
         is_list = typing.get_origin(kind) is tuple and _COMMAS not in marks
@@ -151,9 +151,9 @@ class Option(NamedTuple):
 
 
 def options(verb: type[Verb]) -> list[Option]:
-    """Return the options of a verb before the ones of its groups, and positional ones in reverse.
+    """Return a verb's own options before its groups' options, and positional options in reverse.
 
-    A positional one of any number stands last.
+    A positional option with any number of values is last.
     """
     hints = typing.get_type_hints(verb, include_extras=True)
     defaults = {field.name: field.default for field in fields(verb)}
@@ -208,15 +208,15 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Leave choices to `read`, which suggests one."""
+        """Leave the check of choices to `read`, which suggests the nearest choice."""
 
 
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
-    """Return a verb with the values that the arguments behind its name give.
+    """Make a verb from the arguments after its name.
 
     Raises:
-        UserError: An option that the verb does not have, with the nearest or the new one; a value
-            of another type or out of bounds; a missing option.
+        UserError: An option that the verb does not have (the message names the nearest or the new
+            option); a value of another type or out of bounds; a missing option.
     """
     parser = Parser(verb, prog=f"bert-jax {name}")
     for argument in argv[: argv.index("--") if "--" in argv else None]:
@@ -240,7 +240,7 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
 
 
 def _take_behind(taken: list[str], rest: list[str]) -> list[str]:
-    """Move arguments behind an option from `rest` to `taken`; argparse looks only before it."""
+    """Move arguments after an option from `rest` to `taken`; argparse takes only earlier ones."""
     at = rest.index("--") if "--" in rest else len(rest)
     before, after = rest[:at], rest[at + 1 :]
     unknown = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
@@ -259,7 +259,7 @@ def _unknown(flag: str, parser: Parser) -> UserError:
 
 
 def _opened(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the plain type of an annotation, and the marks on it."""
+    """Split an annotation into its plain type and its marks."""
     marks: tuple[Any, ...] = ()
     while True:
         if hasattr(hint, "__metadata__"):
@@ -270,7 +270,7 @@ def _opened(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _value(option: str, hint: Any, text: Any) -> Any:
-    """Return the value that text, or a list of texts, stands for."""
+    """Convert a text, or a list of texts, to the option's value."""
     kind, marks = _opened(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = typing.get_args(hint)[0]
@@ -297,7 +297,7 @@ def _value(option: str, hint: Any, text: Any) -> Any:
 
 
 def _home(text: str) -> str:
-    """Put the home directory in the place of a ~ that a path or the value of a field begins with.
+    """Expand a ~ at the beginning of a path or of a field's value.
 
     A shell does so only at the beginning of a word, and not in `--out=~/x`.
     """

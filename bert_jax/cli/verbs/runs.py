@@ -16,9 +16,9 @@ from bert_jax.errors import UserError, report_error
 
 
 class Demo(Verb):
-    """Train a small model on text that is there, and let it answer.
+    """Train a small model on text that is already there, and let the model answer.
 
-    The BERT learns from the documentation that Python carries; the translator learns French number
+    The BERT learns from Python's own documentation; the translator learns French number
     words from 20,000 pairs and translates 2,000 unseen numbers in about a minute.
     """
 
@@ -29,7 +29,7 @@ class Demo(Verb):
     config: Annotated[str | None, "FILE"] = None
     """Configuration file in place of the recipe's."""
     workdir: Directory | None = None
-    """Directory to write (default: work/demo, of a translation work/demo_translation)."""
+    """Directory to write (default: work/demo, for translation work/demo_translation)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.demo import masked_words, number_words
@@ -47,7 +47,7 @@ class Configured(Verb):
     """A configuration of a run."""
 
     config: Annotated[str, "FILE"]
-    """Name or Python file of a configuration, with an argument behind a colon: bert_tiny,
+    """Name or Python file of a configuration, with an argument after a colon: bert_tiny,
     my/bert.py, glue:mrpc. --config.SECTION.FIELD=VALUE sets any field."""
     fields: bool = False
     """List all fields of a configuration with their defaults and stop."""
@@ -91,15 +91,15 @@ class Run(Configured):
     """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; made if missing."""
     distributed: Literal["auto", "on", "off"] = "auto"
     """Whether to join the other processes of a pod, a Slurm job or launch/local.py; auto joins
-    where the environment names some."""
+    where the environment names other processes."""
     join_timeout: Annotated[int, "SECONDS"] = 300
     """Time to wait for the other processes."""
     stopped_code: Annotated[int, "CODE"] = 0
-    """Exit code of a run that SIGTERM stopped, saved, before its last step. Launchers that start
-    the run again pass 75; Ctrl-C on one process ends with 130."""
+    """Exit code of a run that SIGTERM stopped and saved before its last step. Launchers that
+    restart runs pass 75; Ctrl-C on one process ends with 130."""
 
     def trained(self, config: Any) -> str:
-        """Train, and return the name of a signal that stopped the run."""
+        """Train, and return the name of the signal that stopped the run, if any."""
         raise NotImplementedError
 
     def __call__(self) -> int:
@@ -130,7 +130,7 @@ class Run(Configured):
 class Pretrain(Run):
     r"""Pretrain an encoder or train a translator, or continue a run.
 
-    `objective` names what is learned: masked words, replaced tokens, translation.
+    `objective` sets the task: masked words, replaced tokens, translation.
 
     $ bert-jax pretrain --config=bert_tiny --workdir=work/tiny \
         --config.data.corpus=work/corpus --config.training.num_steps=20000
@@ -146,12 +146,12 @@ class Pretrain(Run):
     """
 
     branch_from: Annotated[str, "WORKDIR[@STEP]"] = ""
-    """Checkpoint of another run to go on from, with its whole state, in a work directory and under
-    a configuration of its own, which must equal the other run's for the steps before; without
-    @STEP the newest that was read back. The checkpoint is kept for ever."""
+    """Checkpoint of another run to continue, with its whole state, in a new work directory. The
+    configuration must equal the other run's up to the checkpoint's step. Without @STEP: the newest
+    checkpoint that was read back. The checkpoint is kept for ever."""
 
     def trained(self, config: Any) -> str:
-        """Train what the section `objective` names."""
+        """Train the objective that the section `objective` names."""
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.training.pretrain.train import train
         from bert_jax.training.run.goodput import Clock, process_age
@@ -198,7 +198,7 @@ class Finetune(Run):
 
 
 class Plan(Configured, groups.Plot, groups.Json):
-    r"""Compile the train step for a TPU slice, without having one.
+    r"""Compile the train step for a TPU slice, without a TPU.
 
     --plot draws memory and time. data.corpus need not exist.
 
@@ -208,17 +208,16 @@ class Plan(Configured, groups.Plot, groups.Json):
     """
 
     topology: tuple[Annotated[str, "NAME"], ...]
-    """Slice: v5e:16x16, v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip),
+    """TPU slice: v5e:16x16, v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip),
     v5e:16x16,slices=2. May be repeated, for a comparison at the end."""
     phase: Annotated[str, "N"] = "0"
-    """Number of one of training.phases, or all."""
+    """Number of a phase in training.phases, or all."""
     batch_per_chip: Annotated[str, "N"] = ""
-    """Rows a chip in a micro-batch, in place of the configured batch. fit: find the largest. fast:
-    compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches, and the batch
-    with the highest MFU."""
+    """Rows per chip in a micro-batch, in place of the configured batch. fit: find the largest.
+    fast: compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches, and the
+    batch with the highest MFU."""
     cache: Directory | None = None
-    """Directory of compiled steps (default: ~/.cache/bert_jax/plan); none: neither read nor write
-    one."""
+    """Directory of compiled steps (default: ~/.cache/bert_jax/plan); none: no cache."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.reading import read_model
@@ -245,7 +244,7 @@ class Plan(Configured, groups.Plot, groups.Json):
 
 
 class Status(groups.OfRun, groups.Plot, groups.Json):
-    """Say how far a run is, where its time went and what went wrong.
+    """Print a run's progress, the use of its time, and its errors.
 
     $ bert-jax status work/tiny
     """
@@ -287,7 +286,7 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
 
 
 class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
-    """Read all checkpoints of a run back and say which are intact.
+    """Read back all checkpoints of a run and report the intact ones.
 
     $ bert-jax verify work/tiny
     """
@@ -308,13 +307,13 @@ class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
 
 
 class Predict(groups.OfRun, groups.IntoDirectory):
-    """Predict with a fine-tuned model, for a whole file.
+    """Predict the labels of a whole file with a fine-tuned model.
 
     $ bert-jax predict work/reviews --data new.csv --out predictions
     """
 
     data: Annotated[str, "FILE"]
-    """File with the columns that the model was trained on, labels may be missing; of GLUE also a
+    """File with the columns that the model was trained on, except perhaps labels; for GLUE also a
     split, for example test."""
 
     def __call__(self) -> int:

@@ -24,7 +24,7 @@ _QUERIES = 1024
 
 
 class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, groups.Device):
-    """Make files searchable: store the vectors of their passages.
+    """Make files searchable by storing the vectors of their passages.
 
     $ bert-jax index work/embedder notes/ --out notes.parquet
     $ bert-jax index work/embedder 'docs/**/*.md' faq.csv --columns text=answer --out docs.parquet
@@ -34,7 +34,7 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
     """Text files (.txt, .md), JSON lines and tables (.jsonl, .csv, .tsv, .parquet), also
     compressed; a directory or a glob of these; hf:OWNER/NAME."""
     passage_tokens: Annotated[int | None, "N"] = None
-    """Number of tokens of a passage at most (default: 256, or the model's length if lower)."""
+    """Largest number of tokens in a passage (default: 256, or the model's length if lower)."""
 
     def __call__(self) -> int:
         from tqdm import tqdm
@@ -103,7 +103,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     index: Given[Annotated[Path, "INDEX"]]
     """File of `bert-jax index`."""
     model: ModelPlace | None = None
-    """The model, where it has moved since the index was made."""
+    """Model of the index, where the model has moved since the index was made."""
 
     def __call__(self) -> int:
         from bert_jax.infer.search import index
@@ -131,7 +131,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         return 0
 
     def _queries(self) -> Iterator[list["Record"]]:
-        """Read the queries in parts; from a pipe, the lines that are there."""
+        """Read the queries in parts; from a pipe, the lines available."""
         from bert_jax.infer.predictor import Given, text_field
         from bert_jax.infer.records import PAUSE, STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -183,7 +183,7 @@ def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
 class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     r"""Find hard negatives for pairs of queries and documents.
 
-    An embedding model or a reranker is trained on them.
+    They train an embedding model or a reranker.
 
     $ bert-jax mine work/embedder pairs.jsonl --out mined.jsonl
     $ bert-jax finetune --config=embed --workdir=work/harder \
@@ -196,13 +196,13 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """More documents to choose from, as `bert-jax index` takes them. May be repeated."""
     negatives: int = 5
-    """Number of negatives of a pair at most."""
+    """Largest number of negatives for each pair."""
     margin: float = 0.05
-    """Distance that a negative's cosine stays below the pair's; may be negative."""
+    """Least difference between the pair's cosine and a negative's cosine; may be negative."""
     labelled: bool = False
-    """Write a line for each pair and each negative, with the label 1 or 0: to train a reranker."""
+    """Write a line for each pair and each negative, labelled 1 or 0, to train a reranker."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"
-    """Ranks of the negatives, among the documents that are no answer."""
+    """Ranks to take negatives from, among the documents that do not answer the query."""
 
     def __call__(self) -> int:
         from tqdm import tqdm

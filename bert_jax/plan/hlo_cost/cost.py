@@ -1,8 +1,8 @@
-"""How long a step takes: cycles, bytes and FLOPs of a `Program` on a chip, in seconds.
+"""The time of a step: cycles, bytes and FLOPs of a `Program` on a chip, in seconds.
 
-The sum is serial: a TPU core runs one operation at a time, in the order of the schedule. What runs
-beside it (DMA between HBM and the core's memory, asynchronous collectives) costs what it lasts
-longer than the work scheduled next to it.
+The sum is serial: a TPU core runs one operation at a time, in the order of the schedule. Work
+beside the core (DMA between HBM and the core's memory, asynchronous collectives) costs only the
+time by which it outlasts the operations scheduled next to it.
 """
 
 import itertools
@@ -19,8 +19,8 @@ MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
 STEP_CYCLES = 385
 """Constants of a Pallas kernel: the share of the arrays' time that no vector work hides, and the
-cycles of a core for each product and for each step of the grid besides. Fitted to the schedules
-that libtpu writes for 12 attention kernels on v5e: 11 are met within 11%, one within 19%
+extra cycles of a core for each product and for each step of the grid. Fitted to the schedules that
+libtpu writes for 12 attention kernels on v5e: 11 are met within 11%, one within 19%
 (docs/experiments.md, "The wind tunnel")."""
 
 STATED_EFFICIENCY = 0.5
@@ -32,27 +32,27 @@ NUM_TOP = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """The predicted time of one step, and where it goes."""
+    """The predicted time of one step, and its parts."""
 
     seconds: float
     """Sum of `parts`."""
     parts: dict[str, float]
     """Seconds by part: "xla", "pallas", "unestimated", "collectives exposed", "copies exposed"."""
     how: dict[str, str]
-    """In words, for each part and each thing left out, how it was estimated."""
+    """Method of the estimate in words, for each part and each omission."""
     top: tuple[tuple[float, str, str], ...]
     """The most expensive operations: (seconds per step, source line, name), longest first."""
     by_source: tuple[tuple[float, str], ...]
-    """Seconds per step of every source line, longest first; "(compiler)" for what has none."""
+    """Seconds per step of every source line, longest first; "(compiler)": no source line."""
     hidden: dict[str, float]
-    """Seconds that run beside the parts: "collectives", "copies"."""
+    """Seconds hidden beside the parts: "collectives", "copies"."""
 
 
 def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
     """Predict the time of a step of one device, which has its share of the chip.
 
-    `torus` is the chips in each dimension of the slice, (4, 4) for v5e:4x4; empty: unknown, then
-    one ring without wrap-around is assumed for a part of the devices.
+    `torus` has the number of chips in each dimension of the slice, (4, 4) for v5e:4x4; empty:
+    unknown, then a part of the devices is assumed to form one ring without wrap-around.
     """
     device = chip.per_device
     parts: dict[str, float] = defaultdict(float)
@@ -90,7 +90,7 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
 
 
 def op_seconds(op: Op, device: Chip) -> float:
-    """Seconds per step of one operation."""
+    """Estimate the seconds per step of one operation."""
     if op.cycles is not None:
         return op.runs * op.cycles / device.clock_hz
     seconds = op.bytes / device.hbm_bytes_per_s
@@ -116,10 +116,10 @@ def _work(op: Op) -> Work | None:
 def collective_seconds(
     exchange: Collective, device: Chip, program: Program, torus: Sequence[int] = ()
 ) -> float:
-    """Seconds of one run, alone on the network.
+    """Estimate the seconds of one run with the network to itself.
 
-    A ring in both directions of every dimension it spans: each device sends (n-1)/n of the bytes,
-    twice for an all-reduce (reduce-scatter, then all-gather).
+    A ring runs in both directions of every dimension it spans: each device sends (n-1)/n of the
+    bytes, twice for an all-reduce (reduce-scatter, then all-gather).
     """
     n = exchange.group_size
     share = (n - 1) / n * exchange.bytes
@@ -136,10 +136,11 @@ def collective_seconds(
 
 
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
-    """Bytes per second that one device sends in a group of `n`: over all dimensions it fills.
+    """Sum the bytes per second that a device of a group of `n` sends in all dimensions it fills.
 
-    A dimension with wrap-around has a ring in each direction. Without, a ring goes out and comes
-    back over the same links: half of it. A group that fills no dimension has one such line.
+    A dimension with wrap-around has a ring in each direction. Without wrap-around, a ring goes out
+    and comes back over the same links, at half the rate. A group that fills no dimension has one
+    such line.
     """
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]

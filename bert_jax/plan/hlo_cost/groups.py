@@ -1,4 +1,4 @@
-"""Groups of devices that talk in a collective, and the mesh axes of the groups."""
+"""Groups of devices in a collective, and the mesh axes of the groups."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 MIXED = "mixed"
-"""The axis of groups that are no product of mesh axes."""
+"""Name of the axis of groups that are not a product of mesh axes."""
 
 _EXPLICIT = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -25,7 +25,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _iota(dims: str, permutation: str | None) -> np.ndarray:
-    """0, 1, 2, … in the shape `dims`, transposed."""
+    """Arrange 0, 1, 2, … in the shape `dims`, transposed."""
     sizes = _numbers(dims)
     array = np.arange(math.prod(sizes)).reshape(sizes)
     return array.transpose(_numbers(permutation)) if permutation else array
@@ -39,7 +39,7 @@ def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...],
     and `source_target_pairs`, whose pairs are returned as groups. An empty list means all devices.
 
     Raises:
-        ValueError: none of these is there.
+        ValueError: the attributes have none of these.
     """
     if match := _MESH.search(attributes):
         return _mesh_groups(*match.groups())
@@ -94,8 +94,8 @@ def axes_of_groups(
 ) -> tuple[str, ...]:
     """Return the mesh axes over which groups of positions in `mesh.devices.flat` run, in order.
 
-    () where every group is one device; one axis also for groups over a part of the axis; ("mixed",)
-    where no product of axes gives the groups.
+    () where every group is one device; one axis also where groups span a part of the axis;
+    ("mixed",) where no product of axes gives the groups.
     """
     return _axes_of_groups(frozenset(frozenset(g) for g in groups), tuple(mesh_shape.items()))
 

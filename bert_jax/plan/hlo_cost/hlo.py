@@ -1,9 +1,9 @@
 """The operations of one step, from the optimised HLO that XLA wrote for a TPU.
 
-`parse_program` walks the schedule from the entry computation: bodies of loops count as often as
-the loop runs, of a conditional's branches the one with more cycles counts, a fusion is one
-operation with the cycles the compiler estimated for it (`estimated_cycles` in its backend_config),
-a pair of -start and -done is one operation. Pure text to data: neither jax nor libtpu is needed.
+`parse_program` walks the schedule from the entry computation: a loop's body counts once per
+iteration, a conditional counts its branch with the most cycles, a fusion is one operation with the
+cycles the compiler estimated for it (`estimated_cycles` in its backend_config), a pair of -start
+and -done is one operation. Text becomes data without jax or libtpu.
 """
 
 import math
@@ -34,7 +34,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
     "replica-id", "optimization-barrier", "opt-barrier", "add-dependency", "async-update", "recv",
 }  # fmt: skip
-"""Instructions that cost the core nothing: names for values, and ends of what started before."""
+"""Instructions that cost the core nothing: names for values, and ends of started work."""
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 FREE_CALLS = {
     "AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast",
@@ -43,7 +43,7 @@ FREE_CALLS = {
 }  # fmt: skip
 """Markers of the compiler: no code is generated for them."""
 SENTINEL = 2**50
-"""Cycle counts from here on are the compiler's "do not know" (values near 2^63)."""
+"""Least cycle count that means the compiler's "do not know" (values near 2^63)."""
 
 
 def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
@@ -72,7 +72,7 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
 def _split_slices(
     mesh_shape: Mapping[str, int], num_partitions: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Mesh of one slice, and slices by the outermost axes that they divide."""
+    """Return one slice's mesh, and the slices along the outermost axes that they divide."""
     slices = max(1, math.prod(mesh_shape.values()) // num_partitions)
     inside: dict[str, int] = {}
     across: dict[str, int] = {}
@@ -94,7 +94,8 @@ class _Flight:
 
     exchange: Collective
     fused: bool
-    """It advances only inside the fusions that carry it (TPU's async collective fusions)."""
+    """Whether it advances only inside the fusions that carry it (TPU's async collective
+    fusions)."""
     overlapped: float = 0.0
 
 
@@ -104,7 +105,7 @@ class _Walk:
     mesh_shape: Mapping[str, int]
     """Mesh shape of one slice."""
     slices: Mapping[str, int]
-    """Slices along each mesh axis that spans several."""
+    """Number of slices along each mesh axis that spans several slices."""
     ops: list[Op] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
@@ -131,7 +132,7 @@ class _Walk:
     def _beside_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> bool:
-        """Count exchanges and copies; whether the instruction takes the core no time."""
+        """Count exchanges and copies; return whether the instruction takes the core no time."""
         opcode, name = instruction.opcode, instruction.name
         instructions = scope.computation.instructions
         base = opcode.removesuffix("-start").removesuffix("-done")
@@ -160,7 +161,7 @@ class _Walk:
             begun = instructions[instruction.operands[0]]
             self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
         elif opcode in TRANSFERS:
-            # The arrays that a -start makes, not the array it takes them from.
+            # The arrays that a -start makes, not its operand.
             self.transfers.append(Transfer(shape_bytes(started_shape(instruction.shape)), runs))
         else:
             return opcode.endswith("-done")
@@ -169,7 +170,7 @@ class _Walk:
     def _on_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> tuple[int, list[str]]:
-        """(cycles of one run, collectives under way that advance inside this instruction)."""
+        """Return cycles of one run, and the collectives that advance inside this instruction."""
         opcode, calls = instruction.opcode, instruction.calls
         if opcode == "while":
             return self._loop(instruction, scope, runs), []
@@ -247,7 +248,7 @@ class _Walk:
         return self._op(instruction, computation, runs), started
 
     def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
-        """Return the collective that a SparseCore runs beside the core, and where it stands.
+        """Return the collective that a SparseCore runs beside the core, and its computation.
 
         A call inside a call: the inner computation takes the arguments of the outer one.
         """
@@ -335,7 +336,7 @@ class _Walk:
         if cycles is not None and cycles >= SENTINEL:
             cycles = None
         shapes = [instruction.shape, *computation.operand_shapes(instruction)]
-        # Scalars are the scalar unit's: no estimate is missing there.
+        # The scalar unit computes scalars: no estimate is missing for them.
         if cycles is None and all(shape_bytes(shape) <= 8 for shape in shapes):
             return 0
         kernel = target == "tpu_custom_call"

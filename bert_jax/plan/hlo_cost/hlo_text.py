@@ -1,7 +1,7 @@
-"""HLO text to computations and instructions, and instructions to lines of the program.
+"""Parser of HLO text into computations and instructions with their source lines.
 
-The text is what `compiled.as_text()` gives: tables of source positions, then computations of one
-instruction a line. Only what the analysis needs is taken apart; attributes stay text.
+The text comes from `compiled.as_text()`: tables of source positions, then computations with one
+instruction a line. Only the parts that the analysis needs are parsed; attributes stay text.
 """
 
 import re
@@ -26,14 +26,14 @@ class Instruction:
     name: str
     opcode: str
     shape: str
-    """The type as written, layouts included: `bf16[8,128]{1,0:T(8,128)S(1)}` or a tuple of such."""
+    """Type as written, layouts included: `bf16[8,128]{1,0:T(8,128)S(1)}` or a tuple of types."""
     operands: tuple[str, ...]
     literal: str
     """Text between the parentheses: the value of a constant, the number of a parameter."""
     attributes: str
 
     def attribute(self, pattern: str) -> str | None:
-        """First group of `pattern` in the attributes, or None."""
+        """Return the first group of `pattern` in the attributes, or None."""
         match = re.search(pattern, self.attributes)
         return match.group(1) if match else None
 
@@ -44,12 +44,12 @@ class Instruction:
 
     @property
     def calls(self) -> str | None:
-        """The computation that a fusion, call or async-start runs."""
+        """Name of the computation that a fusion, call or async-start runs."""
         return self.attribute(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 
     @property
     def op_name(self) -> str:
-        """The path of JAX names, empty where the compiler made the instruction up."""
+        """Path of JAX names; empty for the compiler's own instructions."""
         return self.attribute(r'op_name="([^"]*)"') or ""
 
 
@@ -78,7 +78,7 @@ class Module:
 
     @cached_property
     def _frames(self) -> dict[int, tuple[int, int]]:
-        """Frame -> (location, parent); a parent of 0 is none."""
+        """Location and parent of each frame; parent 0 means none."""
         frames = {
             number: (_int_of("file_location_id", row), _int_of("parent_frame_id", row))
             for number, row in self.tables.get("StackFrames", {}).items()
@@ -88,9 +88,9 @@ class Module:
         return {n: (location, parent - shift) for n, (location, parent) in frames.items()}
 
     def source(self, instruction: Instruction) -> str:
-        """`model/encoder.py:123 Layer.__call__`: the innermost frame inside the package.
+        """Return the innermost frame inside the package: `model/encoder.py:123 Layer.__call__`.
 
-        Empty where there is none: the compiler's own instructions, and code outside the package.
+        Empty for the compiler's own instructions and for code outside the package.
         """
         number = _int_of("stack_frame_id", instruction.attributes)
         seen: set[int] = set()
@@ -114,10 +114,10 @@ def _int_of(key: str, text: str) -> int:
 
 
 def parse_text(text: str) -> Module:
-    """Take the text apart.
+    """Parse the text of a program.
 
     Raises:
-        ValueError: there is no ENTRY computation: this is no HLO text.
+        ValueError: there is no ENTRY computation, so the text is not HLO.
     """
     lines = iter(text.splitlines())
     head = next(lines, "")
@@ -175,7 +175,7 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """Position of the parenthesis that closes the one at `start`."""
+    """Find the parenthesis that closes the parenthesis at `start`."""
     depth = 0
     for match in re.finditer(r"[()]", line[start:]):
         depth += 1 if match.group() == "(" else -1
@@ -185,7 +185,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def arrays(shape: str) -> Iterator[tuple[int, str]]:
-    """(bytes, layout) of every array in a type; tokens and opaque values have no bytes.
+    """Yield (bytes, layout) of every array in a type; tokens and opaque values have no bytes.
 
     Bytes are counted for the logical shape, without the padding of tiles.
     """
@@ -198,12 +198,12 @@ def arrays(shape: str) -> Iterator[tuple[int, str]]:
 
 
 def shape_bytes(shape: str) -> int:
-    """Bytes of all arrays in a type."""
+    """Add up the bytes of all arrays in a type."""
     return sum(size for size, _ in arrays(shape))
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Shapes (result, then operands) of what is read and written: a gather reads what it gives."""
+    """Return the shapes written and read (result, operands); a gather reads as much as it gives."""
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
@@ -223,7 +223,7 @@ def hbm_bytes(shape: str) -> int:
 
 
 def started_shape(shape: str) -> str:
-    """Element 1 of a tuple type, which is what a -start operation writes."""
+    """Return element 1 of a tuple type, which a -start operation writes."""
     depth, start = 0, 0
     parts = []
     for position, char in enumerate(shape):

@@ -1,8 +1,8 @@
-"""Work of a Pallas kernel, counted in the kernel itself.
+"""Work of a Pallas kernel, counted from the kernel's own program.
 
-XLA estimates no cycles for a Pallas call, and what a kernel states of itself (`cost_estimate`) is
-optional: splash attention says nothing. But the call carries its Mosaic program, with the grid,
-the shapes of every product and every vector operation, and these are counted here.
+XLA estimates no cycles for a Pallas call, and a kernel's own `cost_estimate` is optional: splash
+attention has none. But the call carries its Mosaic program, with the grid, the shapes of every
+product and every vector operation, which this module counts.
 """
 
 import base64
@@ -31,15 +31,15 @@ class Work:
     transcendentals: int
     """Exponentials, logarithms, divisions and the like, padded likewise."""
     exact: bool
-    """False: a loop's length was not to be found, its body is counted once."""
+    """Whether all loop lengths were found; the body of an unknown loop is counted once."""
 
     @property
     def num_products(self) -> int:
-        """Matrix products, in all steps."""
+        """Number of matrix products in all steps."""
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """FLOPs for which systolic arrays of this side are busy: half-filled ones take as long.
+        """Count the FLOPs of systolic arrays of this side: half-filled arrays take as long.
 
         Contraction and columns fill whole sides. float32 at full precision takes six passes.
         """
@@ -71,9 +71,9 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 
 @lru_cache(maxsize=256)
 def work_of(body: str) -> Work | None:
-    """Count what a kernel does, by its Mosaic bytecode in base64 (`custom_call_config.body`).
+    """Count a kernel's work from its Mosaic bytecode in base64 (`custom_call_config.body`).
 
-    None where it cannot be read: another version of the bytecode, or no Mosaic program.
+    None where the bytecode cannot be read: another version, or no Mosaic program.
     """
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
@@ -114,7 +114,7 @@ def _count(function: Any) -> Work:
 
 
 def _operations(operation: Any, times: int) -> Iterator[tuple[Any, int, bool]]:
-    """(operation, how often it runs, whether that is certain), all regions within."""
+    """Yield (operation, number of runs, whether the number is certain), with nested regions."""
     for region in operation.regions:
         for block in region.blocks:
             for child in block.operations:
@@ -136,7 +136,7 @@ def _trips(loop: Any) -> int | None:
 
 
 def _integer(value: Any) -> int | None:
-    """Return the value of a scalar that is computed from constants; None for any other."""
+    """Evaluate a scalar computed from constants; None for any other value."""
     owner = value.owner
     if not hasattr(owner, "operands"):
         return None  # the argument of a block
@@ -158,7 +158,7 @@ def _dims(type_text: str) -> list[int]:
 
 
 def _product(operation: Any) -> tuple[int, int, int]:
-    """(rows of all batches, contraction, columns)."""
+    """Return (rows of all batches, contraction, columns)."""
     left = _dims(str(operation.operands[0].type))
     result = _dims(str(operation.results[0].type))
     columns = result[-1]
@@ -167,7 +167,7 @@ def _product(operation: Any) -> tuple[int, int, int]:
 
 
 def _padded(type_text: str) -> int:
-    """Elements of a vector type, its last two dimensions filled up to whole registers."""
+    """Count the elements of a vector type, its last two dimensions padded to whole registers."""
     dims = _dims(type_text)
     if not dims:
         return 0

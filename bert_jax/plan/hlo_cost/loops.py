@@ -1,10 +1,10 @@
-"""How often a `while` runs: its condition and the scalars it depends on are run, on paper.
+"""Trip counts of `while` loops, by interpreting the condition and the scalars it reads.
 
 The text carries no trip counts. XLA sinks, widens, unrolls and peels loops and puts the increment
-or the comparison into fusions, so matching shapes of loops would miss some. Instead the handful of
-integers that the condition depends on is interpreted, from the initial values to the iteration in
-which the condition is false. A value that depends on data is None here, and so is a trip count that
-depends on such a value.
+or the comparison into fusions, so pattern matching would miss some loops. Instead the few integers
+that the condition depends on are interpreted, from the initial values to the iteration in which the
+condition is false. A value that depends on data is None here, and so is a trip count that depends
+on such a value.
 """
 
 import operator
@@ -16,7 +16,7 @@ from typing import Any
 from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module
 
 MAX_TRIPS = 4096
-"""Loops that are still running then count as unknown; a train step has none that long."""
+"""Most iterations interpreted; longer loops, which no train step has, count as unknown."""
 
 _MAX_DEPTH = 150
 
@@ -34,7 +34,7 @@ class _Tuple:
 
 
 def _divide(a: int, b: int) -> int | None:
-    """Integer division of XLA truncates towards zero."""
+    """Divide integers as XLA does, truncating towards zero."""
     return None if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -65,7 +65,7 @@ _SAME = {
 
 
 def _wrap(value: Any, shape: str) -> Any:
-    """Integers of the type: s32 and u32 overflow as the hardware does."""
+    """Wrap integers to the type: s32 and u32 overflow as in hardware."""
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     kind = re.match(r"([su])(\d+)", shape)
@@ -78,7 +78,7 @@ def _wrap(value: Any, shape: str) -> Any:
 
 @dataclass
 class Scope:
-    """A computation in one place of the program: what its parameters are is known there, or not."""
+    """A computation at one call site, where values of its parameters may be known."""
 
     module: Module
     computation: Computation
@@ -170,7 +170,7 @@ def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
 
 
 def trip_count(instruction: Instruction, scope: Scope) -> int | None:
-    """Return iterations of the while `instruction` of `scope`; None where they depend on data."""
+    """Count the iterations of the while `instruction` of `scope`; None where data decide."""
     stated = instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if stated is not None:
         return int(stated)
@@ -192,7 +192,7 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
         root = run(body, state)
         return {i: root.element(i) if isinstance(root, _Tuple) else None for i in indices}
 
-    # Which elements of the state matter: those the condition reads, and those they are made from.
+    # Only elements of the state matter that the condition reads, and the elements behind these.
     run(condition, initial.element)
     known = -1
     while known != len(needed):

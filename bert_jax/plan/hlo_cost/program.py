@@ -5,34 +5,34 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Op:
-    """One operation of the core, as often as it runs in a step."""
+    """One operation of the core, with all its runs in a step."""
 
     name: str
     kind: str
     """"xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
     cycles: int | None
-    """The compiler's estimate for one run; None where it gave none."""
+    """Compiler's estimate for one run; None without an estimate."""
     runs: int
-    """Times per step: product of the trip counts around it."""
+    """Runs per step: the product of the trip counts around the operation."""
     bytes: int
-    """Operands and results, logical size: what it reads and writes at least."""
+    """Logical size of operands and results: the least that the operation reads and writes."""
     hbm_bytes: int
-    """Bytes among them in HBM, not in the core's own memories."""
+    """Bytes of operands and results in HBM, not in the core's own memories."""
     source: str
     """`model/encoder.py:123 Layer.__call__`, or empty for the compiler's own."""
     phase: str
     """"forward", "backward", "recomputed" (rematerialised forward) or "" (the rest of the step)."""
     flops: int | None = None
-    """Pallas only: what the kernel says of itself, None where it says nothing."""
+    """FLOPs that a Pallas kernel states; None where the kernel states none."""
     transcendentals: int | None = None
-    """Pallas only."""
+    """Transcendentals that a Pallas kernel states."""
     kernel: str = field(default="", repr=False)
-    """Pallas only: the kernel's own program, for `kernels.work_of`."""
+    """Program of a Pallas kernel, for `kernels.work_of`."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange between devices, as often as it runs in a step."""
+    """One exchange between devices, with all its runs in a step."""
 
     name: str
     kind: str
@@ -40,10 +40,10 @@ class Collective:
     network: str
     """"ici" inside a slice, "dcn" between slices."""
     bytes: int
-    """Per device, the larger of operand and result: what is reduced (all-reduce, reduce-scatter:
-    the operand) or what is there afterwards (all-gather: the result)."""
+    """Bytes per device of the larger of operand and result: the operand where it is reduced
+    (all-reduce, reduce-scatter), the result where it is gathered (all-gather)."""
     axes: tuple[str, ...]
-    """Mesh axes it runs over, in mesh order; ("mixed",) where they are no product of axes."""
+    """Mesh axes of the exchange, in mesh order; ("mixed",) for groups that no axes span."""
     group_size: int
     """Devices in a group; 2 for a permutation; the number of slices between slices."""
     runs: int
@@ -52,15 +52,15 @@ class Collective:
     colors: int = 0
     """Rings that XLA's strategy runs at once, each on one link of a device; 0: not stated."""
     asynchronous: bool = False
-    """Other work is scheduled between its start and its end."""
+    """Whether other work is scheduled between its start and its end."""
     overlapped_cycles: int = 0
-    """Cycles of the work scheduled beside it in one run; what runs beside several at once is
-    divided among them."""
+    """Cycles of the work scheduled beside it in one run; work beside several exchanges is divided
+    among them."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A copy between memories that runs beside the core (DMA), as often as it runs in a step."""
+    """A copy between memories beside the core (DMA), with all its runs in a step."""
 
     bytes: int
     """Bytes moved in one run."""
@@ -73,9 +73,9 @@ class Loop:
 
     name: str
     trips: int | None
-    """Iterations; None where they depend on data: its body is then counted once."""
+    """Iterations; None where they depend on data, and the body is counted once."""
     runs: int
-    """Times per step that the loop is entered."""
+    """Number of times per step that the loop is entered."""
     cycles: int
     """Cycles of one iteration."""
     source: str

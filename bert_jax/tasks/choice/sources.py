@@ -19,7 +19,7 @@ class ChoiceExample:
     """Name of the example in the file, else its number from 0."""
     text: str
     choices: tuple[str, ...]
-    """Choices, each with the beginning that all have."""
+    """Choices, each with the beginning that all choices share."""
     label: int | None
     """Number of the right choice; None where the file has no labels."""
     origin: Origin

@@ -1,4 +1,4 @@
-"""Multiple choice: one score for each choice, of which the highest wins (Zellers et al. 2018)."""
+"""Multiple choice: one score for each choice; the highest wins (Zellers et al. 2018)."""
 
 import json
 import math
@@ -28,7 +28,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 class ChoiceTask(Task[ChoiceConfig]):
-    """A task about choices, of a configuration of kind choice."""
+    """A multiple-choice task, configured by kind choice."""
 
     objective: HeadKind = "choice"
     num_outputs = 1
@@ -82,7 +82,7 @@ class ChoiceSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Share of the most frequent number of the right choice; NaN without labels."""
+        """Accuracy of always picking the most frequent right choice; NaN without labels."""
         if self._labels is None:
             return math.nan
         return float(np.bincount(self._labels).max() / len(self._labels))
@@ -92,7 +92,7 @@ class ChoiceSplit(Split):
         return [(each.text, *each.choices) for each in self._examples]
 
     def truth(self) -> Sequence[Any]:
-        """Return the number of the right choice of each example, None where it has none."""
+        """Return the number of each example's right choice, None where the example has no label."""
         return [each.label for each in self._examples]
 
     def group_keys(self) -> list[Sequence[Hashable]]:
@@ -109,7 +109,7 @@ class ChoiceSplit(Split):
         return {"accuracy": float(self._hits(outputs).mean())}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the grounds of the interval of the accuracy."""
+        """Return the data for the interval of the accuracy."""
         del scores
         hits = self._hits(outputs)
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits), {})
@@ -117,7 +117,7 @@ class ChoiceSplit(Split):
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
-        """Yield predictions.jsonl: of each example the choice, its text, and all probabilities."""
+        """Yield predictions.jsonl: each example's choice, its text, and all probabilities."""
         del scores
         names, shares = self._task.config.names, softmax(self._logits(outputs), axis=1)
         lines = []

@@ -1,4 +1,4 @@
-"""Scores of vectors: which documents a query finds."""
+"""Scores of vectors: the ranks of the documents that a query should find."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +9,13 @@ from jaxtyping import Float, Int64, Integer
 from bert_jax.tasks.retrieval.metrics import query_scores
 
 CUTOFF = 100
-"""Documents of a ranking that are scored."""
+"""Number of documents scored in a ranking."""
 _BLOCK = 1024
-"""Queries that are compared with all documents at a time."""
+"""Number of queries compared with all documents at a time."""
 
 
 def unit(vectors: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
-    """Scale vectors to length 1; a vector of zeros stays."""
+    """Scale vectors to length 1; a vector of zeros stays as it is."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: np.ndarray = vectors / np.maximum(lengths, 1e-12)
     return scaled
@@ -33,8 +33,8 @@ def search_scores(
         queries: Vectors of the queries.
         documents: Vectors of the documents.
         relevant: Numbers of the documents that answer each query; a query without any is left out.
-        hidden: Number of a document that is left out of a query's ranking, such as the query's own
-            text; -1 for none.
+        hidden: Number of a document to leave out of each query's ranking, such as the query's own
+            text; -1: none.
     """
     names = [f"{number}" for number in range(len(documents))]
     chosen = [number for number, found in enumerate(relevant) if len(found)]

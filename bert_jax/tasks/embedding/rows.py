@@ -1,4 +1,4 @@
-"""Texts that belong together, to rows of token ids."""
+"""Conversion of texts that belong together to rows of token ids."""
 
 from collections.abc import Iterable
 
@@ -18,14 +18,14 @@ def group_rows(
 ) -> tuple[Rows, list[str]]:
     """Return the rows of the texts of one file, and warnings of texts that were cut.
 
-    A group has as many rows as the largest; rows that a group lacks are empty. Texts begin with the
-    prefix of queries or documents, and are cut at their end.
+    All groups have as many rows as the largest group; empty rows stand for missing texts. Texts
+    begin with the prefix of queries or documents, and are cut at their end.
 
     Args:
         data: Texts.
         config: The task: prefixes and lengths.
         tokenizer: Tokenizer of the model.
-        twice: Whether a text alone (kind texts) is in its group twice.
+        twice: Whether a group holds its single text twice (kind texts).
     """
     is_pair = len(data.groups[0].texts) > 1
     limits = {"query": config.query_length, "document": config.length}
@@ -76,7 +76,7 @@ def _of_side(groups: Iterable[TextGroup], side: str, is_pair: bool) -> Iterable[
 def _warnings(
     data: GroupData, limits: dict[str, int], cut: set[tuple[str, str]], is_pair: bool
 ) -> Iterable[str]:
-    """Yield a warning for each side of which texts were cut."""
+    """Yield a warning for each side, query or document, whose texts were cut."""
     for side, limit in limits.items():
         lines = [
             group.origin.line

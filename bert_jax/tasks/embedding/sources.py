@@ -1,4 +1,4 @@
-"""Where texts that belong together come from: tables."""
+"""Tables of texts that belong together."""
 
 import hashlib
 import math
@@ -24,7 +24,7 @@ class TextGroup(NamedTuple):
     id: str
     """Name of the row in the file, else its number from 0."""
     texts: tuple[str, ...]
-    """Query, document and hard negatives; two texts; or a text."""
+    """Query, document and hard negatives; two texts; or one text."""
     label: int | float | tuple[int, ...] | None
     """Score or number of the class; None where the file has none."""
     origin: Origin
@@ -72,7 +72,7 @@ def read_groups(
         source: File, or `tfds:NAME:SPLIT`.
         config: Columns, and how the file is written.
         kind: Kind of the rows.
-        labels: Classes of the training file; None takes those of this file.
+        labels: Classes of the training file; None takes the classes of this file.
         labelled: Whether scores and classes are read.
 
     Raises:
@@ -138,13 +138,13 @@ def _listed(origin: Origin, value: Any) -> Iterator[str]:
 
 
 def text_key(text: str) -> bytes:
-    """Hash a text; case and blanks do not make another text."""
+    """Hash a text; texts that differ only in case and blanks get the same hash."""
     words = " ".join(text.casefold().split())
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _held_out(source: str, data: GroupData, rate: float) -> tuple[GroupData, GroupData]:
-    """Hold some documents out, with all their rows; of classes and texts, some texts."""
+    """Hold out some documents with all their rows; for kinds classes and texts, some texts."""
     keys = [text_key(group.texts[1 if len(group.texts) > 1 else 0]) for group in data.groups]
     ranked = sorted(set(keys))
     if len(ranked) < 4:

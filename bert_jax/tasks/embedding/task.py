@@ -1,4 +1,4 @@
-"""Vectors of texts that belong together: pairs, scored pairs, classes, texts alone."""
+"""Vectors of texts that belong together: pairs, scored pairs, classes, single texts."""
 
 import json
 import math
@@ -58,7 +58,7 @@ class EmbeddingSplit(Split):
     Args:
         task: Task of the texts.
         data: Texts.
-        trains: Whether the rows are for training, where a text alone is a pair with itself.
+        trains: Whether the rows are for training, where a single text is a pair with itself.
     """
 
     def __init__(self, task: EmbeddingTask, data: GroupData, *, trains: bool = False) -> None:
@@ -69,7 +69,7 @@ class EmbeddingSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of documents in random order, or of one value for all pairs; NaN without labels."""
+        """Score of randomly ordered documents, or of one constant for all pairs; NaN unlabelled."""
         if self._data.kind == "scores":
             return math.nan if self._labels is None else 0.0
         if self._data.kind == "classes" and self._labels is None:
@@ -97,10 +97,10 @@ class EmbeddingSplit(Split):
     def _search(
         self,
     ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
-        """Return what is searched for what.
+        """Return queries, documents, and the answers to each query.
 
-        Places of the queries and of the documents among all rows (N G); the documents that answer
-        each query, and the document that is the query's own text, or -1, by their numbers.
+        Returns positions of the queries and of the documents among all rows (N G), the numbers of
+        the documents that answer each query, and the number of each query's own text, or -1.
         """
         group = self.rows.group
         assert self.rows.text_ids is not None
@@ -139,7 +139,7 @@ class EmbeddingSplit(Split):
         return {name: float(scores[name].mean()) for name in self._score_names}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the grounds of intervals, over pairs or queries."""
+        """Return the data for intervals over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
             assert isinstance(self._labels, np.ndarray)  # scored before

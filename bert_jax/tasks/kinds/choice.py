@@ -10,7 +10,7 @@ from bert_jax.tasks.kinds.fields import FileTaskConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceConfig(FileTaskConfig):
-    """Texts with several continuations of which one is right: SWAG's columns by default.
+    """Texts with several continuations, one of them right; the default columns are SWAG's.
 
     Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
     """
@@ -31,10 +31,10 @@ class ChoiceConfig(FileTaskConfig):
     id: str = ""
     """Column that names the rows; empty numbers them from 0."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """auto goes by the suffix of the file."""
+    """Format of the files; auto goes by the suffix."""
 
     def __post_init__(self) -> None:
-        """Refuse names that are not one for each choice."""
+        """Refuse `labels` unless they have exactly one name for each choice."""
         super().__post_init__()
         if self.labels and len(set(self.labels)) != len(self.choices):
             raise UserError(

@@ -32,12 +32,12 @@ class EmbeddingTaskConfig(WrittenConfig):
 
     kind: str = "embedding"
     rows: PairKind = "pairs"
-    """pairs: a query and a document that answers it, with hard negatives where `negatives` names
-    columns. scores: two texts and how alike they are. classes: a text and its class. texts: texts
-    alone, each of which is compared with itself under other dropout (SimCSE)."""
+    """Content of a row. pairs: a query and a document that answers it, with hard negatives where
+    `negatives` names columns. scores: two texts and their similarity. classes: a text and its
+    class. texts: one text, which is compared with itself under other dropout (SimCSE)."""
     dev_rows: Literal["auto", "pairs", "scores"] = "auto"
-    """Rows of the dev and test files of pairs, scores and texts. auto: as `rows`; of texts, the
-    second half of a text is to be found by the first."""
+    """Rows of the dev and test files where `rows` is pairs, scores or texts. auto: as `rows`; for
+    texts, the first half of each text searches for the second half."""
     query: str = "query"
     """Column of the query, or of the first text (pairs, scores)."""
     document: str = "document"
@@ -46,8 +46,8 @@ class EmbeddingTaskConfig(WrittenConfig):
     """Columns of documents that do not answer the query (pairs): a text, nothing, or in JSON lines
     and parquet also a list of texts."""
     max_negatives: Count = 8
-    """Hard negatives of a row that are read; the first ones. Every row of a batch has room for as
-    many as the richest row has."""
+    """Number of hard negatives read from a row, from the first on. Every row of a batch takes the
+    space of the row with the most negatives."""
     score: str = "score"
     """Column of the score: the higher, the more alike (scores)."""
     text: str = "text"
@@ -55,15 +55,15 @@ class EmbeddingTaskConfig(WrittenConfig):
     label: str = "label"
     """Column of the class (classes)."""
     query_prefix: str = ""
-    """Text put before each query, in training and ever after, such as "query: "."""
+    """Text put before each query, in training and in every later use, such as "query: "."""
     document_prefix: str = ""
-    """Text put before each document, and before texts of classes and texts."""
+    """Text put before each document, and before each text of rows classes and texts."""
     max_query: Annotated[int, AtLeast(8), Or(0)] = 0
-    """Tokens of a query, special tokens included; 0: as many as of a document, which
-    `task.max_length` says. Where queries are short, a low number saves time."""
+    """Largest number of tokens in a query, special tokens included; 0: `task.max_length`, the limit
+    of a document. Where queries are short, a low number saves time."""
 
     def __post_init__(self) -> None:
-        """Refuse options that the rows do not have."""
+        """Refuse options that do not apply to the kind of rows."""
         super().__post_init__()
         if self.negatives and self.rows != "pairs":
             raise UserError(

@@ -1,4 +1,4 @@
-"""The fields that all kinds of tasks have, and the questions that a run asks of any task."""
+"""The fields of all kinds of tasks, and the questions that a run asks of any task."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from bert_jax.tasks.skew import SkewConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(Bounded, section="task"):
-    """The data of a task, and the way they are written; each kind has fields of its own."""
+    """The data of a task and their format; each kind adds its own fields."""
 
     CHOSEN_BY: ClassVar[str] = "kind"
     VARIANTS: ClassVar[Mapping[str, "type[TaskConfig]"]] = {}
-    """Kinds by name, those of `tasks.config`."""
+    """Kinds by name; `tasks.config` fills the mapping."""
     LENGTH: ClassVar[int] = 128
     """Default of `max_length`."""
     FILES: ClassVar[str] = ""
@@ -30,23 +30,23 @@ class TaskConfig(Bounded, section="task"):
     """Kind of the data: a table of texts, a task of GLUE, tagged words, questions about texts
     (squad), multiple choice, dependency trees (parsing), or texts that belong together."""
     max_length: Annotated[int, AtLeast(8), Or(0)] = 0
-    """Tokens in a row, special tokens included; 0: 128, for squad 384, for embedding 256, or the
-    model's positions where they are fewer. Longer texts are cut and counted in a warning; tagged
-    sentences and the contexts of squad are read in windows."""
+    """Largest number of tokens in a row, special tokens included; 0: 128, for squad 384, for
+    embedding 256, or the model's positions where the model has fewer. Longer texts are cut and
+    counted in a warning; tagged sentences and the contexts of squad are read in windows."""
     folds: Annotated[int, AtLeast(2), Or(0)] = 0
-    """Number of folds of the training data; each is held out of a run once, with the same mixture
-    of labels and with groups kept together. 0: no folds."""
+    """Number of folds of the training data; one run holds out each fold. Folds have the same mix of
+    labels and keep groups together. 0: no folds."""
     fold: Natural = 0
-    """Fold that a run holds out, from 1; 0: a run for each fold, one after another."""
+    """Fold that the run holds out, from 1; 0: one run after another, one for each fold."""
     metric: str = ""
-    """Metric that chooses the best checkpoint; empty: the first of the task's. glue: as the
-    leaderboard. table: single_label has accuracy, f1 (of the second of two labels), macro_f1 and
-    matthews; multi_label f1 (micro), macro_f1 and accuracy; regression pearson and spearman.
-    tagging: entities have f1, precision, recall and accuracy, other tags accuracy. squad: f1 and
-    exact. parsing: las and uas. embedding: rows of scores have spearman and pearson, other rows
-    ndcg@10, mrr@10, recall@100 and map."""
+    """Metric that selects the best checkpoint; empty: the task's first metric. glue: the
+    leaderboard's metrics. table: single_label has accuracy, f1 (of the second of two labels),
+    macro_f1 and matthews; multi_label f1 (micro), macro_f1 and accuracy; regression pearson and
+    spearman. tagging: entities have f1, precision, recall and accuracy, other tags accuracy. squad:
+    f1 and exact. parsing: las and uas. embedding: rows of scores have spearman and pearson, other
+    rows ndcg@10, mrr@10, recall@100 and map."""
     test: str = ""
-    """File, or of GLUE a split with labels, that is scored once, after training; empty: none."""
+    """File (for GLUE, a split with labels) scored once, after training; empty: none."""
 
     def __post_init__(self) -> None:
         """Refuse a fold and a metric that the task does not have."""
@@ -65,7 +65,7 @@ class TaskConfig(Bounded, section="task"):
         return ()
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
-        """Return the metric that is asked for; the first of the task's metrics by default.
+        """Return the configured metric; by default, the first of the task's metrics.
 
         Raises:
             UserError: The task has no such metric.
@@ -81,7 +81,7 @@ class TaskConfig(Bounded, section="task"):
 
     @property
     def skew(self) -> SkewConfig:
-        """Treatment of rare classes; without options where the kind has none."""
+        """Treatment of rare classes; the defaults where the kind has no such options."""
         return self if isinstance(self, SkewConfig) else SkewConfig()
 
     @property
@@ -116,7 +116,7 @@ class TaskConfig(Bounded, section="task"):
         return {"test": self.test} if self.test else {}
 
     def with_folds(self) -> "TaskConfig":
-        """Return the task with all training data, for folds to be held out.
+        """Return the task with all training data, from which folds can be held out.
 
         Raises:
             UserError: The task names dev data, or its scores need all dev data at once.
@@ -130,7 +130,7 @@ class TaskConfig(Bounded, section="task"):
         return replace(self, **paths)
 
     def _is_name(self, source: str) -> bool:
-        """Say whether a source is no local path."""
+        """Say whether a source is a name, not a local path."""
         return source.startswith("tfds:") or scheme(source) is not None
 
     def source(self, field: str) -> str:
@@ -148,12 +148,12 @@ class TaskConfig(Bounded, section="task"):
 
 @dataclass(frozen=True, kw_only=True)
 class FileTaskConfig(TaskConfig):
-    """The fields of all kinds whose data are files of the user."""
+    """The fields of the kinds that read the user's files."""
 
     train: str = ""
     """File to train on."""
     dev: str = ""
-    """File to choose the best checkpoint by; empty (table, embedding): rows of the training file
+    """File that selects the best checkpoint; empty (table, embedding): rows of the training file
     are held out."""
 
     @property

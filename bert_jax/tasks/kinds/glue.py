@@ -22,14 +22,14 @@ class GlueConfig(SkewConfig, TaskConfig):
 
     kind: str = "glue"
     name: str = ""
-    """cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. The diagnostic set ax is predicted with
-    a model of mnli."""
+    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. A model of mnli
+    predicts the diagnostic set ax."""
     data: str = ""
-    """The directory of the task's TSV files or the one that holds all tasks; or tfds, for what
-    TensorFlow Datasets has prepared."""
+    """Directory of the task's TSV files, or the directory that holds all tasks; tfds: the data set
+    that TensorFlow Datasets has prepared."""
 
     def __post_init__(self) -> None:
-        """Refuse a task without training data, and classes' options for scores."""
+        """Refuse a task without training data, and options for classes with scores."""
         super().__post_init__()
         if self.name and "train" not in glue_task(self.name).files:
             raise UserError(

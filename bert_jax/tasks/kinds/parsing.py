@@ -17,5 +17,5 @@ class ParsingConfig(FileTaskConfig):
 
     kind: str = "parsing"
     labels: tuple[str, ...] = ()
-    """Relations in the order of the model's outputs; empty: those of the training file. A relation
-    of another file that is not among them counts as a miss."""
+    """Relations in the order of the model's outputs; empty: the relations of the training file. A
+    relation that is not listed counts as a miss in other files."""

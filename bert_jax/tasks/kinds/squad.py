@@ -20,18 +20,18 @@ class SquadConfig(FileTaskConfig):
 
     kind: str = "squad"
     misplaced: Literal["fail", "skip", "keep"] = "fail"
-    """Answers that are not at their offset: fail, leave them out, or keep them for the scores
-    alone. What is left out or kept is counted in a warning."""
+    """Treatment of answers that are not at their offset: fail, skip them, or keep them only for the
+    scores. A warning counts the answers skipped or kept."""
     stride: Natural = 0
     """Tokens from one window of a long text to the next; 0: a third of max_length."""
     max_question: Count = 64
-    """A longer question is cut behind so many tokens; that is counted in a warning."""
+    """Largest number of tokens in a question; longer questions are cut and counted in a warning."""
     num_best: Count = 20
-    """Candidates kept for each question."""
+    """Number of candidates kept for each question."""
     max_answer_tokens: Count = 30
-    """Longest answer."""
+    """Largest number of tokens in an answer."""
     rules: Literal["auto", "v1.1", "v2.0"] = "auto"
-    """Rules of the scores; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
+    """Scoring rules; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
 
     def __post_init__(self) -> None:
         """Refuse windows that leave tokens out."""
@@ -58,7 +58,7 @@ class SquadConfig(FileTaskConfig):
 
 @dataclass(frozen=True)
 class WindowOptions(Bounded):
-    """Lengths of the windows of a long context, in tokens; those of BERT's `run_squad.py`.
+    """Lengths of the windows of a long context, in tokens; the defaults are `run_squad.py`'s.
 
     Raises:
         UserError: a length below 1, or lengths with which windows leave tokens out.
@@ -67,10 +67,10 @@ class WindowOptions(Bounded):
     max_length: Count = 384
     """Tokens of a whole row, special tokens included."""
     stride: Count = 128
-    """Tokens from the beginning of a window to that of the next. (`transformers` calls the overlap
-    by this name.)"""
+    """Tokens from the start of a window to the start of the next. (`transformers` uses this name
+    for the overlap.)"""
     max_question: Count = 64
-    """A longer question is cut behind so many tokens; that is counted."""
+    """Largest number of tokens in a question; longer questions are cut and counted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

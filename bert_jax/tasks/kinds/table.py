@@ -22,20 +22,20 @@ _SEVERAL = "which is for several labels a row (task.problem_type='multi_label')"
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenConfig(FileTaskConfig):
-    """The way a table is written: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT."""
+    """The format of a table: CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT."""
 
     id: str = ""
     """Column that names the rows; empty numbers them from 0."""
     dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
-    """Share of the distinct texts (of pairs, of the documents) that is held out where dev is empty;
-    rows with the same text go together."""
+    """Share of the distinct texts (for pairs: documents) held out where dev is empty; rows with the
+    same text stay together."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
     """Format of the files; auto goes by the suffix."""
     header: bool | None = None
-    """Whether line 1 of a CSV or TSV file has the names of the columns; None: it has where columns
-    are named, and it must be said where they are numbered."""
+    """Whether line 1 of a CSV or TSV file names the columns. None: true where the configuration
+    names columns; required where the configuration numbers columns."""
     quoting: bool | None = None
-    """Whether a field may stand in double quotes; None: in CSV yes, in TSV no."""
+    """Whether fields may stand in double quotes; None: yes in CSV, no in TSV."""
     delimiter: str = ""
     """Character between the fields; empty: a comma in CSV, a tab in TSV."""
     ragged: Literal["fail", "skip"] = "fail"
@@ -43,7 +43,7 @@ class WrittenConfig(FileTaskConfig):
 
     @property
     def file_format(self) -> TableFormat:
-        """The way the files are written."""
+        """Format of the files."""
         return TableFormat(self.format, self.header, self.quoting, self.delimiter, self.ragged)
 
 
@@ -58,7 +58,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     RENAMED: ClassVar = {"kind": "problem_type"}
 
     problem_type: ProblemType = "single_label"
-    """Prediction for a row: one label, any number of labels, or a number."""
+    """Kind of prediction for a row: one label, any number of labels, or a number."""
     text: str = "text"
     """Column of the text."""
     text_pair: str = ""
@@ -66,36 +66,38 @@ class TableConfig(SkewConfig, WrittenConfig):
     label: str = "label"
     """Column of the label."""
     label_columns: tuple[str, ...] = ()
-    """Instead of label: columns of 0 and 1, one for each of several labels (multi_label)."""
+    """Columns of 0 and 1, one for each label, in place of `label` (multi_label)."""
     labels: tuple[str, ...] = ()
-    """Names of the labels in the order of the model's outputs; empty: those of the training file,
-    sorted."""
+    """Names of the labels in the order of the model's outputs; empty: the sorted labels of the
+    training file."""
     separator: str = ","
-    """Mark between the labels of a row (multi_label)."""
+    """Separator between the labels of a row (multi_label)."""
     group: str = ""
     """Column of a group, such as an author or a document: rows of one group are held out together,
-    with the same mixture of labels in both parts. Empty: rows with the same text alone."""
+    with the same mix of labels in both parts. Empty: only rows with the same text stay together."""
     empty: Literal["fail", "skip", "keep"] = "keep"
-    """Rows with an empty text; those skipped or kept are counted in a warning."""
+    """Treatment of rows with an empty text; a warning counts the rows skipped or kept."""
     long: Literal["cut", "head_tail", "windows"] = "cut"
-    """Texts of more than task.max_length tokens. cut: their beginning is read. head_tail: their
-    beginning, a quarter of the row, and their end (Sun et al. 2019). windows: all of them, in rows
-    that overlap; of a pair, rows have a part of the longer text and all of the other, up to half a
-    row. Each window learns the label of its text, and those of a text weigh as much as one row."""
+    """Treatment of texts of more than task.max_length tokens. cut: read the beginning. head_tail:
+    read the beginning, a quarter of the row, and the end (Sun et al. 2019). windows: read
+    everything in overlapping rows; each row of a pair has a part of the longer text and all of the
+    other text, up to half a row. Each window learns its text's label; all windows of a text weigh
+    as much as one row."""
     window_pooling: Pooling = "mean"
-    """Logits of a text in windows: the mean, the highest of each class, or the mean of the first
-    and the last window's (long=windows)."""
+    """Logits of a text in windows: the mean over windows, the highest logit of each class, or the
+    mean of the first and the last window (long=windows)."""
     window_stride: Natural = 0
-    """Tokens from one window to the next, a window at most; 0: half a window (long=windows)."""
+    """Tokens from one window to the next, at most a window; 0: half a window (long=windows)."""
     calibrate: bool = False
-    """Whether logits are divided by the temperature with the least log loss on the dev data, so
-    that probabilities are shares of right answers (Guo et al. 2017). Classes stay as they are."""
+    """Whether to divide logits by the temperature with the least log loss on the dev data, which
+    makes probabilities match the shares of right answers (Guo et al. 2017). Predicted classes do
+    not change."""
     thresholds: Literal["half", "tuned"] = "half"
-    """Least probability of a label (multi_label). tuned: for each label, the threshold of its
-    highest F1 on the dev data."""
+    """Least probability of a predicted label (multi_label). half: 0.5. tuned: for each label, the
+    threshold with its highest F1 on the dev data."""
 
     def __post_init__(self) -> None:
-        """Refuse options that the kind of prediction does not have."""
+        """Refuse options that do not apply to the kind of prediction."""
         super().__post_init__()
         kind, several = self.problem_type, self.problem_type == "multi_label"
         if number := kind == "regression":

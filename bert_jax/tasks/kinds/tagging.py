@@ -17,15 +17,15 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 
     kind: str = "tagging"
     format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
-    """columns: a word a line, as CoNLL has it; CoNLL-U is known by its columns. conllu: CoNLL-U
-    alone. wikiann: en:WORD, tab, tag. rows: lists of words and of tags in JSON lines, parquet or
-    tfds:NAME:SPLIT."""
+    """Format of the files. columns: a word a line, as in CoNLL's files; CoNLL-U is recognised by
+    its columns. conllu: only CoNLL-U. wikiann: en:WORD, tab, tag. rows: lists of words and of tags
+    in JSON lines, parquet or tfds:NAME:SPLIT."""
     token_column: int = 1
-    """Number of the word's column from 1, from -1 backwards (columns)."""
+    """Number of the word's column: from 1, or from -1 backwards (columns)."""
     tag_column: int = -1
-    """Number of the tag's column, likewise (columns)."""
+    """Number of the tag's column: from 1, or from -1 backwards (columns)."""
     comment: str = ""
-    """Lines that begin with it are passed over (columns); empty: there are none."""
+    """Prefix of the lines to skip (columns); empty: no lines are skipped."""
     conllu_column: Literal["upos", "xpos", "deprel"] = "upos"
     """Column of the tags (conllu)."""
     tokens: str = "tokens"
@@ -33,21 +33,21 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     tags: str = "tags"
     """Column of the tags (rows)."""
     tag_names: tuple[str, ...] = ()
-    """Tags that numbers stand for, in their order, where tags are numbers (rows)."""
+    """Names of the tags, in the order of their numbers, where tags are numbers (rows)."""
     labels: tuple[str, ...] = ()
-    """Tags in the order of the model's outputs, those of entities as IOB2 with O; empty: those of
-    the training file. A tag of another file that is not among them counts as a miss."""
+    """Tags in the order of the model's outputs, entities as IOB2 with O; empty: the tags of the
+    training file. A tag that is not listed counts as a miss in other files."""
     scheme: Literal["auto", "plain"] = "auto"
-    """auto: IOB1, IOB2 and IOBES are told apart, and what is none of them is plain. plain: tags are
-    not of entities; accuracy is the metric."""
+    """Scheme of the tags. auto: detect IOB1, IOB2 and IOBES; anything else is plain. plain: tags
+    are not entities; the metric is accuracy."""
     lenient: bool = False
-    """Read tags that keep to no scheme as the CoNLL script does."""
+    """Whether to read tags that follow no scheme as the CoNLL script does."""
     stride: Natural = 0
     """Sub-words from one window to the next where a sentence is longer than max_length; 0: half of
     max_length."""
 
     def __post_init__(self) -> None:
-        """Refuse a stride that leaves words out, and rules for tags that are not of entities."""
+        """Refuse a stride that leaves words out, and entity options for plain tags."""
         super().__post_init__()
         if self.lenient and self.scheme == "plain":
             raise UserError("task.lenient is about entities, task.scheme is 'plain'; drop one")

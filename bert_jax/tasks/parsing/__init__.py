@@ -1,1 +1,1 @@
-"""Dependency parsing: CoNLL-U to rows, scores of arcs to trees, and trees to scores."""
+"""Dependency parsing: rows from CoNLL-U, trees from scores of arcs, and scores of trees."""

@@ -1,4 +1,4 @@
-"""Sentences to rows: a word stands at its first sub-word, the root at the first token."""
+"""Rows of sentences: a word stands at its first sub-word, the root at the first token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 class ParsingRows:
     """Rows of the sentences of one file, one a sentence.
 
-    A sentence that is longer than a row is cut; its words behind the cut have no position.
+    A sentence longer than a row is cut; the words after the cut have no position.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ParsingRows:
             for word, ids in zip(words, tokenizer.encode_words(words), strict=True)
         }
         self.positions: list[np.ndarray] = []
-        """Positions of the words that are read, of each sentence."""
+        """Positions of the words of each sentence, up to its cut."""
         tokens: list[np.ndarray] = []
         labels: list[np.ndarray] = []
         room = max_length - 2
@@ -61,7 +61,7 @@ class ParsingRows:
 def _labels(
     sentence: Sentence, positions: np.ndarray, relations: Mapping[str, int], length: int
 ) -> Int32[np.ndarray, " n"]:
-    """Return the position of each word's head times the number of relations, plus the relation."""
+    """Encode each word's head and relation: position of the head * relations + relation."""
     found: np.ndarray = np.full(length, NO_LABEL, np.int32)
     if sentence.heads is None or sentence.relations is None:
         return found

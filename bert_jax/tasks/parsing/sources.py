@@ -24,7 +24,7 @@ class Sentence:
     """Number of the sentence in the file, from 0."""
     words: tuple[str, ...]
     heads: tuple[int, ...] | None
-    """Number of each word's head, from 1; 0 of the root. None where the file has no trees."""
+    """Number of each word's head, from 1; 0: the root. None where the file has no trees."""
     relations: tuple[str, ...] | None
     """Relation of each word to its head, with its subtype."""
     lines: tuple[str, ...]
@@ -37,7 +37,8 @@ class Sentence:
     def with_tree(self, heads: Sequence[int], relations: Sequence[str]) -> str:
         """Return the sentence in CoNLL-U with another tree.
 
-        All else is as it was read, but for the graph of enhanced dependencies, which is left out.
+        Everything else stays as it was read, except the graph of enhanced dependencies, which is
+        left out.
         """
         lines = list(self.lines)
         for place, head, relation in zip(self.places, heads, relations, strict=True):
@@ -48,10 +49,10 @@ class Sentence:
 
 
 def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]:
-    """Read CoNLL-U: ten columns apart by tabs, a blank line after each sentence.
+    """Read CoNLL-U: ten tab-separated columns, a blank line after each sentence.
 
-    Lines of a range, which repeat the words after them as they are written, and empty nodes are no
-    words. Where all heads are `_`, the sentences have no trees.
+    Lines of a range, which repeat the words after them as they are written, and empty nodes are
+    skipped. Where all heads are `_`, the sentences have no trees.
 
     Args:
         path: the file, UTF-8.

@@ -25,7 +25,7 @@ _UNREAD = "dep"  # relation of words that did not fit into a row, where the mode
 
 
 class ParsingTask(Task[ParsingConfig]):
-    """A task about the syntax of sentences, of a configuration of kind parsing."""
+    """A dependency-parsing task, configured by kind parsing."""
 
     objective: HeadKind = "arcs"
 
@@ -73,7 +73,7 @@ class ParsingSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of the best constant arc: the root or the word so far away, with one relation."""
+        """Score of the best constant arc: to the root or to a word at a fixed distance."""
         if self._gold is None:
             return math.nan
         counts = Counter(
@@ -84,11 +84,11 @@ class ParsingSplit(Split):
         return max(counts.values()) / counts.total()
 
     def texts(self) -> list[tuple[str, ...]]:
-        """Return each sentence, its words with spaces between them."""
+        """Return each sentence as its words, joined by spaces."""
         return [(" ".join(each.words),) for each in self._sentences]
 
     def truth(self) -> Sequence[Any]:
-        """Return heads and relations of each sentence, None where it has none."""
+        """Return the heads and relations of each sentence, None for a sentence without a tree."""
         if self._gold is None:
             return [None] * len(self._sentences)
         return [[list(tree.heads), list(tree.relations)] for tree in self._gold]
@@ -105,7 +105,7 @@ class ParsingSplit(Split):
         return {"las": both / words, "uas": heads / words}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return grounds of intervals, and precision and recall by relation."""
+        """Return the data for intervals, and precision and recall by relation."""
         del scores
         assert self._gold is not None  # of `_score`
         trees = self._trees(outputs)
@@ -132,7 +132,7 @@ class ParsingSplit(Split):
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
-        """Yield predictions.conllu: what was read, with the trees predicted."""
+        """Yield predictions.conllu: the sentences that were read, with the predicted trees."""
         del scores
         pairs = zip(self._sentences, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(*tree) for each, tree in pairs)
@@ -147,14 +147,14 @@ class ParsingSplit(Split):
         return trees if len(trees) == len(self._sentences) else None
 
     def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
-        """Return words, right heads, and right heads with relations of each sentence, (N, 3)."""
+        """Count words, right heads, and right heads with right relations by sentence, (N, 3)."""
         if self._gold is None:
             raise UserError(f"{self.name} has no trees, so it cannot be scored; predict it")
         pairs = zip(self._gold, trees, strict=True)
         return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 
     def _trees(self, outputs: Outputs) -> list[Tree]:
-        """Return the best tree of each sentence, of outputs (L, L, 2); see `objectives.arcs`."""
+        """Return the best tree of each sentence from outputs (L, L, 2); see `objectives.arcs`."""
         names, found = self._task.spec.labels, []
         unread = _UNREAD if _UNREAD in names else names[0]
         for sentence, positions, values in zip(

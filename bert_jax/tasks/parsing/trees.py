@@ -1,8 +1,8 @@
 """Dependency trees: the best tree of a sentence, and the share of right arcs.
 
 Sources: Chu and Liu 1965, Edmonds 1967 (best arborescence); the evaluation of the CoNLL 2018 shared
-task (Zeman et al. 2018, section 5): all words count, punctuation too, and of a relation the part
-before the colon.
+task (Zeman et al. 2018, section 5): all words count, punctuation too; of a relation, only the part
+before the colon counts.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from jaxtyping import Float, Int64
 
 
 class Tree(NamedTuple):
-    """Heads, 0 of the root and else numbers from 1, and relations of the words of a sentence."""
+    """Heads (numbers from 1, or 0 for the root) and relations of the words of a sentence."""
 
     heads: Sequence[int]
     relations: Sequence[str]
 
 
 def right_arcs(gold: Tree, predicted: Tree) -> tuple[int, int]:
-    """Count the words with the right head, and those with the right head and relation."""
+    """Count the words with the right head, and the words with the right head and relation."""
     heads = [a == b for a, b in zip(gold.heads, predicted.heads, strict=True)]
     relations = zip(gold.relations, predicted.relations, strict=True)
     pairs = zip(heads, relations, strict=True)
@@ -34,7 +34,7 @@ def universal(relation: str) -> str:
 
 
 def tree_fault(heads: Sequence[int]) -> str:
-    """Say why heads make no tree with a single root; "" where they do."""
+    """Explain why heads make no tree with a single root; "" where they make one."""
     if (roots := sum(head == 0 for head in heads)) != 1:
         return f"{roots} words have the head 0"
     cycle = find_cycle(np.array([0, *heads]))
@@ -58,7 +58,7 @@ def find_cycle(heads: Int64[np.ndarray, " n"]) -> list[int]:
 
 
 def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
-    """Return the heads of the tree with the greatest sum of scores among those with one root.
+    """Return the heads of the single-rooted tree with the greatest sum of scores.
 
     Args:
         scores: score of each word's arc to the root (column 0) and to word j (column j, from 1);
@@ -70,7 +70,7 @@ def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
     count = len(scores)
     whole = np.zeros((count + 1, count + 1))
     whole[1:] = scores
-    # An arc of the root costs more than all others together: the best tree has one of them.
+    # An arc to the root costs more than all other arcs together, so the best tree has just one.
     spread = (scores.max(axis=1) - scores.min(axis=1)).sum()
     whole[1:, 0] -= spread + 1.0
     np.fill_diagonal(whole, -np.inf)
@@ -78,7 +78,7 @@ def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
 
 
 def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
-    """Return the best parent of each node but node 0; `scores[i, j]` is of the arc from j to i."""
+    """Return the best parent of each node but node 0; `scores[i, j]` scores the arc from j to i."""
     parents = scores.argmax(axis=1)
     parents[0] = 0
     cycle = find_cycle(parents)
@@ -86,7 +86,7 @@ def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
         return parents
     inside = np.array(cycle)
     outside = np.setdiff1d(np.arange(len(scores)), inside)
-    # The cycle becomes the last node of a smaller graph: to enter it at a node breaks its arc.
+    # The cycle becomes the last node of a smaller graph; entering it at a node breaks that arc.
     entering = scores[np.ix_(inside, outside)] - scores[inside, parents[inside]][:, None]
     leaving = scores[np.ix_(outside, inside)]
     smaller = np.full((len(outside) + 1, len(outside) + 1), -np.inf)

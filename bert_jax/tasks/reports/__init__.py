@@ -1,1 +1,1 @@
-"""Reports on the answers of a model: counts by class, intervals, mistakes, tables, pictures."""
+"""Reports on a model's answers: counts by class, intervals, mistakes, tables, pictures."""

@@ -9,11 +9,11 @@ from scipy.sparse import csr_array
 from bert_jax.tasks.reports.intervals import Score
 
 MOST_CONFUSED = 60
-"""Classes up to which a report has the whole matrix of confusion."""
+"""Largest number of classes with a whole confusion matrix in a report."""
 
 
 def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
-    """Return precision, recall and F1 of counts; 0 where nothing can be divided."""
+    """Return precision, recall and F1 of counts; 0 where a denominator is 0."""
     total = predicted + support
     return {
         "precision": correct / predicted if predicted else 0.0,
@@ -25,7 +25,7 @@ def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
 def class_rows(
     labels: Sequence[str], correct: np.ndarray, predicted: np.ndarray, support: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Return a row for each class, of its counts (C,)."""
+    """Return a row for each class from the counts of the classes, (C,)."""
     counts = zip(correct.tolist(), predicted.tolist(), support.tolist(), strict=True)
     return [
         {"label": label, **shares(*each), "support": each[2], "predicted": each[1]}
@@ -34,7 +34,7 @@ def class_rows(
 
 
 def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the means over the classes that are among labels or predictions, as `macro_f1`."""
+    """Average over the classes that occur in labels or predictions, as `macro_f1` does."""
     met = [row for row in rows if row["support"] or row["predicted"]]
     names = ("precision", "recall", "f1")
     return {name: sum(row[name] for row in met) / max(len(met), 1) for name in names}
@@ -43,7 +43,7 @@ def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
     """Return the counts of examples by class (rows) and predicted class (columns).
 
-    Of more than `MOST_CONFUSED` classes, those of the most frequent mistakes alone.
+    With more than `MOST_CONFUSED` classes, keep the classes of the most frequent mistakes.
     """
     size = len(labels)
     counts = np.bincount(truth * size + predicted, minlength=size * size).reshape(size, size)
@@ -60,7 +60,7 @@ def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -
 
 
 def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """Return rows, their mean and the confusion of one class an example, (N,) numbers each."""
+    """Return class rows, their mean and the confusion, where an example has one class, (N,)."""
     size = len(labels)
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
@@ -75,14 +75,14 @@ def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) 
 def of_label_sets(
     labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray
 ) -> dict[str, Any]:
-    """Return rows and their mean of several labels an example, (N, K) bool each."""
+    """Return class rows and their mean, where an example has several labels, (N, K) bool."""
     counts = (truth & predicted).sum(axis=0), predicted.sum(axis=0), truth.sum(axis=0)
     rows = class_rows(labels, *counts)
     return {"classes": rows, "macro": macro(rows)}
 
 
 def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Return the metrics of `text.metrics` for one class an example, of weighted examples."""
+    """Make the weighted metrics of `text.metrics`, where an example has one class."""
     size = int(max(truth.max(), predicted.max())) + 1
     cells, codes = np.unique(truth * size + predicted, return_inverse=True)
     which = csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes.ravel())))
@@ -109,7 +109,7 @@ def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
 
 def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Return F1, macro F1 and accuracy of several labels an example, of weighted examples."""
+    """Make weighted F1, macro F1 and accuracy, where an example has several labels."""
     parts = [truth & predicted, truth, predicted]
     values = np.concatenate([*parts, (truth == predicted).all(axis=1)[:, None]], axis=1)
 

@@ -1,10 +1,10 @@
-"""Intervals of scores, over the units that were drawn: examples, or groups of them.
+"""Confidence intervals of scores over the sampled units: examples, or groups of examples.
 
 Shares of single examples have Wilson's interval. For other scores units are resampled whole (Efron
 and Tibshirani 1993), and the interval is Student's t on the scale of log-odds (of correlations,
-Fisher's z). `docs/experiments.md` has the shares of the intervals that hold the true score; where
-it would be too few, a reason stands in their place. The resamples are a function of the number of
-units: two models on the same examples are paired.
+Fisher's z). `docs/experiments.md` has the intervals' measured coverage of the true score; where
+coverage would be too low, a reason replaces the interval. Resamples depend only on the number of
+units, so two models on the same examples are paired.
 """
 
 import math
@@ -22,7 +22,7 @@ DRAWS = 1000
 LEVEL = 0.95
 """Level of the intervals."""
 LEAST = 10
-"""Units of an interval; fewer have none."""
+"""Least number of units for an interval."""
 _LEAST_KNOWN = 0.99  # share of the resamples that have a score
 _LEAST_SPREAD = 1e-9
 _SIGNED = {"pearson", "spearman", "matthews"}  # scores from -1 on
@@ -34,28 +34,28 @@ Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 class Grounds(NamedTuple):
-    """Grounds of an interval."""
+    """Data for an interval."""
 
     score: Score
     units: np.ndarray
     """(N,) number of the unit of each example."""
     right: np.ndarray | None = None
-    """(N,) share of each example that is right; None where that has no meaning."""
+    """(N,) share of each example that is right; None where such a share has no meaning."""
     rarest: float = math.inf
     """Examples of the rarest class, for scores other than `accuracy`."""
     most: float = 1.0
-    """Greatest score."""
+    """Greatest possible score."""
 
 
 class Intervals(NamedTuple):
-    """Intervals at `LEVEL`, and reasons why there is none, by the name of the score."""
+    """Intervals at `LEVEL`, or reasons for their absence, by the name of the score."""
 
     found: dict[str, tuple[float, float]]
     missing: dict[str, str]
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield how often each of `count` units is in each resample, (d, count) at a time."""
+    """Yield the multiplicity of each of `count` units in each resample, (d, count) at a time."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
@@ -65,7 +65,7 @@ def weights(count: int) -> Iterator[np.ndarray]:
 
 
 def means(names: Sequence[str], each: np.ndarray) -> Score:
-    """Return the statistic that is the mean of each column of `each`, (N, S); NaN of no weight."""
+    """Make the statistic that averages each column of `each`, (N, S); NaN without weight."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         total = w.sum(axis=1, keepdims=True)

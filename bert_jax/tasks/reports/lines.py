@@ -1,4 +1,4 @@
-"""A report as Markdown that is readable in a terminal, too."""
+"""A report as Markdown that reads well in a terminal, too."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -55,7 +55,7 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
 def difference_lines(
     ours: str, theirs: str, differences: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Describe paired differences of two models: by split and score `difference`, `interval`."""
+    """Describe paired differences of two models: `difference`, `interval` by split and score."""
     rows = [
         [
             split,
@@ -117,7 +117,7 @@ def _confusion(found: Mapping[str, Any]) -> list[str]:
 
 
 def _calibration(found: Mapping[str, Any]) -> list[str]:
-    """Describe the bins that hold probabilities, after the temperature."""
+    """Describe the non-empty bins of probabilities, after the temperature."""
     after, before = found["after"], found["before"]
     bins = zip(after["counts"], after["confidence"], after["accuracy"], strict=True)
     rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]
@@ -139,7 +139,7 @@ def _mistake(each: Mapping[str, Any]) -> str:
 
 
 def _flat(text: str) -> str:
-    """Return a text on one line without controls, HTML, links, pictures, ends of cells and code."""
+    """Flatten a text to one line without controls, HTML, links, pictures, cell ends and code."""
     shown = "".join(c if c.isprintable() or c in _JOINERS else " " for c in text)
     return " ".join(shown.translate(_INERT).replace("](", "] (").split())
 
@@ -159,6 +159,6 @@ def _interval(
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a Markdown table, its columns aligned: names to the left, figures to the right."""
+    """Return a Markdown table with names aligned to the left and figures to the right."""
     cells = [[_flat(cell) for cell in row] for row in (heads, *rows)]
     return markdown_table(cells, figures=True).splitlines()

@@ -1,4 +1,4 @@
-"""The mistakes that a model is surest of, and the texts they are in."""
+"""The most confident mistakes of a model, and their texts."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ def most_confident(wrong: np.ndarray, confidence: np.ndarray) -> list[int]:
 
 
 def shortened(text: str) -> str:
-    """Return a text, its middle left out where it is long."""
+    """Return a text; a long text loses its middle."""
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def share(value: Any) -> float:
-    """Return a probability as reports have it."""
+    """Round a probability as reports show it."""
     return round(float(value), 4)

@@ -34,7 +34,7 @@ def _figure(width: float, height: float, title: str) -> Any:
 
 
 def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
-    """Draw shares of each row as shades, and counts where there is room."""
+    """Draw each row's shares as shades, with the counts where there is room."""
     labels = [name if len(name) <= 24 else f"{name[:23]}…" for name in confusion["labels"]]
     counts = np.array(confusion["counts"], float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -74,7 +74,7 @@ def _scatter_figure(points: Any, title: str) -> Any:
 
 
 def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
-    """Draw the shares that came true over probabilities, before and after the temperature.
+    """Draw the shares that came true against probabilities, before and after the temperature.
 
     Below, the number of probabilities in each bin.
     """

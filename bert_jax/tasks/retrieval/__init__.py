@@ -1,1 +1,1 @@
-"""Retrieval on the host: scores of rankings, files of test collections, words as a baseline."""
+"""Retrieval on the host: scores of rankings, files of test collections, BM25, clusters."""

@@ -63,6 +63,6 @@ class BM25:
         return some[np.argsort(-scores[some], kind="stable")][:k]
 
     def _counted(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the distinct words, and how often each stands there."""
+        """Return the numbers of the distinct words, and the count of each."""
         numbers = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
         return np.unique(np.array(numbers, np.int64), return_counts=True)

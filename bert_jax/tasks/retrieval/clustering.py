@@ -1,4 +1,4 @@
-"""Clusters of vectors, and how well they are the classes that people gave.
+"""Clusters of vectors, and their agreement with the classes that people gave.
 
 Sources: Arthur and Vassilvitskii 2007 (k-means++); Rosenberg and Hirschberg 2007 (V-measure).
 """
@@ -13,7 +13,7 @@ def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int6
     """Return the cluster of each vector: Lloyd's algorithm from k-means++'s centres.
 
     Args:
-        vectors: At least as many as there are clusters.
+        vectors: Vectors, at least one for each cluster.
         clusters: Number of clusters; fewer come out where vectors are equal.
         seed: Seed of the first centres.
     """

@@ -39,7 +39,7 @@ def read_collection(path: str | Path) -> Collection:
 
     Args:
         path: Directory of a collection, whose judgements are qrels/test.tsv or the only file there;
-            or a file of judgements in `qrels` of such a directory.
+            or a file of judgements in the directory's `qrels`.
 
     Raises:
         UserError: A file is missing, a line is wrong, or a judgement names an unknown id.

@@ -7,7 +7,7 @@ import numpy as np
 from bert_jax.errors import UserError
 
 DEPTH = 1000
-"""Documents that are ranked for a query; MAP reads all of them, as in BEIR."""
+"""Number of documents ranked for a query; MAP reads all of them, as in BEIR."""
 _NDCG_AT, _MRR_AT, _RECALL_AT = 10, 10, 100
 
 
@@ -26,7 +26,7 @@ def query_scores(
     A document is relevant where its grade is above 0; only nDCG reads the grade itself, with linear
     gains (Järvelin and Kekäläinen, 2002). A query without ranking, or without a relevant document,
     scores 0. Rankings of queries that nobody judged do not count. A document that is ranked twice
-    counts at its better rank. The order is taken as it is: who ranks decides about equal scores.
+    counts at its better rank. The given order decides: the ranker breaks ties.
 
     Args:
         ranked: Documents of each query, best first.

@@ -1,8 +1,8 @@
-"""From start and end logits to answers: candidates, the score of no answer, thresholds, files.
+"""Answers from start and end logits: candidates, the score of no answer, thresholds, files.
 
 A candidate is a run of context tokens; its score is the start logit of its first token plus the end
 logit of its last. Its text is the slice of the context from the first token's first character to
-the last token's last, never tokens put together.
+the last token's last, never a text put together from tokens.
 """
 
 import json
@@ -43,18 +43,18 @@ class Prediction:
 
     id: str
     candidates: tuple[Candidate, ...]
-    """At least one, best first, each text once."""
+    """Candidates, best first, at least one, each text once."""
     null: Candidate
     """Candidate "no answer": [CLS] in the window where its score is least, for a question has no
     answer only if none of its windows holds one."""
 
     @property
     def null_odds(self) -> float:
-        """Score of "no answer" less that of the best candidate."""
+        """Score of "no answer" minus the best candidate's score."""
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
-        """Return the answer; empty where `null_odds` is above `threshold`, never so without one."""
+        """Return the answer; empty where a `threshold` is given and `null_odds` is above it."""
         if threshold is not None and self.null_odds > threshold:
             return ""
         return self.candidates[0].text
@@ -144,7 +144,7 @@ def _candidates(
 
 
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
-    """(c, max_tokens): entry (i, j) is of the tokens i to i + j; -inf where that is none."""
+    """Score runs of tokens, (c, max_tokens): entry (i, j) is tokens i to i + j; -inf for none."""
     window = row.window
     c = len(window.spans)
     inside = slice(window.context_at, window.context_at + c)
@@ -154,7 +154,7 @@ def _scores(row: _Row, max_tokens: int) -> np.ndarray:
 
 
 def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
-    """Positions of the scores above -inf, highest first, of equal ones the first first.
+    """Yield the positions of the scores above -inf, highest first; ties keep their order.
 
     The first few are found without sorting all.
     """
@@ -167,10 +167,10 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
-    The value is the odds of a question, the least of equally good ones, as in SQuAD's script. It
-    differs from the script in two ways, so that the score can be reached: questions with equal odds
-    are answered all or none, and where no answer at all is best the value is just below the least
-    odds (the script says 0).
+    The threshold is the least of equally good questions' odds, as in SQuAD's script. Two
+    differences from the script make the score attainable: of questions with equal odds all or none
+    are answered, and where answering nothing is best, the threshold is just below the least odds
+    (the script says 0).
 
     Args:
         questions: with reference answers.
@@ -224,7 +224,7 @@ def answer_files(
 
 
 def _entry(item: tuple[str, Any]) -> str:
-    """Return a line for each question: `indent` would take 20 times as long."""
+    """Return one question's line of JSON: `indent` would take 20 times as long."""
     id, value = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in item)
     return f"{id}: {value}"
 

@@ -6,7 +6,7 @@ of the words of one among the words of the other. A question with several refere
 best of them.
 
 The scripts of versions 1.1 and 2.0 differ where a text has no word left and where a prediction is
-missing; `SquadRules` says how.
+missing (see `SquadRules`).
 
 The rules were made for English, and XQuAD scores its other languages with them as they are:
 
@@ -14,7 +14,7 @@ The rules were made for English, and XQuAD scores its other languages with them 
   unless it holds a space or a Latin word apart from the rest.
 - Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
 - Articles of other languages stay, Arabic "ال" among them. A Latin "a" before a combining accent
-  is a word of its own to the script and goes: "a" + U+0301 leaves the accent, "á" stays.
+  is a separate word to the script and goes: "a" + U+0301 leaves the accent, "á" stays.
 - Nothing is brought to one Unicode form: "é" in one character and in two differ, as do full-width
   and ASCII digits, and Arabic with and without vowel marks.
 - Lower case is Python's `str.lower`: "İ" becomes two characters, "ß" and "ss" differ.
@@ -90,9 +90,9 @@ def best_scores(
 def score(
     questions: Sequence[Question], predictions: Mapping[str, str], *, rules: SquadRules = "v2.0"
 ) -> dict[str, float]:
-    """Score predicted texts; the empty text says that there is no answer.
+    """Score predicted texts; the empty text means "no answer".
 
-    Predictions for other questions are not looked at, as in the scripts.
+    Predictions for other questions are ignored, as in the scripts.
 
     Args:
         questions: with reference answers.

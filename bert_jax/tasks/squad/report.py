@@ -1,4 +1,4 @@
-"""Grounds of the scores of answers: kinds of questions, and mistakes."""
+"""Details behind the scores of answers: kinds of questions, and mistakes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def answer_report(
     rules: SquadRules,
     units: np.ndarray,
 ) -> tuple[Grounds, dict[str, Any]]:
-    """Return the grounds of intervals, and the details of a report.
+    """Return the data for intervals, and the details of a report.
 
     Args:
         questions: questions with reference answers.
@@ -57,13 +57,13 @@ def answer_report(
 
 
 def _asks(question: Question) -> str:
-    """Return the word that asks; other where there is none."""
+    """Return the question word; other where there is none."""
     words = normalized_words(question.question)
     return next((word for word in words if word in _ASKING), "other")
 
 
 def _kind_of_answer(question: Question) -> str:
-    """Return whether the first reference has digits, else its length in words."""
+    """Classify the first reference: with digits, else by its length in words."""
     if not question.answers:
         return "no answer"
     text = question.answers[0].text

@@ -1,4 +1,4 @@
-"""SQuAD's JSON: questions about paragraphs, with answers that say where they stand.
+"""SQuAD's JSON: questions about paragraphs, with answers and their offsets.
 
 Versions 1.1 and 2.0, and data sets in the same layout, XQuAD among them:
 
@@ -58,8 +58,8 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
         path: the file.
         misplaced: treatment of an answer that is not at its offset. `fail`: an error. `skip`: the
             answer is left out, and so is a question with no other one. `keep`: the answer stays;
-            such a file can be scored, since scores look at the texts alone, and where a question
-            has no answer at its offset its windows have no target.
+            such a file can be scored, since scores compare only texts; where a question has no
+            answer at its offset, its windows have no target.
 
     Raises:
         UserError: names what is wrong, where, and how often.
@@ -139,7 +139,7 @@ class _Reader:
     def _items(
         self, owner: dict[str, Any], key: str, where: str
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the objects of a list with their paths; what is none is a problem."""
+        """Yield the objects of a list with their paths; any other value is a problem."""
         inside = f"{where}.{key}" if where else key
         for i, item in enumerate(self._member(owner, key, list, where) or []):
             if isinstance(item, dict):
@@ -150,7 +150,7 @@ class _Reader:
     def _member(
         self, owner: dict[str, Any], key: str, kind: type[_Kind], where: str
     ) -> _Kind | None:
-        """Return a value that has to be there; None, and a problem, where it is not."""
+        """Return a required value; None, with a problem, where the value is missing or wrong."""
         value = owner.get(key)
         if isinstance(value, kind):
             return value

@@ -24,7 +24,7 @@ _THRESHOLD = "null_threshold"
 
 
 class SpanTask(Task[SquadConfig]):
-    """A task of questions about texts, of a configuration of kind squad."""
+    """A task of questions about texts, configured by kind squad."""
 
     objective: HeadKind = "span"
     num_outputs = 2
@@ -66,7 +66,7 @@ class SpanTask(Task[SquadConfig]):
 class SpanSplit(Split):
     """Questions of one file; a question has a row for each of its windows.
 
-    Windows without a known target are left out where they are `to_learn`.
+    Windows without a known target are left out of data `to_learn`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SpanSplit(Split):
         return 100.0 * sum(scores) / len(scores)
 
     def texts(self) -> list[tuple[str, ...]]:
-        """Return question and context of each question."""
+        """Return each question with its context."""
         return [(each.question, each.context) for each in self._questions]
 
     def truth(self) -> list[Any]:
@@ -122,7 +122,7 @@ class SpanSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Paragraphs: questions on one have much in common."""
+        """Paragraphs, since questions on one paragraph have much in common."""
         return "paragraphs", [each.context for each in self._questions]
 
     def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
@@ -133,9 +133,9 @@ class SpanSplit(Split):
         return split, np.flatnonzero(np.isin(owners, examples))
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Score in percent. The null threshold is the one that is best for F1."""
+        """Score in percent, with the null threshold that is best for F1."""
         rules = self._task.spec.rules
-        predictions = self._predictions(outputs, 1)  # the score looks at the best candidate alone
+        predictions = self._predictions(outputs, 1)  # the best candidate is enough
         threshold = None
         if rules == "v2.0":
             threshold = (

@@ -1,9 +1,9 @@
-"""Questions and contexts to rows of tokens: [CLS] question [SEP] part of the context [SEP].
+"""Rows of tokens from questions and contexts: [CLS] question [SEP] part of context [SEP].
 
 A context that does not fit is cut into windows that overlap, as in BERT's `run_squad.py`: each
-begins `stride` tokens after the one before it, and the last reaches the end. No part of a context
-is lost. A token that lies in several windows is judged in the window where it has the most context
-on its shorter side.
+begins `stride` tokens after the window before, and the last reaches the end. No part of a context
+is lost. A token in several windows is judged in the window where its shorter side has the most
+context.
 """
 
 import unicodedata
@@ -25,7 +25,7 @@ class Window:
     """A row of n tokens, c of them from the context."""
 
     question: int
-    """Position of its question among those given."""
+    """Position of its question in the list of questions."""
     ids: Int32[np.ndarray, " n"]
     """[CLS] question [SEP] context [SEP]."""
     context_at: int
@@ -130,7 +130,7 @@ def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
 
 
 def token_range(spans: Int32[np.ndarray, "n 2"], start: int, end: int) -> tuple[int, int] | None:
-    """Return the first and the last of the fewest tokens that hold the characters [start, end).
+    """Find the shortest run of tokens that holds the characters [start, end): first and last.
 
     None where no token holds any of them. Starts and ends of `spans` never decrease.
     """
@@ -140,14 +140,15 @@ def token_range(spans: Int32[np.ndarray, "n 2"], start: int, end: int) -> tuple[
 
 
 def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
-    """Return the begins of windows of `room` tokens; the last one is the first to reach the end."""
+    """Return the starts of windows of `room` tokens, up to the first that reaches the end."""
     return list(range(0, max(num_tokens - room, 0) + stride, stride))
 
 
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
-    """Return (num_tokens,) the window with the most context on the shorter side of each token.
+    """Choose each token's window, (num_tokens,): the most context on the token's shorter side.
 
-    A longer window is a little better: its length counts for a hundredth. Of equal ones the first.
+    A longer window is a little better: its length counts for a hundredth. The first window wins
+    ties.
     """
     at = np.arange(num_tokens)
     first = np.array(begins)[:, None]
@@ -159,7 +160,7 @@ def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarra
 def _target(
     question: Question, spans: Int32[np.ndarray, "n 2"]
 ) -> tuple[tuple[int, int] | None, bool]:
-    """Return the answer's tokens in the context, and whether it is known what the answer is."""
+    """Return the answer's tokens in the context, and whether the answer is known."""
     if question.answers is None:
         return None, False
     placed = next((a for a in question.answers if is_placed(a, question)), None)

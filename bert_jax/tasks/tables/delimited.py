@@ -1,4 +1,4 @@
-"""CSV and TSV: the fields of every row, as they were written.
+"""CSV and TSV: the fields of every row, as written.
 
 Nothing is guessed and nothing is repaired: a row whose fields cannot be told apart is an error.
 """
@@ -17,36 +17,36 @@ from bert_jax.tasks.problems import MissingColumn
 
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20
-"""Characters in one field; a quote that is never closed would take the rest of the file."""
+"""Most characters in a field; an unclosed quote would swallow the rest of the file."""
 _DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
 
 
 @dataclass(frozen=True)
 class TableFormat:
-    """How a table is written."""
+    """Format of a table."""
 
     kind: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """auto goes by the suffix; a name that begins with `tfds:` is a prepared data set."""
+    """Format; auto goes by the suffix, and `tfds:` at the beginning means a prepared data set."""
     header: bool | None = None
-    """Whether line 1 of CSV or TSV has the names of the columns. None: it has when columns are
-    named, and must be stated when they are numbered."""
+    """Whether line 1 of CSV or TSV names the columns. None: true where the caller names columns;
+    required where the caller numbers columns."""
     quoting: bool | None = None
     """Whether a field may stand in double quotes, which are no part of it. None: in CSV yes, in TSV
     no (there quotes are text, as in the files of GLUE)."""
     delimiter: str = ""
-    """Mark between the fields; empty: a comma in CSV and a tab in TSV."""
+    """Character between the fields; empty: a comma in CSV and a tab in TSV."""
     ragged: Literal["fail", "skip"] = "fail"
     """Treatment of rows that have more or fewer fields than the first."""
 
 
 class Row(NamedTuple):
-    """The fields of a row that were asked for."""
+    """The requested fields of a row."""
 
     origin: Origin
     values: tuple[Any, ...]
-    """Fields; None for an optional column that is not there."""
+    """Fields; None for an optional column that is missing."""
     missing: bool = False
-    """Whether the row has too few or too many fields, and `ragged` lets it pass."""
+    """Whether the row has too few or too many fields, which `ragged` permits."""
     problem: str = ""
     """Fault of the row, with its origin; the row then has no values."""
 
@@ -128,7 +128,7 @@ def _quoted(name: str, lines: list[str], delimiter: str) -> list[tuple[int, list
 
 
 def _refuse_swallowed(origin: Origin, fields: list[str], delimiter: str) -> None:
-    """Texts have line ends and commas, but hardly tabs: a stray quote has eaten whole rows."""
+    """Refuse fields with swallowed rows: texts have line ends and commas, but hardly tabs."""
     if any(delimiter in field and "\n" in field for field in fields):
         mark = _DELIMITERS.get(delimiter, repr(delimiter))
         last = origin.line + sum(field.count("\n") for field in fields)

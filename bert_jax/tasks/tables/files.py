@@ -133,7 +133,7 @@ def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iter
 
 
 def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
-    """Numbers of classes come as their names, -1 (a test set without labels) as None."""
+    """Read a prepared data set; class numbers become names, -1 (no label) becomes None."""
     del optional  # only tables of files are read without knowing their columns
     _, dataset, *split = name.split(":", 2)
     if not dataset or not split:

@@ -1,10 +1,10 @@
-"""Precision, recall and F1 of entities: right is what has the right words and the right type.
+"""Precision, recall and F1 of entities; an entity is right with the right words and type.
 
 Two readings of tags, as in seqeval, and equal to it on all tags that it knows:
 
 - lenient (`scheme=None`), the CoNLL script's: an I that continues nothing begins an entity. On the
   prefixes B, I and O it is what conlleval does. That script knows no S (two in a row are one entity
-  to it) and lets a B continue an entity that ended in E; here, as in seqeval, S stands alone and an
+  to it) and lets a B continue an entity that ended in E; here, as in seqeval, S is an entity and an
   entity ends at E. The letters L, U and M, which seqeval takes for no tags, are read as E, S and I.
 - strict (`scheme="iob2"` and so on), seqeval's `mode="strict"`: what the scheme does not allow is
   no entity. Both differ only on unsound tags; a model may predict them, so say which was used.
@@ -20,27 +20,27 @@ from bert_jax.tasks.tagging.schemes import Scheme, entities, strict_entities
 
 
 class EntityScore(NamedTuple):
-    """Counts of entities, and their shares; 0 where nothing can be divided."""
+    """Counts of entities and the shares made from them; 0 where a denominator is 0."""
 
     correct: int
-    """Entities that are predicted and in the data."""
+    """Number of entities both predicted and in the data."""
     predicted: int
     gold: int
-    """Entities in the data."""
+    """Number of entities in the data."""
 
     @property
     def precision(self) -> float:
-        """Share of the predicted that are right."""
+        """Share of the predicted entities that are right."""
         return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """Share of those in the data that are found."""
+        """Share of the entities in the data that are found."""
         return self.correct / self.gold if self.gold else 0.0
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of both."""
+        """Harmonic mean of precision and recall."""
         total = self.predicted + self.gold
         return 2 * self.correct / total if total else 0.0
 
@@ -54,11 +54,11 @@ class EntityScores:
     per_type: Mapping[str, EntityScore]
     """Scores of the types met in data or predictions, sorted by name."""
     token_accuracy: float
-    """Share of words whose tag is exactly that of the data."""
+    """Share of words whose tag equals the tag in the data."""
 
     @property
     def macro_f1(self) -> float:
-        """Mean of the F1 of the types; 0 without any."""
+        """Mean of the types' F1; 0 without any type."""
         scores = [score.f1 for score in self.per_type.values()]
         return sum(scores) / len(scores) if scores else 0.0
 
@@ -82,10 +82,11 @@ def entity_scores(
 ) -> EntityScores:
     """Score predicted tags; an entity never goes beyond its sentence.
 
-    `scheme` is None for the lenient reading, else that of the strict one.
+    `scheme` names the scheme of the strict reading; None: the lenient reading.
 
     Raises:
-        ValueError: no words at all, sentences of different number or length, or what is no tag.
+        ValueError: no words at all, sentences of different number or length, or a word without a
+            valid tag.
     """
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} sentences in the data, {len(predicted)} predicted")

@@ -1,4 +1,4 @@
-"""Grounds of the scores of tags: entities by type, lenient and strict, or words by tag."""
+"""Details behind the scores of tags: entities by type, lenient and strict, or words by tag."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -21,10 +21,10 @@ _Tags = Sequence[Sequence[str]]
 def entity_report(
     gold: _Tags, predicted: _Tags, raw: _Tags, units: np.ndarray
 ) -> tuple[Grounds, dict[str, Any]]:
-    """Return the grounds of intervals, and the details of a report on entities.
+    """Return the data for intervals, and the details of a report on entities.
 
-    The strict reading is that of seqeval's `mode="strict"` with IOB2 on the tags as the model gives
-    them; the lenient one is that of the CoNLL script, by which the task is scored.
+    The strict reading follows seqeval's `mode="strict"` with IOB2 on the model's raw tags; the
+    lenient reading follows the CoNLL script, which scores the task.
 
     Args:
         gold: tags of each sentence in the data, sound IOB2.
@@ -67,7 +67,7 @@ def entity_report(
 def tag_report(
     gold: _Tags, predicted: _Tags, labels: Sequence[str], units: np.ndarray
 ) -> tuple[Grounds, dict[str, Any]]:
-    """Return the grounds of intervals, and the details of a report on words.
+    """Return the data for intervals, and the details of a report on words.
 
     Args:
         gold: tags of each sentence in the data; a word with an empty tag is left out.
@@ -90,7 +90,7 @@ def tag_report(
 def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
-    """Return the wrong tags with the greatest probability, one a sentence.
+    """Return the most probable wrong tags, one a sentence.
 
     Args:
         examples: sentences with tags.
@@ -133,7 +133,7 @@ def _reading(scores: EntityScores) -> dict[str, Any]:
 def _confused(
     found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return true and predicted types of the same words; the last number is no entity."""
+    """Pair the true and predicted types of the same words; the last number means no entity."""
     number, none = {name: n for n, name in enumerate(labels)}, len(labels)
     truth: list[int] = []
     guess: list[int] = []

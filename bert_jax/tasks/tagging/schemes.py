@@ -1,4 +1,4 @@
-"""Entities in tags: the schemes IOB1, IOB2 and IOBES, told apart, checked and converted to IOB2.
+"""Tags of entities: IOB1, IOB2 and IOBES are detected, checked and converted to IOB2.
 
 A tag is `O` or a prefix and a type, `B-PER`. IOB2 begins each entity with B; IOB1 begins it with
 I, and with B only where one of the same type ends just before; IOBES is IOB2 with the last word E
@@ -25,14 +25,14 @@ class Entity(NamedTuple):
     """The words [start, end) of an entity."""
 
     type: str
-    """Type; `_` where tags are prefixes alone."""
+    """Type; `_` where tags are only prefixes."""
     start: int
     end: int
 
 
 @lru_cache(maxsize=4096)
 def split_tag(tag: str) -> tuple[str, str] | None:
-    """Return prefix (O, B, I, E or S) and type; None for what is no tag of any scheme."""
+    """Split a tag into prefix (O, B, I, E or S) and type; None for a tag of no scheme."""
     if tag == "O":
         return _OUTSIDE
     prefix, dash, kind = tag.partition("-")
@@ -42,10 +42,10 @@ def split_tag(tag: str) -> tuple[str, str] | None:
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities by the rules of the CoNLL script, in whatever scheme.
+    """Return the entities by the rules of the CoNLL script, whatever the scheme.
 
-    A new one begins at B or S, after E or S, after O, and where the type changes: an I that
-    continues nothing begins an entity of its own.
+    An entity begins at B or S, after E or S, after O, and where the type changes: an I that
+    continues nothing begins its own entity.
 
     Raises:
         ValueError: a tag of no scheme.
@@ -64,13 +64,14 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """Return the entities that are tagged as `scheme` wants it; others are none.
+    """Return only the entities that are tagged as `scheme` requires.
 
-    IOB2: an I that continues nothing is left out. IOBES: so is what has no end. IOB1: so is a B
-    that does not follow an entity of its own type, and a single word of B before a B of another.
+    Left out are, in IOB2, an I that continues nothing; in IOBES, also an entity without an end; in
+    IOB1, a B that does not follow an entity of its own type, and a single B before a B of another
+    type.
 
     Raises:
-        ValueError: a tag of no scheme, or a prefix that this one does not have.
+        ValueError: a tag of no scheme, or a prefix that `scheme` does not have.
     """
     parts = _split(tags)
     allowed = "OBIES" if scheme == "iobes" else "OBI"
@@ -113,10 +114,10 @@ def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
 
 
 def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
-    """Return the one scheme that all tags keep to; `plain` where they are no tags of entities.
+    """Detect the scheme that all tags follow; `plain` where the tags mark no entities.
 
-    Without any entity it is `iob2`; sentences without tags are passed over. Letters without a type
-    (M for numerals) are parts of speech where most tags are neither letters nor have a type.
+    Without any entity the scheme is `iob2`; sentences without tags are skipped. Letters without a
+    type (M for numerals) are parts of speech where most tags are neither letters nor have a type.
 
     Raises:
         UserError: the tags break every scheme, or some are of entities and some are not; names the
@@ -161,7 +162,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
 
     Args:
         examples: sentences.
-        lenient: read tags that keep to no scheme as the CoNLL script does (`entities`).
+        lenient: read tags that follow no scheme as the CoNLL script does (`entities`).
 
     Raises:
         UserError: tags that are not of entities, or, unless lenient, not sound; see

@@ -1,7 +1,7 @@
 """Sentences of words with tags: CoNLL column files, CoNLL-U, WikiANN, JSON lines, parquet, TFDS.
 
-Tags come as the file has them; `schemes.convert` makes one scheme of them. A line `-DOCSTART-`,
-with which a file says where a document begins, is no sentence.
+Tags come as the file has them; `schemes.convert` converts them to one scheme. A line `-DOCSTART-`,
+which marks the beginning of a document, is not a sentence.
 """
 
 import itertools
@@ -33,19 +33,19 @@ def read_columns(
     token_prefix: str = "",
     comment: str = "",
 ) -> list[TaggedExample]:
-    """Read a file with one word a line: columns apart by tabs or spaces, sentences by blank lines.
+    """Read one word a line: tabs or spaces separate columns, blank lines separate sentences.
 
-    A file whose first word line has a tab is apart by single tabs, so that a word may hold spaces,
-    another by runs of spaces. Quotes mean nothing, and no other character separates: the
+    Single tabs separate the columns where the first word line has a tab, so that a word may hold
+    spaces; otherwise runs of spaces do. Quotes mean nothing, and no other character separates: a
     no-break space is part of a word.
 
     Args:
         path: the file, UTF-8.
-        token_column: of the word, from 1; from -1 backwards.
-        tag_column: of the tag, likewise; None reads no tags.
-        token_prefix: each word must begin with it, and it is taken off.
-        comment: lines that begin with it are passed over, such as `# ` (never where it may be a
-            word: CoNLL-2003 has `#` among its words).
+        token_column: column of the word, from 1; from -1 backwards.
+        tag_column: column of the tag, likewise; None reads no tags.
+        token_prefix: required beginning of each word, which is removed.
+        comment: beginning of the lines to skip, such as `# ` (unsafe where it may be a word:
+            CoNLL-2003 has `#` among its words).
 
     Raises:
         UserError: no such file or not UTF-8; no words; columns that are not there; and, all in one
@@ -103,7 +103,7 @@ def read_columns(
 
 
 def is_conllu(path: str | Path) -> bool:
-    """Say whether the first line that is no comment is CoNLL-U's; False without a file."""
+    """Say whether the first line that is not a comment is CoNLL-U; False without a file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = itertools.islice(file, 1000)
@@ -116,15 +116,15 @@ def is_conllu(path: str | Path) -> bool:
 def read_conllu(
     path: str | Path, column: Literal["upos", "xpos", "deprel"] | None = "upos"
 ) -> list[TaggedExample]:
-    """Read CoNLL-U: ten columns apart by tabs, the word in the second, comments behind `#`.
+    """Read CoNLL-U: ten tab-separated columns, the word in the second, comments after `#`.
 
-    The words are the syntactic ones: lines of a range (`3-4  zum`), which repeat the words after
-    them as they are written, and empty nodes (`5.1`) are passed over. A tag `_` is none; where
-    there are no others, the sentences have no tags.
+    The words are the syntactic words: lines of a range (`3-4  zum`), which repeat the words after
+    them as they are written, and empty nodes (`5.1`) are skipped. `_` is not a tag; where a file
+    has no other tags, the sentences have no tags.
 
     Args:
         path: the file, UTF-8.
-        column: of the tag; None reads no tags.
+        column: column of the tag; None reads no tags.
 
     Raises:
         UserError: no such file or not UTF-8; no words; and, all in one message, lines without ten
@@ -164,12 +164,13 @@ def read_conllu(
 
 
 def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExample]:
-    """Read WikiANN: word TAB tag, each word behind its language (`en:Paris`), which is taken off.
+    """Read WikiANN: word TAB tag; the language before each word (`en:Paris`) is removed.
 
     Without tags, words without a language are read, too.
 
     Raises:
-        UserError: the first word has no language, another is of another one; see `read_columns`.
+        UserError: the first word has no language, or a word has another language; see
+            `read_columns`.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)

@@ -42,9 +42,9 @@ _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
 
 class TaggingTask(Task[TaggingConfig]):
-    """A task about words, of a configuration of kind tagging.
+    """A task of tagging words, configured by kind tagging.
 
-    Tags of entities are learned, scored and written as IOB2, in whatever scheme the files are.
+    Tags of entities are learned, scored and written as IOB2, whatever the scheme of the files.
     """
 
     objective: HeadKind = "tags"
@@ -137,7 +137,7 @@ class TaggingSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of the best constant tag; of entities, every word is one, or every sentence."""
+        """Score of the best constant tag; for entities, each word or each sentence is an entity."""
         if self._gold is None:
             return math.nan
         names = self._task.spec.labels
@@ -152,7 +152,7 @@ class TaggingSplit(Split):
             words.update(each.type for each in found if each.end - each.start == 1)
             sentences.update(each.type for each in found if each.end - each.start == len(tags))
         known = {part[1] for name in names if (part := split_tag(name)) and part[0] != "O"}
-        # Hits, predictions and entities of a constant that makes each word, or sentence, one.
+        # Hits, predictions and entities of a constant that makes each word, or sentence, an entity.
         constants = [
             (max((hits[kind] for kind in known), default=0), count)
             for hits, count in ((words, num_words), (sentences, len(self._gold)))
@@ -164,7 +164,7 @@ class TaggingSplit(Split):
         return 2 * max(hits / (count + total) for hits, count in constants)
 
     def texts(self) -> list[tuple[str, ...]]:
-        """Return each sentence, its words with spaces between them."""
+        """Return each sentence as its words, joined by spaces."""
         return [(" ".join(each.tokens),) for each in self._examples]
 
     def truth(self) -> list[Any]:
@@ -173,7 +173,7 @@ class TaggingSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Documents, of a file that marks several."""
+        """Documents, where the file marks several."""
         documents = [each.document for each in self._examples]
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
@@ -217,8 +217,8 @@ class TaggingSplit(Split):
     ) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl and predictions.txt.
 
-        The latter has a word a line with the tag of the file, where it has one, and the predicted
-        one, as the CoNLL script takes it; apart by spaces, or tabs where a word holds a space.
+        predictions.txt has a word a line with the tag in the file, if any, and the predicted tag,
+        as the CoNLL script reads them; separated by spaces, or by tabs where a word holds a space.
         """
         del scores
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
@@ -242,14 +242,14 @@ class TaggingSplit(Split):
         return [to_tags(entities(tags), len(tags)) for tags in found]
 
     def _best_tags(self, outputs: Outputs) -> list[tuple[str, ...]]:
-        """Return the most probable tag of each word, whatever stands beside it."""
+        """Return the most probable tag of each word, whatever its neighbours' tags."""
         best = [np.asarray(logits).argmax(axis=-1) for logits in outputs]
         names = self._task.spec.labels
         return [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
 
 
 def _format(source: str, config: TaggingConfig) -> str:
-    # The words of columns are in the first unless said otherwise, where CoNLL-U has numbers.
+    # The default column of words is the first, where CoNLL-U has numbers.
     if config.format == "columns" and config.token_column == 1 and is_conllu(source):
         return "conllu"
     return config.format
@@ -281,7 +281,7 @@ def _tags_of(examples: Sequence[TaggedExample]) -> set[str]:
 def _labels(
     train: Sequence[TaggedExample], config: TaggingConfig, scheme: Literal["iob2", "plain"]
 ) -> LabelSet:
-    """Return the tags to learn, of the configuration or else of the training data."""
+    """Return the tags to learn, from the configuration or else from the training data."""
     if not config.labels:
         labels = tag_labels(train, plain=scheme == "plain")
         if len(labels) < 2:

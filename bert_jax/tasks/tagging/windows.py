@@ -1,8 +1,8 @@
-"""From words with tags to sequences of token ids: the label of a word is at its first sub-word.
+"""Sequences of token ids from words with tags; a word's label is at its first sub-word.
 
-A sentence that is longer than a sequence is read in windows that overlap, and each word has its
-label in exactly one of them, the one with most context around it: in training, so that no word
-counts twice, and in evaluation, so that each is scored once.
+A sentence longer than a sequence is read in overlapping windows, and each word has its label in
+exactly one window, where it has the most context: so no word counts twice in training, and each
+word is scored once in evaluation.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class TagWindow:
     """Number of the sentence in the list of sentences."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Number of the word in its sentence, where it is to be labelled here; elsewhere -1."""
+    """Number of the word in its sentence, where this window labels the word; elsewhere -1."""
     labels: Int32[np.ndarray, " L"]
     """Label of that word; `NO_LABEL` elsewhere, and everywhere without tags."""
 
@@ -36,14 +36,14 @@ class TagWindows:
     """The sequences of a list of sentences."""
 
     windows: tuple[TagWindow, ...]
-    """Sequences in the order of the sentences, of one sentence from left to right."""
+    """Sequences in the order of the sentences, and from left to right within a sentence."""
     sentence_words: tuple[int, ...]
     """Number of words of each sentence."""
     warnings: tuple[str, ...]
     """Counts of sentences in several windows, of unreadable words and of unknown tags."""
 
     def gather(self, predictions: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return for each sentence a value a word, from one value a position.
+        """Return one value a word for each sentence, from one value a position.
 
         Args:
             predictions: for each window an array of whole numbers, or of probabilities, that
@@ -78,11 +78,11 @@ def tag_windows(
         examples: the sentences.
         tokenizer: encodes each word by itself, as a word inside a sentence. A word without tokens
             (a zero-width space) becomes [UNK], so that it too is labelled.
-        labels: the tags that there are; None leaves all labels `NO_LABEL`. A word has `NO_LABEL`,
-            too, where its tag is not among them; a warning names such tags.
+        labels: known tags; None leaves all labels `NO_LABEL`. A word with an unknown tag has
+            `NO_LABEL`, too; a warning names such tags.
         max_length: most ids in a sequence, [CLS] and [SEP] included.
-        stride: ids from the beginning of one window to that of the next (BERT's `doc_stride`;
-            Transformers calls the overlap so).
+        stride: ids from the start of one window to the start of the next (BERT's `doc_stride`;
+            Transformers uses this name for the overlap).
 
     Raises:
         UserError: `max_length` or `stride` out of range.
@@ -139,12 +139,12 @@ def tag_windows(
 def _ends_of_most_context(
     starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
 ) -> Integer[np.ndarray, " N"]:
-    """Return for each window the end of the positions that it owns, by the longest shorter side.
+    """Return the end of the positions that each window owns, by the longest shorter side.
 
-    A later window has more to the right of a position and less to the left, so what the windows own
-    follows each other. Of two windows with the same context, the first owns the position.
+    A later window has more to the right of a position and less to the left, so the windows own
+    consecutive positions. Of two windows with the same context, the first owns the position.
     """
-    # The next window has more context from where its left side is more than the right one here.
+    # The next window has more context once its left side exceeds this window's right side.
     return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])
 
 

@@ -1,4 +1,4 @@
-"""From logits to probabilities and labels: a temperature and thresholds, fitted on dev data.
+"""Probabilities and labels from logits: a temperature and thresholds, fitted on dev data.
 
 Guo et al. 2017, "On calibration of modern neural networks".
 """
@@ -17,21 +17,21 @@ _ERRORS = ("ece", "ece_uncalibrated")
 _SHARPEST, _FLATTEST = 1 / 20, 20.0
 
 Labels = np.ndarray
-"""(N,) classes, or (N, C) bool: all labels that hold."""
+"""(N,) classes, or (N, C) bool: true for each label that holds."""
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Probabilities and labels of logits, of heads with classes."""
+    """Conversion of logits to probabilities and labels, for heads with classes."""
 
     temperature: float = 1.0
-    """Divisor of the logits; it changes no order of classes."""
+    """Divisor of the logits; it does not change the order of classes."""
     thresholds: tuple[float, ...] = ()
     """Least probability of each of several labels; (): one half."""
 
     @classmethod
     def saved(cls, scores: Mapping[str, float], labels: Sequence[str]) -> "Decisions":
-        """Read what `scores` wrote."""
+        """Read the temperature and thresholds that `scores` wrote."""
         thresholds = tuple(scores.get(f"{_THRESHOLD}{label}", 0.5) for label in labels)
         known = any(f"{_THRESHOLD}{label}" in scores for label in labels)
         return cls(scores.get(_TEMPERATURE, 1.0), thresholds if known else ())
@@ -40,7 +40,7 @@ class Decisions:
     def fitted(
         cls, logits: Float[np.ndarray, "N C"], labels: Labels, *, calibrate: bool, tune: bool
     ) -> "Decisions":
-        """Fit the temperature to the log loss of dev data, the thresholds to F1 label by label."""
+        """Fit the temperature to the log loss of dev data, and each label's threshold to its F1."""
         temperature = fit_temperature(logits, labels) if calibrate else 1.0
         thresholds: tuple[float, ...] = ()
         if tune:
@@ -51,12 +51,12 @@ class Decisions:
         return cls(temperature, thresholds)
 
     def shares(self, logits: Float[np.ndarray, "N C"], *, several: bool) -> np.ndarray:
-        """Return the probabilities (N, C), of `several` labels each by itself."""
+        """Return the probabilities (N, C); `several` labels have independent probabilities."""
         scaled = logits / self.temperature
         return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
 
     def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
-        """Return which of several labels hold."""
+        """Apply the thresholds: true for each of several labels that holds."""
         if not self.thresholds:
             return logits > 0  # a probability above one half
         return self.shares(logits, several=True) > np.array(self.thresholds)
@@ -65,7 +65,7 @@ class Decisions:
         self, logits: Float[np.ndarray, "N C"], labels: Labels, names: Sequence[str],
         *, calibrate: bool, tune: bool,
     ) -> dict[str, float]:  # fmt: skip
-        """Return what was fitted, by name, and the calibration error on these labels."""
+        """Return the fitted numbers by name, and the calibration error on these labels."""
         found: dict[str, float] = {}
         if calibrate:
             found[_TEMPERATURE] = self.temperature
@@ -81,7 +81,7 @@ class Decisions:
 
     @staticmethod
     def score_names(names: Sequence[str], *, calibrate: bool, tune: bool) -> list[str]:
-        """Return the names of what `scores` returns."""
+        """Return the keys of the result of `scores`."""
         found = [_TEMPERATURE, *_ERRORS] if calibrate else []
         return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
 
@@ -104,13 +104,13 @@ PLAIN = Decisions()
 
 @dataclass(frozen=True)
 class Reliability:
-    """Probabilities in bins of equal width, and how often they came true."""
+    """Probabilities in bins of equal width, and the shares that came true."""
 
     counts: Integer[np.ndarray, " bins"]
     confidence: Float[np.ndarray, " bins"]
-    """Mean probability of each bin; 0 of an empty one."""
+    """Mean probability of each bin; 0 for an empty bin."""
     accuracy: Float[np.ndarray, " bins"]
-    """Share that came true; 0 of an empty one."""
+    """Share of each bin that came true; 0 for an empty bin."""
 
     @property
     def error(self) -> float:
@@ -140,7 +140,7 @@ def reliability(
 
 
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
-    """Return the temperature of the least log loss, from 1/20 to 20.
+    """Return the temperature with the least log loss, from 1/20 to 20.
 
     The loss is convex in 1 / temperature.
     """
@@ -158,7 +158,7 @@ def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
 
 
 def _best_threshold(shares: Float[np.ndarray, " N"], labels: Bool[np.ndarray, " N"]) -> float:
-    """Return the threshold of the highest F1, of equal ones the nearest to one half.
+    """Return the threshold with the highest F1; of equally good thresholds, the nearest to 0.5.
 
     Thresholds lie halfway between neighbouring probabilities; a label without a positive row has
     one half.

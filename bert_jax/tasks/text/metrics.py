@@ -2,7 +2,7 @@
 
 Where a score is not defined it is what scikit-learn and scipy give: 0 for F1 without a positive and
 for the Matthews coefficient of a constant, NaN for the correlation with a constant. A model that
-predicts one value for everything has not learned, and NaN keeps it from passing for a weak one:
+predicts one value for everything has not learned, and NaN keeps it from passing for a weak model:
 compare with `numpy.nanargmax`, not with `max`.
 """
 
@@ -18,21 +18,21 @@ def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Return the share of examples whose prediction is their label; both (N,) numbers of classes.
 
     Raises:
-        ValueError: no examples, different lengths, or values that are not whole numbers; so in
-            every function here.
+        ValueError: no examples, different lengths, or values that are not whole numbers, in every
+            function here.
     """
     truth, guess = _classes(labels, predictions)
     return float(np.mean(truth == guess))
 
 
 def f1(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the harmonic mean of precision and recall of class 1; 0 where it is nowhere."""
+    """Return the harmonic mean of precision and recall of class 1; 0 where class 1 is absent."""
     truth, guess = _classes(labels, predictions)
     return _f1(truth == 1, guess == 1)
 
 
 def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the mean of the F1 of each class that is among the labels or the predictions."""
+    """Return the mean F1 of the classes that occur in the labels or the predictions."""
     truth, guess = _classes(labels, predictions)
     return float(np.mean([_f1(truth == each, guess == each) for each in np.union1d(truth, guess)]))
 
@@ -66,7 +66,7 @@ def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
 def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, float]:
     """Return micro and macro F1 of yes-or-no decisions.
 
-    Micro is over all decisions together, macro the mean over labels; a label that is nowhere has 0.
+    Micro counts all decisions together, macro is the mean over labels; an absent label has 0.
 
     Args:
         labels: (N, K) bool or 0 and 1, a column for each label.

@@ -1,4 +1,4 @@
-"""Grounds of the scores of classification and regression: see `Split.report`."""
+"""Details behind the scores of classification and regression: see `Split.report`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +67,7 @@ def text_details(
 def text_grounds(
     kind: HeadKind, truth: np.ndarray, predicted: np.ndarray, units: np.ndarray
 ) -> Grounds:
-    """Return what the intervals of the metrics follow from; arguments as in `text_details`."""
+    """Return the data for the metrics' intervals; arguments as in `text_details`."""
     if kind == "single_label":
         right, counts = truth == predicted, np.bincount(truth)
         rarest = counts[counts > 0].min()
@@ -124,7 +124,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return mean ranks of weighted examples, (d, N), of the places of their values in order."""
+    """Return mean ranks of weighted examples, (d, N), from the places of their sorted values."""
     which = csr_array((np.ones(len(places)), (np.arange(len(places)), places)))
     counts = w @ which
     found: np.ndarray = (counts.cumsum(axis=1) - counts / 2)[:, places]

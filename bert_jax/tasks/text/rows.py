@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to rows of token ids."""
+"""Rows of token ids from texts and pairs of texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class TextRows:
         owners: number of the example of each row.
         long: numbers of the examples that did not fit a row.
         num_tokens: tokens of the long examples, special tokens excluded.
-        left_out: tokens of them that are in no row.
+        left_out: tokens of the long examples that are in no row.
     """
 
     rows: Rows
@@ -34,7 +34,7 @@ class TextRows:
     def warnings(
         self, examples: Sequence[TextExample], room: int, long: LongTexts
     ) -> tuple[str, ...]:
-        """Return a warning with the lines of the long examples, and what was done with them."""
+        """Return a warning with the lines of the long examples, and their treatment."""
         if not self.long:
             return ()
         is_pair = examples[0].text_pair is not None
@@ -53,7 +53,7 @@ class TextRows:
 
 @dataclass
 class _Rows:
-    """Rows under way."""
+    """Rows under construction."""
 
     tokens: list[np.ndarray] = field(default_factory=list)
     second_start: list[int] = field(default_factory=list)
@@ -69,8 +69,8 @@ def text_rows(
 ) -> TextRows:
     """Return rows of at most `max_length` tokens.
 
-    Of a pair that is cut the longer text loses tokens first, as in BERT's `run_classifier.py`.
-    Windows of a pair go over the longer text; the other one, up to half a row, is in all of them.
+    In a pair that is cut, the longer text loses tokens first, as in BERT's `run_classifier.py`.
+    Windows of a pair go over the longer text; every window has the other text, up to half a row.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

@@ -1,4 +1,4 @@
-"""Where texts with labels come from: tables, and the tasks of GLUE."""
+"""Readers of texts with labels: tables, and the tasks of GLUE."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -48,8 +48,7 @@ def _read_labelled(
 def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData, TextData]:
     """Hold a part out; rows with the same texts fall on the same side, whatever their order.
 
-    So do rows of the same group, where there are groups; both parts then have the same mixture of
-    labels.
+    Where there are groups, rows of a group do, too, and both parts have the same mix of labels.
     """
     held = _of_groups(path, data, config) if config.group else _of_texts(path, data, config)
     dev, train = (
@@ -69,7 +68,7 @@ def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData,
 
 
 def _of_texts(path: str, data: TextData, config: TableConfig) -> list[bool]:
-    """Choose the rows that are held out, by their texts alone."""
+    """Choose the rows to hold out, only by their texts."""
     keys = _keys(data.examples)
     ranked = sorted(set(keys))
     if len(ranked) < 2:
@@ -82,7 +81,7 @@ def _of_texts(path: str, data: TextData, config: TableConfig) -> list[bool]:
 
 
 def _of_groups(path: str, data: TextData, config: TableConfig) -> list[bool]:
-    """Choose the rows that are held out, by their groups."""
+    """Choose the rows to hold out, by their groups."""
     groups = joined(*group_keys(data.examples))
     kinds = strata([example.label for example in data.examples])
     shares = (config.dev_rate, 1 - config.dev_rate)
@@ -124,17 +123,17 @@ def open_glue(config: GlueConfig) -> tuple[TextData, list[TextData]]:
 
 
 def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) -> TextData:
-    """Return a split of the task by its name, one of its official files, or a table.
+    """Read a split of the task by its name, an official file, or a table.
 
     Args:
         config: the task.
-        source: the name of a split (for a model of MNLI `ax`, too); else a file: where it has the
-            name of an official one it is read as such, else its columns have GLUE's names or those
-            of TensorFlow Datasets.
+        source: the name of a split (for a model of MNLI also `ax`), or a file. A file with the name
+            of an official file is read as such; other files have GLUE's or TensorFlow Datasets'
+            column names.
         labelled: False leaves the labels of a file with other columns out.
 
     Raises:
-        UserError: there is nothing of this name, or it cannot be read.
+        UserError: no split or file has this name, or it cannot be read.
     """
     task, others = glue_task(config.name), ["ax"] if config.name == "mnli" else []
     if source in [*task.files, *others]:
@@ -177,13 +176,13 @@ def _glue_split(config: GlueConfig, split: str) -> TextData:
 def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData:
     """Read a split from the official TSV files.
 
-    They are written without quoting: quotes are text. CoLA has no header but in its test set. MRPC
-    is read from train.tsv, dev.tsv and test.tsv or, where these are not there, from the corpus as
-    Microsoft publishes it with GLUE's dev_ids.tsv. Rows of QQP that line ends have broken are
-    skipped and counted, as elsewhere.
+    The files are written without quoting: quotes are text. CoLA has a header only in its test set.
+    MRPC is read from train.tsv, dev.tsv and test.tsv or, where these are missing, from the corpus
+    as Microsoft publishes it with GLUE's dev_ids.tsv. Rows of QQP broken by line ends are skipped
+    and counted, as elsewhere.
 
     Args:
-        directory: the task's, or the one that holds all of them.
+        directory: the task's directory, or the directory of all tasks.
         name: name of the task, see `TASKS`.
         split: see the task's `files`; labels are None in test splits. Examples have the numbers of
             the test files as ids, else their number from 0.
@@ -213,7 +212,7 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData
 
 
 def read_glue_tfds(name: str, split: str) -> TextData:
-    """Read a split that TensorFlow Datasets has prepared, in the order it lies there.
+    """Read a split that TensorFlow Datasets has prepared, in its stored order.
 
     Raises:
         UserError: no such task or split, the data set is not prepared, or rows are wrong.
@@ -235,7 +234,7 @@ def _task_with(name: str, split: str) -> GlueTask:
 
 
 def _table(task: GlueTask, **fields: Any) -> TableConfig:
-    """Return the columns of the official files, but for `fields`."""
+    """Configure the columns of the official files; `fields` override them."""
     official: dict[str, Any] = {
         "text": task.text, "text_pair": task.text_pair, "label": task.label,
         "problem_type": "single_label" if task.labels else "regression",
@@ -260,7 +259,7 @@ def _read_split(
 
 
 def _read_published_mrpc(home: Path, split: str) -> TextData:
-    """Train and dev are told apart by pairs of ids; the labels of test are not GLUE's to show."""
+    """Read MRPC as published; pairs of ids separate train and dev, and test hides its labels."""
     path = home / f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt"
     data = _read_split(path, "mrpc", split, TASKS["mrpc"].written, format="tsv")
     if split == "test":

@@ -45,10 +45,10 @@ def read_texts(
     Args:
         source: a CSV, TSV, JSON lines or parquet file, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
-        labels: the classes, for example those of the training file; None takes those that the file
-            has, in the order of numbers where all are whole numbers, else as text sorts.
+        labels: the classes, for example the training file's; None takes the classes of the file, in
+            numerical order where all are whole numbers, else sorted as text.
         labelled: False leaves the labels out.
-        score_range: lowest and highest score that is right; None lets any finite number pass.
+        score_range: lowest and highest valid score; None permits any finite number.
 
     Raises:
         UserError: the file or a column cannot be read, or rows are wrong: the first five are named
@@ -131,7 +131,7 @@ def read_other_texts(
 ) -> TextData:
     """Read a table that may lack the column of the label; a warning then says so.
 
-    It may lack the column of the group, too.
+    The table may lack the column of the group, too.
     """
     try:
         return read_texts(source, table, labels, labelled=labelled, score_range=score_range)

@@ -27,7 +27,7 @@ _NAME_GROUPS = "name the column that such rows share in task.group, or intervals
 
 
 class TextTask(Task[GlueConfig | TableConfig]):
-    """A task about texts, of a configuration of kind glue or table."""
+    """A task about texts, configured by kind glue or table."""
 
     def __init__(
         self, config: GlueConfig | TableConfig, spec: LabelSpec, tokenizer: Tokenizer
@@ -67,17 +67,17 @@ class TextTask(Task[GlueConfig | TableConfig]):
     # The meaning of outputs
 
     def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return mean and deviation of scores; of classes 0 and 1 over the temperature."""
+        """Return mean and deviation of scores; for classes, 0 and 1 / temperature."""
         if self.objective == "regression":
             return self.spec.mean, self.spec.deviation
         return 0.0, 1 / self.decisions(scores).temperature
 
     def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the thresholds that were tuned."""
+        """Return the tuned thresholds."""
         return self.decisions(scores).thresholds
 
     def decisions(self, scores: Mapping[str, float]) -> Decisions:
-        """Return how logits become probabilities and labels, from scores of the dev data."""
+        """Read the conversion of logits to probabilities and labels from scores of the dev data."""
         return Decisions.saved(scores, self.spec.labels)
 
     def predicted(self, logits: np.ndarray, decisions: Decisions = PLAIN) -> np.ndarray:
@@ -97,10 +97,10 @@ class TextTask(Task[GlueConfig | TableConfig]):
         return {"f1": micro, "macro_f1": macro, "accuracy": same}
 
     def best_constant(self, labels: np.ndarray) -> float:
-        """Return the task's metric for the best constant prediction."""
+        """Return the best constant prediction's score in the task's metric."""
         rows = len(labels)
         if self.objective == "single_label":
-            # The majority class, except for the F1, which is that of class 1.
+            # The majority class, except for the F1, which scores class 1.
             best = 1 if self.metric == "f1" else int(np.bincount(labels).argmax())
             return self.scores(labels, np.full_like(labels, best))[self.metric]
         if self.objective == "regression":
@@ -109,9 +109,9 @@ class TextTask(Task[GlueConfig | TableConfig]):
             _, counts = np.unique(np.packbits(labels, axis=1), axis=0, return_counts=True)
             return float(counts.max() / rows)
         held = np.sort(labels.sum(axis=0))[::-1]
-        if self.metric == "macro_f1":  # all labels: none makes that of another worse
+        if self.metric == "macro_f1":  # all labels: no label lowers the F1 of another
             return float(np.mean(2 * held / (rows + held)))
-        # Of sets of one size, the one with the most frequent labels has the most hits.
+        # Among sets of one size, the set of the most frequent labels has the most hits.
         hits, predicted = held.cumsum(), rows * np.arange(1, len(held) + 1)
         return float(np.max(2 * hits / (predicted + held.sum())))
 
@@ -149,7 +149,7 @@ class TextSplit(Split):
 
     @property
     def num_scored(self) -> int:
-        """Number of texts, of which some may have several rows."""
+        """Number of texts; a text may have several rows."""
         return len(self._examples)
 
     def texts(self) -> list[tuple[str, ...]]:
@@ -161,7 +161,7 @@ class TextSplit(Split):
         return [example.label for example in self._examples]
 
     def strata(self) -> Sequence[Hashable]:
-        """Return the label of each example, of scores the fifth they are in."""
+        """Return each example's label, or the quintile of its score."""
         return strata([example.label for example in self._examples])
 
     def group_keys(self) -> list[Sequence[Hashable]]:
@@ -240,7 +240,7 @@ class TextSplit(Split):
         return bool(np.isfinite(self._logits(outputs)).all())
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
-        """Return (N, C) logits of the examples, from those of their rows."""
+        """Return (N, C) logits of the examples from the logits of their rows."""
         logits = np.asarray(outputs, np.float64)
         expected = (len(self.rows), self._task.num_outputs)
         if logits.shape != expected:

@@ -1,1 +1,1 @@
-"""Fine-tuning: labelled files and a pretrained encoder to a model that answers, with its scores."""
+"""Fine-tuning: a model that answers, and its scores, from labelled files and an encoder."""

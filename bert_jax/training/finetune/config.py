@@ -37,46 +37,49 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; of `init`, `head` and `distil.teacher` the weights that a run
-takes from them are compared instead."""
+"""Fields that a restart may change; for `init`, `head` and `distil.teacher`, the weights that the
+run takes from them are compared instead."""
 
 
 @dataclass(frozen=True)
 class FinetuneTrainingConfig(Bounded, section="training"):
-    """How long, in which shapes, and how often to look."""
+    """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     num_epochs: Positive = 3.0
-    """Passes over the training examples; may be a part of one."""
+    """Passes over the training examples; may be a fraction."""
     batch_size: Count = 32
     """Rows per step of each run, over all devices and micro-batches."""
     accumulation: Count = 1
-    """Micro-batches per step: memory for time, the result is the same within rounding. Vectors
-    (task.kind=embedding) are then made twice, once to be compared with all of the batch."""
+    """Micro-batches per step, which save memory and cost time; the result is the same within
+    rounding. Vectors (task.kind=embedding) are then computed twice, once for comparison with the
+    whole batch."""
     eval_batch_size: Count = 64
     """Rows per step of an evaluation."""
     evals_per_epoch: Count = 1
-    """Evaluations per pass; the best of them, by the task's metric, is the run's result."""
+    """Evaluations per pass; the best evaluation, by the task's metric, is the run's result."""
     log_every_steps: Count = 100
-    """Steps between two rows of metrics; each evaluation writes a row, too."""
+    """Number of steps between two rows of metrics; each evaluation writes a row, too."""
     max_buckets: Count = 4
-    """Lengths to which rows are padded; each is compiled once. 1: all to the longest."""
+    """Largest number of lengths to which rows are padded; each is compiled once. 1: only the
+    longest."""
     dropout_rate: Rate | None = 0.1
-    """Rate in the encoder, its attention and before the head, but for squad's, which has none;
-    None: the encoder as it was pretrained, 0.1 before the head. Attention of a model with rotations
-    that was pretrained without dropout stays without."""
+    """Dropout rate in the encoder, its attention and before the head (squad's head has none); None:
+    the encoder's pretraining rate, and 0.1 before the head. A model with rotations that was
+    pretrained without attention dropout stays without."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
-    """Evaluations in a row without a better score, after which a run stops; the learning rate falls
-    as if it went on. Of several runs at once each stops by itself. 0: all passes are made."""
+    """Number of evaluations in a row without a better score after which a run stops; the learning
+    rate follows the full schedule. Each of several runs at once stops by itself. 0: make all
+    passes."""
     freeze: str = ""
-    """Parts that keep their values: embeddings; a number, for embeddings and so many lower layers;
-    encoder, for all but the pooler and the head. Empty: none."""
+    """Parts that stay frozen: embeddings; a number, for the embeddings and that many lower layers;
+    encoder, for everything but the pooler and the head. Empty: none."""
     stall_seconds: NonNegative = 1800.0
-    """Nothing completed for so long: the process writes the stacks of its threads and ends with
-    exit code 6. 0: never."""
+    """Longest time in which nothing is completed; then the process writes its threads' stacks and
+    ends with exit code 6. 0: no limit."""
 
     def __post_init__(self) -> None:
         """Refuse a run that trains nothing."""
@@ -100,25 +103,25 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     learning_rate: Positive = 3e-5
     warmup_rate: Rate = 0.1
     layer_decay: Part = 1.0
-    """Factor of the learning rate from each layer to the layer below: the head has the whole rate,
-    the top layer this share of it, the embeddings the lowest. 1: all have the same."""
+    """Factor of the learning rate from each layer to the layer below: the head has the full rate,
+    the top layer this share of it, the embeddings the lowest rate. 1: the same rate for all."""
     head_learning_rate: Positive | None = None
-    """Peak of the pooler, the map before the head and the head; None: the encoder's."""
+    """Peak learning rate of pooler, head transform and head; None: the encoder's."""
 
 
 @dataclass(frozen=True)
 class FinetuneGuardConfig(GuardConfig):
-    """Treatment of bad steps, run by run: a run that is stopped has failed, the others go on.
+    """Treatment of bad steps, run by run: a stopped run has failed, and the other runs go on.
 
     A sweep of one run ends with exit code 4.
     """
 
     spike_sigmas: NonNegative = 0.0
     """Least height of a spike above the mean of the recent losses, in standard deviations. 0: only
-    non-finite values are bad, because small batches of hard examples are no faults."""
+    non-finite values are bad, since small batches of hard examples are normal."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and what only pretraining has."""
+        """Refuse values out of range, and options that only pretraining has."""
         super().__post_init__()
         if self.on_divergence != "report":
             raise UserError(
@@ -134,12 +137,13 @@ class SweepConfig(Bounded, section="sweep"):
     seeds: Annotated[int, AtLeast(1), AtMost(1000)] = 1
     """Runs for each learning rate; their seeds are `seed`, `seed` + 1, ..."""
     learning_rates: Annotated[tuple[Positive, ...], Distinct()] = ()
-    """Empty: `optimizer.learning_rate`."""
+    """Learning rates of the sweep; empty: `optimizer.learning_rate`."""
     baseline: str = ""
-    """A second initialisation to compare with, over the same seeds: `random`, or a directory like
-    `init`, of the same architecture and vocabulary."""
+    """Second initialisation for comparison over the same seeds: `random`, or a directory like
+    `init` with the same architecture and vocabulary."""
     at_once: Natural = 0
-    """Runs in one program; 0: all. Others wait their turn; nothing is compiled again for them."""
+    """Number of runs in one program; 0: all. Other runs wait; nothing is compiled again for
+    them."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +155,13 @@ class FinetuneConfig:
     """Model to start from: the work directory of a pretraining or fine-tuning run, or a directory
     in Hugging Face's format (BERT, safetensors)."""
     reinitialise: bool = False
-    """Take the architecture and the tokenizer of `init` and random weights."""
+    """Whether to take architecture and tokenizer from `init`, but random weights."""
     pooling: Literal["auto", "cls", "mean", "late"] = "auto"
-    """Choice of a classification by a model without a pooler (ModernBERT, EuroBERT): the first
+    """Pooling for classification by a model without a pooler (ModernBERT, EuroBERT): the first
     token's state, the mean of the tokens' states, or, with `late`, the mean of the tokens' logits.
-    auto: what the files of `init` say (`classifier_pooling`), else mean."""
+    auto: `classifier_pooling` in the files of `init`, else mean."""
     embedding: ContrastConfig = field(default_factory=ContrastConfig)
-    """Vectors and their loss (task.kind=embedding)."""
+    """Settings of vectors and their loss (task.kind=embedding)."""
     head: Literal["auto", "keep", "fresh"] = "auto"
     """First weights of the head. keep: the head of `init`, whose labels must be the task's, in any
     order. fresh: random weights. auto: keep where the labels are the same."""
@@ -165,16 +169,16 @@ class FinetuneConfig:
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     distil: DistillationConfig = field(default_factory=DistillationConfig)
-    """Fine-tuned model that the runs learn from beside the labels."""
+    """Distillation: the fine-tuned model that the runs learn from besides the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Devices of each run; runs at once are spread over the others first."""
+    """Mesh of devices for each run; simultaneous runs first spread over the other devices."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0
     """Seed of the head's first weights, the order of examples and dropout."""
 
     def __post_init__(self) -> None:
-        """Refuse seeds that are no 32-bit numbers."""
+        """Refuse seeds that are not 32-bit numbers."""
         if not 0 <= self.seed < 2**32 - self.sweep.seeds:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32 - sweep.seeds)")
         if self.lora.rank and self.training.freeze:

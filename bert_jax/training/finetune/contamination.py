@@ -1,4 +1,4 @@
-"""Scores of the examples that a corpus holds, and of those that it does not, apart."""
+"""Separate scores of the examples that a corpus contains and of the other examples."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from bert_jax.tasks.task import Outputs, Split
 
 
 def known_texts(workdir: Path | str, reports: Sequence[Path]) -> dict[str, tuple[int, int]]:
-    """Return n-grams, and those in the corpora of a run, of evaluation texts by their keys.
+    """Count each evaluation text's n-grams, and its n-grams in the run's corpora, by text key.
 
     Args:
         workdir: Directory of a fine-tuning run.
-        reports: Files of `bert-jax contamination`; none takes those beside the corpora that the
-            lineage of the run names.
+        reports: Files of `bert-jax contamination`; none takes the reports beside the corpora in the
+            run's lineage.
 
     Raises:
         UserError: A file is no such report.
@@ -30,7 +30,7 @@ def known_texts(workdir: Path | str, reports: Sequence[Path]) -> dict[str, tuple
 def divide(
     split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
 ) -> dict[str, list[int]]:
-    """Return the numbers of the examples that are clean, seen and not judged, by these names.
+    """Sort the numbers of the examples under the keys clean, seen and not judged.
 
     Args:
         split: Examples.

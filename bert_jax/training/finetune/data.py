@@ -1,4 +1,4 @@
-"""Data that a saved fine-tuning run is scored on: its own or others."""
+"""Data for scoring a saved fine-tuning run: the run's own data or other data."""
 
 import dataclasses
 import sys
@@ -46,7 +46,7 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
 
 
 def _implied_task(model: SavedModel) -> Task:
-    """Return the task of a head that no run of ours has made, with the default columns."""
+    """Make the task of a head from other software, with the default columns."""
     if model.outputs is None:
         raise UserError(
             f"{model.name}: this model has no head of a task, so labelled data cannot score it; it "
@@ -70,7 +70,7 @@ def task_of(model: SavedModel) -> Task:
 
 
 def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[Split]:
-    """Read labelled data: a file, a split of GLUE, `dev` or `test` of the run; None: both of these.
+    """Read labelled data: a file, a split of GLUE, the run's `dev` or `test`; None: dev and test.
 
     Raises:
         UserError: Data cannot be read, or data of the run have changed since.
@@ -85,7 +85,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
 def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
     """Read the dev and the test data of a run, or one of them.
 
-    The training file is read only where dev data were held out of it.
+    The training file is read only where the dev data were held out of it.
     """
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
     recorded = record["splits"]
@@ -113,7 +113,7 @@ def other_split(
 ) -> Split:
     """Read a file, or a split of GLUE.
 
-    Faults of the file, and examples that were trained on, are told on standard error.
+    Warnings of faults in the file, and of examples seen in training, go to standard error.
 
     Raises:
         UserError: There are no such data, or they cannot be read.

@@ -39,7 +39,7 @@ _BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Judged:
-    """Answers of one trial to all rows of a split."""
+    """Outputs of one trial for all rows of a split."""
 
     outputs: Outputs
     """Logits, as `Split.score` takes them."""
@@ -63,7 +63,7 @@ def score_rows(
     pad_id: int,
     done: Callable[[int], object] = lambda rows: None,
 ) -> list[Judged]:
-    """Return the answers of each trial to every row, by one forward pass.
+    """Compute each trial's outputs for every row, in one forward pass.
 
     Args:
         eval_step: Result of `make_eval_step`.
@@ -84,7 +84,7 @@ def score_rows(
     for (index, _), forward in in_flight(dispatch, eval_batches(rows, buckets, batch_size, pad_id)):
         for name, value in forward.sums.items():
             sums[name] = sums.get(name, 0) + np.asarray(value, np.float64)
-        # Only the first rows: the others fill the batch.
+        # Only the first rows: the other rows fill the batch.
         values = forward.outputs[:, : len(index)]
         if not found:
             found.extend([None] * len(rows) for _ in values)
@@ -109,18 +109,18 @@ def named_scores(split: Split, number: int, outputs: Outputs) -> dict[str, float
 
 
 def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
-    """Name the scores of dev split `number`: its name precedes them but for the first split."""
+    """Name the scores of dev split `number`; all but the first split prefix their names."""
     prefix = f"{split.name}/" if number else ""
     return {f"{prefix}{name}": value for name, value in scores.items()}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of a fine-tuned model, and what is behind them."""
+    """Scores of a fine-tuned model, with reports and differences."""
 
     scores: dict[str, float]
-    """Scores by name; the name of a second dev split (MNLI) and of test precedes its scores. Where
-    a report knows the examples, also scores of clean and of seen examples (`contamination`)."""
+    """Scores by name; a second dev split (MNLI) and test prefix their names. Where a report knows
+    the examples, also scores of clean and of seen examples (`contamination`)."""
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report` by the name of the split."""
     differences: dict[str, dict[str, Any]]
@@ -128,7 +128,7 @@ class Evaluation:
     `interval` (95%, paired), None where no interval holds."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return all as JSON values; scores that are not numbers are None."""
+        """Return everything as JSON values; scores that are not numbers are None."""
         scores = {name: null(value) for name, value in self.scores.items()}
         more = {"differences": self.differences} if self.differences else {}
         return {**scores, "splits": self.reports, **more}
@@ -145,10 +145,10 @@ def evaluate_finetuned(
 
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
-        data: File with labels, of GLUE also a split, or dev or test; None: the dev and test data of
-            the run.
-        reports: Files of `bert-jax contamination` on the data; none takes those beside the corpora
-            that the lineage of the run names.
+        data: File with labels, for GLUE also a split, or dev or test; None: the run's dev and test
+            data.
+        reports: Files of `bert-jax contamination` on the data; none takes the reports beside the
+            corpora in the run's lineage.
         versus: Another such directory, whose scores on the same examples are subtracted.
         columns: Fields of the task's section to change, such as text and label of a table.
 
@@ -195,7 +195,7 @@ def _paired(ours: Grounds | None, theirs: Grounds | None) -> Intervals:
 def _differences(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], paired: Intervals
 ) -> dict[str, Any]:
-    """Return the differences of two reports that have a score of the same name."""
+    """Return the differences of the scores that two reports share by name."""
     return {
         name: {
             "difference": value - theirs["scores"][name],
@@ -237,8 +237,8 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 
     Args:
         workdir: Work directory of `bert-jax finetune`.
-        data: File with the columns that the model was trained on, of GLUE also a split; labels are
-            not read.
+        data: File with the columns of the training data, for GLUE also a split; labels are not
+            read.
         out: Directory for the files.
 
     Raises:

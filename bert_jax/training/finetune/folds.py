@@ -1,8 +1,7 @@
 """Cross-validation: a run for each fold, and one score of all examples, each predicted unseen.
 
-workdir/fold-1 ... fold-K are runs like any other. In workdir lie the pooled predictions and the
-report on them. A fold is scored once, after its last step, so that the held-out part chooses no
-checkpoint.
+workdir/fold-1 ... fold-K are ordinary runs; workdir has the pooled predictions and their report. A
+fold is scored once, after its last step, so that the held-out part never selects a checkpoint.
 """
 
 import dataclasses
@@ -45,13 +44,13 @@ def cross_validate(
         config: Configuration of the runs; `task.folds` is their number.
         workdir: Local directory, made if missing.
         clock: Clock started at process start.
-        say: Gets each line for people.
+        say: Receives each line for people.
 
     Returns:
         Name of the signal that stopped the folds; empty once all have ended.
 
     Raises:
-        UserError: The configuration asks for more than a run a fold, the directory belongs
+        UserError: The configuration asks for more than one run a fold, the directory belongs
             to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
         NothingLearnedError: No fold's model is above its constant prediction. All is written.
     """

@@ -13,13 +13,13 @@ _CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
 class NoModelError(RuntimeError):
-    """End of all runs of the initialisation, none with a finite score."""
+    """End of a sweep in which no run of the initialisation has a finite score."""
 
     exit_code = 1
 
 
 class NothingLearnedError(RuntimeError):
-    """End of a run that is complete, and no better than a constant prediction."""
+    """End of a complete run that is no better than a constant prediction."""
 
     exit_code = 8
 
@@ -54,14 +54,14 @@ def evaluation_line(
 
 
 def median_loss(losses: Sequence[float | None]) -> float | None:
-    """Return the median, where a trial without a loss counts as the highest."""
-    # The lowest loss is the best: a lost trial's is above all others.
+    """Return the median loss; a trial without a loss counts as the highest."""
+    # The lowest loss is the best: a lost trial counts above all other trials.
     median = quantile([None if value is None else -value for value in losses], 0.5)
     return None if median is None else -median
 
 
 def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
-    """Return the score that predictions made without the text exceed in at most about 5% of cases.
+    """Compute the score that predictions without the text exceed in at most about 5% of cases.
 
     Their expected score is at most `constant_score`; for macro F1 it is 1 / `num_labels`, by
     drawing labels as often as they occur. The mean of `rows` values in [0, 1] deviates from its
@@ -88,7 +88,7 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 
 
 def unlearned(bests: Sequence[float | None], metric: str, constant_score: float) -> str:
-    """Say that no run's best score is above the constant prediction's; "" where that is not so."""
+    """Say that no run's best score is above the constant prediction's; "" if one is."""
     best = max((best for best in bests if best is not None), default=math.inf)
     if not best <= constant_score:
         return ""

@@ -1,4 +1,4 @@
-"""End of training: test scores of all trials, and a report on the model that is saved."""
+"""End of training: test scores of all trials, and a report on the saved model."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ REPORT_LINES = "report.md"
 _PICTURES = {
     "confusion": "confusion.png", "points": "scatter.png", "calibration": "calibration.png"
 }  # fmt: skip
-"""Files of pictures by the part of a report that they show."""
+"""Files of pictures by the part of a report that each shows."""
 
 
 def conclude(
@@ -34,12 +34,12 @@ def conclude(
 ) -> list[dict[str, float]]:
     """Score the test data with the best parameters of each trial of a wave.
 
-    Where the best trial of the first initialisation is in this wave, so that its model is the one
-    saved, a report on its dev and test data is written.
+    Where this wave has the first initialisation's best trial, whose model is saved, a report on the
+    trial's dev and test data is written.
 
     Args:
         setup: The run.
-        wave: Moment whose training has ended.
+        wave: Moment at the end of the wave's training.
         work: Work directory.
         answers: Function from a split to the answers of the best parameters of all trials.
 
@@ -90,7 +90,7 @@ def conclude(
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:
-    """Return the trial of a wave whose model is saved so far; None for an earlier wave's."""
+    """Return the wave's trial whose model is saved so far; None for a model of an earlier wave."""
     own = setup.inits[0]
     before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
     found = best_trial(wave.progress, own)
@@ -106,7 +106,7 @@ def write_reports(
     *,
     title: str = "",
 ) -> list[Path]:
-    """Write report.md, pictures, each of the last split that has one, and report.json, the last.
+    """Write report.md, pictures (each of the last split that has it), and finally report.json.
 
     Args:
         directory: Made where it is missing; files of the same name in it are replaced.

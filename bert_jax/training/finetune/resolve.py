@@ -35,7 +35,7 @@ from bert_jax.training.steps.step import make_eval_step
 from bert_jax.training.sweep.statistics import Outcome, summarise
 
 _SAVE_SECONDS = 60.0
-"""Work that may be lost: an evaluation saves the run when the last save is older."""
+"""Largest loss of work in seconds: an evaluation saves the run when the last save is older."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +59,11 @@ class WaveBatches:
             step = 0
 
     def confirm(self) -> None:
-        """Wait for nothing: tables are read whole before the first step."""
+        """Return at once: tables are read completely before the first step."""
 
 
 class TaskScorer:
-    """Scores of the dev splits, and at the end of the test splits."""
+    """Scores of the dev splits and, at the end, of the test splits."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         """Compile nothing yet."""
@@ -102,7 +102,7 @@ class TaskScorer:
         )
 
     def _answers(self, params: Any, split: Split, alive: Callable[[str], None]) -> list[Judged]:
-        """Return the answers of each trial to the rows of a split."""
+        """Compute each trial's outputs for the rows of a split."""
         return score_rows(
             self._step, self._mesh, self._evaluated.own(params), split.rows,
             buckets=self._buckets[split.name],
@@ -208,7 +208,7 @@ def _known(values: Sequence[float | None]) -> list[float | None]:
 
 
 def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
-    """Refuse to call a run finished that has no model.
+    """Refuse to finish a run that has no model.
 
     Raises:
         NoModelError: No trial of the initialisation had a finite score.

@@ -55,7 +55,8 @@ def check_finetune_workdir(
     """Refuse a work directory that belongs to another run; change nothing.
 
     Raises:
-        UserError: Lists the fields that differ, with the run's value and the one given.
+        UserError: The run differs; the message lists the fields with the run's value and the new
+            one.
     """
     record = by_first(lambda: record_there(work, "finetune"))
     if record is None:
@@ -76,10 +77,9 @@ def prepare_finetune_workdir(
     """Begin a fine-tuning run in its work directory.
 
     Args:
-        workdir, config, fingerprints: Those of `check_finetune_workdir`.
-        tokenizer_files: Tokenizer of the model.
-        init_step: Step of the checkpoint that the run starts from.
-        splits: Splits of the run, the training data first.
+        workdir, config, fingerprints: As in `check_finetune_workdir`. tokenizer_files: Tokenizer of
+        the model. init_step: Step of the checkpoint that the run starts from. splits: Splits of the
+        run, the training data first.
     """
 
     def ancestors() -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def prepare_finetune_workdir(
 
 
 def describe_split(split: Split) -> dict[str, Any]:
-    """Return the record by which a split is known again."""
+    """Return the record that identifies a split later."""
     return {"examples": len(split.texts()), "fingerprint": split.fingerprint}
 
 
@@ -135,12 +135,12 @@ class FinetuneSaves:
         self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
 
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
-        """Return all parameters of one trial at its best evaluation."""
+        """Return one trial's parameters, all of them, at its best evaluation."""
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
         return self._of_model(with_trained(self._setup.step.objective, params, best))
 
     def _of_model(self, params: Any) -> Any:
-        """Return the entries of the parameters that the model has, without a teacher."""
+        """Return the model's entries of the parameters, without a teacher."""
         return self._setup.objective.own(params)
 
     def _first_state(self, wave: int) -> SweepState:
@@ -255,7 +255,7 @@ class FinetuneSaves:
         remove_resume(self._work)
 
     def close(self) -> None:
-        """Close both (see `Checkpoints.close`)."""
+        """Close both directories (see `Checkpoints.close`)."""
         self._models.close()
         self._states.close()
 
@@ -267,7 +267,7 @@ def saved_content(
     scores: dict[str, float],
     member: Trial,
 ) -> dict[str, Any]:
-    """Return the content of the best model's checkpoint beside its arrays."""
+    """Return the content of the best model's checkpoint, apart from its arrays."""
     return {
         "config": to_dict(config),
         "extra": {

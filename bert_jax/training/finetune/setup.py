@@ -1,4 +1,4 @@
-"""Parts of a fine-tuning run, with a refusal of everything that does not fit."""
+"""Parts of a fine-tuning run; settings, data and models that do not fit together are refused."""
 
 import dataclasses
 import hashlib
@@ -58,13 +58,13 @@ class Setup:
     train: Split
     dev: tuple[Split, ...]
     test: tuple[Split, ...]
-    """Splits that are scored once, after training."""
+    """Splits to score once, after training."""
     batches: TrainBatches
     steps_per_eval: float
     """Updates from one evaluation of the dev splits to the next; at least 1."""
     waves: tuple[tuple[Trial, ...], ...]
-    """Members that train together; all waves have the same number, the last filled up with
-    repetitions of its last member."""
+    """Trials that train together; all waves have the same size, and copies of its last trial fill
+    the last wave."""
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
@@ -105,7 +105,7 @@ def set_up(config: FinetuneConfig) -> Setup:
     """Read the initialisations and the data.
 
     Raises:
-        UserError: Says what does not fit, with the field of the configuration.
+        UserError: Something does not fit; the message names the field of the configuration.
     """
     if not config.init:
         raise UserError(
@@ -155,7 +155,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             f"{MAX_STEPS // batches.num_batches:,} or less"
         )
     num_steps = max(1, round(steps))
-    # A fold that is held out scores the last step and chooses none.
+    # A held-out fold scores only the last step and selects no checkpoint.
     apart = batches.num_batches / config.training.evals_per_epoch
     apart = float(num_steps) if config.task.fold else apart
     members = tuple(

@@ -45,7 +45,7 @@ def summary_of_run(
     goal: float,
     constant: float,
 ) -> list[str]:
-    """Describe the run that begins, or continues, at step `begun` of `total`: a line a subject.
+    """Describe the run that starts or continues at step `begun` of `total`: a line a subject.
 
     A run must exceed the score `goal` (see `progress.goal_score`); the best constant prediction has
     `constant`.
@@ -90,7 +90,7 @@ def summary_of_run(
 
 
 def _head(setup: Setup) -> str:
-    """Describe what vectors are, or what a head without a pooler reads and how its map begins."""
+    """Describe the vectors, or a pooler-less head's input and first weights."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
         return _POOLINGS[head.pooling]

@@ -25,15 +25,15 @@ def finetune(
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> Result:
-    """Fine-tune all members of a sweep, or continue the run in `workdir`.
+    """Fine-tune all trials of a sweep, or continue the run in `workdir`.
 
-    With several processes all call it, after `jax.distributed.initialize`; they share `workdir`.
+    Every process calls this function, after `jax.distributed.initialize`; all share `workdir`.
 
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         clock: Clock started at process start; None: a new clock.
-        echo: Function that gets each line for people; None: standard output, with a bar on a
+        echo: Function that receives each line for people; None: standard output, with a bar on a
             terminal.
 
     Raises:

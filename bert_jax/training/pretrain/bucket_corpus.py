@@ -1,4 +1,4 @@
-"""A corpus that is read where it lies, in a bucket: whole shards, through a cache on the disk."""
+"""A corpus read in place from a bucket: whole shards, through a cache on disk."""
 
 import json
 import os
@@ -84,7 +84,7 @@ class BucketCorpus:
         return directory
 
     def _small(self, name: str, target: Path) -> None:
-        """Fetch a small file anew, unless it is there."""
+        """Fetch a small file, unless it is already there."""
         if target.is_file():
             return
         try:
@@ -98,7 +98,7 @@ class BucketCorpus:
             raise damaged(self.files, name, "the file is missing") from error
 
     def _check_window(self, sizes: list[int]) -> None:
-        """Refuse a window that does not fit the cache beside the next one."""
+        """Refuse a window that does not fit the cache together with the next window."""
         largest, limit, window = max(sizes), self._data.cache_gb * 1e9, self._data.window
         fitting = int(limit // (2 * largest))
         if len(sizes) == 1:

@@ -40,8 +40,8 @@ FREE_FIELDS = (
     "training.log_every_steps",
     "training.stall_seconds",
 )
-"""Fields (or whole sections) that a restart may change: they say where, how often something is
-written, or how the same step is computed, not which examples train which function."""
+"""Fields (or whole sections) that a restart may change: places, intervals of writing, or the way to
+compute the same step, but not the examples or the function that they train."""
 
 
 """Number of steps that 32 bits count."""
@@ -52,37 +52,39 @@ class PretrainModelConfig(ModelConfig):
     """An encoder whose vocabulary size may be left to the corpus."""
 
     vocab_size: Natural = 0
-    """0: as many as the corpus's tokenizer has. Any other number must equal it."""
+    """Number of tokens; 0: the size of the corpus's tokenizer, which any other number must
+    equal."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig(Bounded, section="training"):
-    """How long, in which shapes, and how often to look."""
+    """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000
-    """Optimizer steps of the whole run."""
+    """Number of optimizer steps of the whole run."""
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
     accumulation: Count = 1
-    """Micro-batches per step: memory for time, the result is the same within rounding."""
+    """Micro-batches per step, which save memory and cost time; results agree within rounding."""
     batch_unit: Count = 1
     """Divisor of the rows of each step in a batch warm-up. Where these rows do not divide over the
     mesh, the first start raises the divisor, and the run keeps it."""
     gather: Literal["layer", "step"] = "layer"
-    """Time at which parameters that mesh.fsdp splits are gathered: for each layer of each
-    micro-batch, or once a step, with whole gradients reduced at its end. `step` needs memory for
+    """Time of gathering the parameters that mesh.fsdp splits: for each layer of each micro-batch,
+    or once a step, with whole gradients reduced at the end of the step. `step` needs memory for
     whole matrices in the compute type and whole gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the gradients that are summed over devices at the end of a step. `bfloat16` sends
     half the bytes; the sums then have 8 bits."""
     log_every_steps: Count = 100
-    """Metrics are means over this many steps."""
+    """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """0: evaluate at the end only."""
+    """Number of steps between two evaluations; 0: evaluate only at the end."""
     eval_rows: Count | None = 4096
-    """Held-out rows per evaluation, the same ones each time; None: all."""
+    """Number of held-out rows per evaluation, the same rows each time; None: all."""
     stall_seconds: NonNegative = 1800.0
-    """Nothing completed for so long (step, evaluation batch, restore or save): the process writes
-    the stacks of its threads and ends with exit code 6. The first step compiles, too. 0: never."""
+    """Longest time in which nothing is completed (step, evaluation batch, restore or save); then
+    the process writes its threads' stacks and ends with exit code 6. Compiling counts into the
+    first step. 0: no limit."""
 
     def __post_init__(self) -> None:
         """Refuse phases that do not cover the run."""
@@ -140,12 +142,13 @@ class TrainingConfig(Bounded, section="training"):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Retention):
-    """When checkpoints are written, and which are kept."""
+    """Schedule of checkpoints, and rules for keeping them."""
 
     save_every_steps: Count = 1000
-    """The last step of the run, or the one at which a signal stops it, is always saved."""
+    """Number of steps between two saves. The last step, or the step at which a signal stops the
+    run, is always saved."""
     max_failed_saves: Count = 3
-    """In a row; then the run stops with exit code 3. Until then training goes on."""
+    """Number of failed saves in a row that stop the run, with exit code 3."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,10 @@ class PretrainConfig(Bounded):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     distil: StudentConfig = field(default_factory=StudentConfig)
-    """Model that the run learns from beside its text."""
+    """Distillation: the model that the run learns from besides its text."""
     init: str = ""
-    """Directory of a model to train on, as of `bert-jax import` or another run; its architecture
-    then takes the place of what `model` says. Empty: random parameters."""
+    """Directory of a model to continue training, from `bert-jax import` or another run; the model's
+    architecture replaces the section `model`. Empty: random parameters."""
     seed: Annotated[int, AtLeast(0), Below(2**32)] = 0
     """Seed of the initial parameters, the order and pairing of examples, masks and dropout."""
 
@@ -221,10 +224,10 @@ class PretrainConfig(Bounded):
                 )
 
     def check_thetas(self) -> None:
-        """Refuse phases that set the base of rotations that the model does not have.
+        """Refuse phases that set the base of rotations that the model lacks.
 
         Raises:
-            UserError: Names the phase and the field.
+            UserError: A phase sets such a base; the message names the phase and the field.
         """
         for number, phase in enumerate(self.training.phases):
             given = {name: getattr(phase, name) for name in THETAS}
@@ -262,7 +265,7 @@ class PretrainConfig(Bounded):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases as the input pipeline takes them."""
+        """Phases as the input pipeline takes them."""
         training = self.training
         return tuple(
             Phase(p.length, p.batch_size, n, scaled(p.batch_warmup_steps, n), training.batch_unit)
@@ -275,7 +278,7 @@ class PretrainConfig(Bounded):
         return () if phase.corpus else phase.mixture or self.data.mixture
 
     def temperature_of(self, number: int) -> float | None:
-        """Return the power of the sizes in the weights of a phase's mixture; None without one."""
+        """Return the exponent of sizes in the weights of a phase's mixture; None for no mixture."""
         own = self.training.phases[number].mixture_temperature
         if not self.mixture_of(number):
             return None
@@ -288,7 +291,7 @@ class PretrainConfig(Bounded):
     def of_phase(self, number: int) -> "PretrainConfig":
         """Return this configuration with masking rate, thetas and accumulation of a phase.
 
-        No phase of the result has its own.
+        The phases of the result no longer override these.
         """
         rate = self.training.phases[number].masking_rate
         training = replace(self.training, accumulation=self.accumulation_of(number))
@@ -299,8 +302,8 @@ class PretrainConfig(Bounded):
     def with_thetas_of(self, number: int) -> "PretrainConfig":
         """Return this configuration, the same run, with the thetas of a phase in `model`.
 
-        A checkpoint's record has them there, where whatever reads a model looks for them. Phases
-        that had the run's thetas have them as their own.
+        A checkpoint's record has the thetas in `model`, where all readers of models look. Phases
+        that used the run's thetas get their own copy.
         """
         set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
         if not set_:

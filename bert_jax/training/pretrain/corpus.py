@@ -33,7 +33,7 @@ class Corpus(NamedTuple):
 
     train: TokenStore
     heldout: TokenStore | None
-    """None: no evaluation."""
+    """Held-out text; None: no evaluation."""
 
 
 def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
@@ -109,8 +109,8 @@ def phase_stores(
         only: Number of the only phase to open; None: all.
 
     Raises:
-        UserError: No such corpus, one of another tokenizer than the run's, one that a mixture names
-            twice, or a mixture of buckets whose windows do not fit the cache together.
+        UserError: A corpus is missing, has another tokenizer than the run's, or is named twice in a
+            mixture; or the windows of a mixture of buckets do not fit the cache together.
     """
     opened = {config.data.corpus: run}
 
@@ -184,7 +184,7 @@ def settings_of(
     continues_word: np.ndarray | None = None,
     baseline: float | None = None,
 ) -> StepConfig:
-    """Return the settings of a step from the little that it needs to know of a corpus.
+    """Return the settings of a step from the few facts that it needs about a corpus.
 
     Args:
         config: Configuration of the run, with a vocabulary size.
@@ -229,7 +229,7 @@ class MixedCorpora:
     def named(
         self, texts: Mapping[int, TokenStore | Mixture], config: PretrainConfig
     ) -> dict[int, TokenStore | Mixture]:
-        """Return the text of phases, in which a phase's own corpus has its name."""
+        """Return the text of the phases, with a phase's own corpus under its name."""
         own = {n: phase.corpus for n, phase in enumerate(config.training.phases) if phase.corpus}
         return {
             number: Mixture((own[number],), (text,), (1.0,))

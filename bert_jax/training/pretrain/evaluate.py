@@ -120,7 +120,7 @@ def _planned(
                 store,
                 config.data,
                 phase.length,
-                # Rows of a micro-batch; phases that are over need not divide.
+                # Rows of a micro-batch; finished phases need not divide.
                 -(-phase.batch_size // (shards * config.accumulation_of(number))) * shards,
                 max_rows=max_rows,
                 process_index=index,

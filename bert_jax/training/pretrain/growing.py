@@ -53,7 +53,7 @@ def grow_model(
         out: A directory that does not exist yet, or is empty.
         wanted: Function that turns the source's configuration into the larger model's.
         preserve: Whether a wider model computes what the source does; see `grow_params`.
-        seed: Seed of the noise with `preserve`.
+        seed: Seed of the noise that `preserve` adds.
         corpus: Directory of a corpus whose held-out text measures both; None: no measurement.
         max_rows: Largest number of rows of held-out text; None: all.
         say: Gets a line at each stage.
@@ -61,7 +61,7 @@ def grow_model(
     Raises:
         UserError: The source is no pretrained model, a size does not fit, the corpus has another
             tokenizer or no held-out text, or no class of Transformers computes the model.
-        ProofFailedError: The written model is not read back as it was meant.
+        ProofFailedError: The written model reads back differently.
     """
     stores = open_corpus(corpus) if corpus else None
     say(f"reading {source}")

@@ -16,7 +16,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.progress import Finding
 
 MARGIN = 0.05
-"""Distance below the baseline, in nats, from which on a run counts as having left it."""
+"""Least distance below the baseline, in nats, at which a run has left it."""
 RISE = 0.5
 """Rise of the smoothed loss above its lowest value, in nats, that is reported as a divergence."""
 
@@ -60,7 +60,7 @@ class LossMonitor:
     alarm: int = 0
     """Divergence reported: 0 none, 1 a rise, 2 a rise to the baseline."""
     fallen: float = sys.float_info.max
-    """Smoothed loss of the phase when it had last fallen by `_FALL`, nats."""
+    """Smoothed loss of the phase at its last fall by `_FALL`, nats."""
     fallen_at: int = 0
     """Step of that loss."""
 

@@ -195,7 +195,7 @@ class PretrainSaves:
         return "" if saved is None else f"{directory_of(self.work)}/checkpoints/{saved}"
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for saves in progress."""
         self.checkpoints.close()
 
 
@@ -228,7 +228,7 @@ class PretrainVoice:
         return lines, "; ".join([lines[0], *lines[-2:]])
 
     def row(self, wave: int, step: int, means: Any, rate: Sequence[float]) -> dict[str, Any]:
-        """Return the means of the metrics, and what was read of each corpus."""
+        """Return the means of the metrics, and the amounts read from each corpus."""
         row = {f"train/{name}": value for name, (value,) in means.items()}
         return row | {"train/learning_rate": rate[0]} | self.mixed.seen(self.examples, step)
 

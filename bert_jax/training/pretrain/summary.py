@@ -100,7 +100,7 @@ def summary(
 
 
 def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
-    """Say to which formats the models of a run, named by part, cannot be exported, and why."""
+    """List the export formats that the models of a run, named by part, lack, with reasons."""
     refused: dict[str, list[str]] = {}
     if network := config.objective.network(config.model):
         try:

@@ -26,17 +26,17 @@ def train(
 ) -> Result:
     """Pretrain, or continue the run in `workdir`, until its last step or a signal.
 
-    With several processes all call it, after `jax.distributed.initialize`; they share `workdir`.
+    Every process calls this function, after `jax.distributed.initialize`; all share `workdir`.
 
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         corpus: Replacement for the corpus that `config.data.corpus` names.
         initial: Function that reads the model that `config.init` names; called by the first start.
-        branch_from: Checkpoint of another run to go on from, as `WORKDIR@STEP`, or WORKDIR for its
-            newest that was read back; a run that has begun knows it.
+        branch_from: Checkpoint of another run to continue, as `WORKDIR@STEP`, or WORKDIR for the
+            newest that was read back; a run that has begun remembers it.
         clock: Clock started at process start; None: a new clock.
-        echo: Function that gets each line for people; None: standard output, with a bar on a
+        echo: Function that receives each line for people; None: standard output, with a bar on a
             terminal.
 
     Raises:

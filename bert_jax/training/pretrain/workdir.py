@@ -1,4 +1,4 @@
-"""The work directory of a pretraining run: whether it belongs to the run, and its beginning."""
+"""The work directory of a pretraining run: its creation, and the check that it fits the run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +45,8 @@ def check_workdir(
         teacher: Digest of the teacher's parameters; empty without a teacher.
 
     Raises:
-        UserError: Lists the fields that differ, with the run's value and the one given.
+        UserError: The run differs; the message lists the fields with the run's value and the new
+            one.
     """
 
     def look() -> dict[str, Any] | None:
@@ -63,7 +64,7 @@ def check_workdir(
         corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
         if teacher:
             corpora["the teacher"] = record.get("teacher"), teacher
-        # They may move.
+        # Corpora may move.
         places = [f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture))]
         for number in range(len(config.training.phases)):
             name = f"training.phases[{number}].corpus"
@@ -83,7 +84,7 @@ def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
 
 
 def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
-    """Refuse a tokenizer that cannot be copied, or one that would be taken for the copy."""
+    """Refuse a tokenizer that cannot be copied, or another tokenizer in the copy's place."""
     if store.path is None:
         return
     if not (store.path / "tokenizer").is_dir():
@@ -117,10 +118,9 @@ def prepare_workdir(
 
     Args:
         workdir: Local work directory.
-        config, store, stores, teacher: Those of `check_workdir`.
-        branch: Checkpoint that the run branches from.
-        has_saved: Whether the run goes on from a checkpoint of its own; its ancestors stay.
-        init_step: Updates of the initial model; 0: not a checkpoint.
+        config, store, stores, teacher: As in `check_workdir`. branch: Checkpoint that the run
+        branches from. has_saved: Whether the run continues its own checkpoint; the recorded
+        ancestors then stay. init_step: Updates of the initial model; 0: not a checkpoint.
     """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
@@ -148,7 +148,7 @@ def prepare_workdir(
 def _texts(
     config: PretrainConfig, store: TokenStore, stores: Mapping[int, TokenStore | Mixture]
 ) -> dict[str, tuple[str, TokenStore]]:
-    """Return name and store of the training text of all phases, by the field that names it."""
+    """Return name and store of each phase's training text, by the field that names it."""
     texts = {"data.corpus": (config.data.corpus, store)}
     for number, text in stores.items():
         phase, where = config.training.phases[number], f"training.phases[{number}]"

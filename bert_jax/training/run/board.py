@@ -24,7 +24,7 @@ _log = logging.getLogger("bert_jax")
 
 
 class Board:
-    """One event file of a run; given up where it cannot be written, and nothing is raised."""
+    """One event file of a run; a failure to write ends the file, and raises nothing."""
 
     def __init__(self, directory: Path, *, purge_step: int):
         """Open a new file; from `purge_step` on TensorBoard hides the events of earlier files."""
@@ -53,7 +53,7 @@ class Board:
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 
     def sync(self) -> None:
-        """Wait until all events are on the disk, not only with the operating system."""
+        """Wait until all events are on disk, not only in the operating system's buffers."""
         if self._file is not None:
             with self._given_up_if_it_fails():
                 os.fsync(self._file)
@@ -80,7 +80,7 @@ class Board:
         try:
             yield
         except OSError as error:
-            # A torn record stays the last of its file, where TensorBoard expects one.
+            # A torn record stays the last record of its file, where TensorBoard expects one.
             self.close()
             _log.warning(
                 "%s cannot be written (%s); TensorBoard gets no more of this start of the run, "

@@ -1,8 +1,8 @@
 """Corpora of a mixture in the metrics of a run: text seen, epochs, and held-out loss of each.
 
 A row of `metrics.jsonl` has `data/LABEL/tokens` and `data/LABEL/epochs` with the training metrics,
-and `eval/METRIC/LABEL` with the held-out ones. A run of one corpus has only the sums over all text,
-`data/rows` and `data/tokens`, which every run has.
+and `eval/METRIC/LABEL` with the held-out metrics. A run of one corpus has only the sums over all
+text, `data/rows` and `data/tokens`, which every run has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ class CorpusCurve:
 
 
 def corpus_labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest ends of paths by which they differ: work/de and work/en as de and en."""
+    """Shorten paths to their shortest distinct ends: work/de and work/en become de and en."""
     paths = [PurePath(name).parts for name in names]
     most = max((len(parts) for parts in paths), default=1)
     for count in range(1, most + 1):

@@ -25,7 +25,7 @@ class Events:
         """Open nothing yet."""
         self._log = LineLog(path, shared=True, limit=_MAX_WAITING)
         self._process = process
-        self._lock = threading.Lock()  # a watchdog writes from a thread of its own
+        self._lock = threading.Lock()  # a watchdog writes from its own thread
 
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
         """Add an event; raise nothing, because a logging failure must never stop a run.

@@ -1,8 +1,8 @@
-"""Where the wall time of a run goes, over all its starts.
+"""The use of a run's wall time, over all its starts.
 
 Goodput is the share of the time in which steps ran that are part of the result and did not wait for
-input. The rest is called badput and has reasons: `startup` (until the first step, without what
-follows), `compile`, `restore`, `save`, `evaluation`, `input`, and `lost`: steps after the last
+input. The rest is called badput and has reasons: `startup` (until the first step, without the other
+reasons), `compile`, `restore`, `save`, `evaluation`, `input`, and `lost`: steps after the last
 checkpoint of a start that died, which the next start repeats. The time between two starts is
 counted apart, as `down`.
 """
@@ -31,7 +31,7 @@ _log = logging.getLogger("bert_jax")
 
 
 class Clock:
-    """Where the wall time of one start goes."""
+    """The use of one start's wall time."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, age: float = 0.0):
         """Start now; `age` seconds of start-up have gone by before."""
@@ -43,7 +43,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Book the time of the block on something other than steps; the inner of two counts."""
+        """Book the block's time on a reason other than steps; of nested blocks the inner counts."""
         before = self._switch(on)
         try:
             yield
@@ -51,7 +51,7 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """Begin the steps: time not booked on anything else was start-up."""
+        """Begin the steps: all time not booked so far was start-up."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[_PRODUCTIVE]
         self._seconds |= {"startup": startup, _PRODUCTIVE: 0.0}
@@ -133,7 +133,7 @@ class Goodput:
         *,
         wall: Callable[[], float] = time.time,
     ):
-        """Read what earlier starts left; the steps that they made beyond `restored_step` are lost.
+        """Read the record of earlier starts; their steps beyond `restored_step` are lost.
 
         Args:
             path: `goodput.json`; None: nothing is kept (all processes but the first).

@@ -20,7 +20,7 @@ class StopRequest:
 
     A second signal ends the process at once. With several processes JAX's preemption service
     watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
-    It only acts in the main thread, because Python lets no other thread handle signals.
+    It acts only in the main thread, because Python lets no other thread handle signals.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,6 @@ class StopRequest:
         if self.name:
             os._exit(128 + number)
         self.name = signal.Signals(number).name
-        # Not print: the signal may have interrupted one.
+        # Not print: the signal may have interrupted a print.
         text = f"\n{self.name}: saving after this step; a second signal exits at once\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())

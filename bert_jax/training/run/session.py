@@ -1,4 +1,4 @@
-"""The session of a run: everything that a process holds while it works on a work directory."""
+"""The session of a run: the resources of a process while it works on a work directory."""
 
 import contextlib
 import logging
@@ -83,7 +83,7 @@ class Session:
         lines: Sequence[str],
         event: str,
     ) -> Iterator[Telemetry]:
-        """Open the outputs after a restore, and say what the run is.
+        """Open the outputs after a restore, and describe the run.
 
         Args:
             step: Updates made.
@@ -120,7 +120,7 @@ class Session:
             self.out.write(self.step, {f"event/{kind}": step})
 
     def _note_attention(self, record: logging.LogRecord) -> bool:
-        """Write what the choice of an implementation of attention costs; let it be printed too."""
+        """Write an event with the cost of the chosen attention; the warning is printed, too."""
         self.event("attention", record.getMessage())
         return True
 
@@ -160,7 +160,7 @@ class Session:
 
     @contextlib.contextmanager
     def saving(self, what: str) -> Iterator[None]:
-        """Flush what was written so far, then book the time of a save."""
+        """Flush all output so far, then book the time of a save."""
         with self.clock.spend("save"):
             self.sync()
             yield

@@ -24,10 +24,10 @@ from bert_jax.training.run.goodput import Goodput
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Return the peak FLOP/s of what JAX calls one device, or None where it is not known.
+    """Return the peak FLOP/s of one device in JAX's sense, or None where it is not known.
 
-    Only bfloat16 has an entry: a float32 product runs on other units, or on the same ones in three
-    passes, as the compiler decides.
+    Only bfloat16 has an entry: the compiler runs a float32 product on other units, or on the same
+    units in three passes.
     """
     accelerator = find_accelerator(device_kind)
     if accelerator is None or dtype != "bfloat16":
@@ -38,8 +38,8 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 class MetricsLog(LineLog):
     """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
 
-    A run that continues from a checkpoint drops the rows after it and writes them again, so that no
-    step is there twice.
+    A run that continues from a checkpoint drops the later rows and writes them again, so that no
+    step occurs twice.
     """
 
     def __init__(self, path: Path, restored_step: int):

@@ -1,7 +1,7 @@
-"""The watchdog of a run that stands still: all stacks, then an exit code to restart on.
+"""The watchdog of a run that stands still: it writes all stacks and exits with a restart code.
 
 A step is collective. A peer that is dead, stopped or waiting for a file keeps every other process
-in the middle of one, where no exception and no signal handler reaches it. So a thread beside the
+in the middle of a step, where no exception and no signal handler reaches it. So a thread beside the
 loop looks for signs of life.
 """
 
@@ -20,7 +20,7 @@ from bert_jax.training.run.events import Events
 EXIT_CODE = 6
 
 _POLL_SECONDS = 10.0
-# What is written may go where the run hangs: to a file system, or to a pipe that nobody reads.
+# Output may block as the run does: on a file system, or on a pipe that nobody reads.
 _REPORT_SECONDS = 10.0
 _STDERR = 2  # not sys.stderr, whose lock the stalled thread may hold
 
@@ -30,7 +30,7 @@ class Watchdog:
 
     All stacks go to standard error and are appended to a file; an event `stalled` is written. Where
     a C call holds the interpreter's lock, so that no Python runs at all, `faulthandler` ends the
-    process from a thread of its own: with stacks on standard error, exit code 1 and at most twice
+    process from its own thread: with stacks on standard error, exit code 1 and at most twice
     as late.
     """
 

@@ -74,7 +74,7 @@ def fresh_guard() -> GuardState:
 
 
 def forget_losses(guard: GuardState, where: Bool[Array, ""]) -> GuardState:
-    """Empty the statistics where a phase begins: its losses have another level.
+    """Empty the statistics where a phase begins, since its losses have another level.
 
     Rows of 512 tokens after rows of 128 raise the loss at once, by more than a spike.
     """

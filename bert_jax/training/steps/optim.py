@@ -93,9 +93,10 @@ class OptimizerConfig(Bounded, section="optimizer"):
     """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late,
     `inverse_sqrt` falls with the root of the update's number, whatever the length of the run."""
     decay_share: Part = 0.2
-    """Last share of the steps after the warm-up, in which `wsd` and `one_minus_sqrt` decay."""
+    """Share of the steps after the warm-up, at the end, in which `wsd` and `one_minus_sqrt`
+    decay."""
     end_share: Rate = 0.0
-    """Share of the peak that is left at the end of the decay."""
+    """Share of the peak that remains at the end of the decay."""
     warmup_steps: Natural | None = None
     """Steps of linear rise to the peak, scaled to a shorter run; None: `warmup_rate` of all."""
     warmup_rate: Rate = 0.01
@@ -105,8 +106,8 @@ class OptimizerConfig(Bounded, section="optimizer"):
     b2: Rate = 0.999
     eps: Positive = 1e-6
     momentum: Rate = 0.95
-    """Decay rate of Muon's average of gradients; `b1` and `b2` belong to what Muon leaves to
-    AdamW."""
+    """Decay rate of Muon's average of gradients; `b1` and `b2` apply to the parameters that AdamW
+    trains."""
     clip_norm: Positive | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None: no clipping."""
     bias_correction: bool = True
@@ -143,12 +144,12 @@ def learning_rate_schedule(
 
     Rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
     warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero, or
-    in a phase with a decay of its own at the end of the decay.
+    in a phase with its own decay at the end of that decay.
 
     Args:
         config: Peak, warm-up and shape.
         num_steps: Steps of the run.
-        phase: Learning rate of the phase for whose steps the result is; None: the run's.
+        phase: Learning rate of the phase whose steps are scheduled; None: the run's.
     """
     warmup = config.num_warmup_steps(num_steps)
     peak = config.learning_rate if phase is None else phase.peak

@@ -76,9 +76,8 @@ def decay(weight_decay: float) -> optax.GradientTransformation:
 def is_decayed(path: str) -> bool:
     """Say whether weight decay, and LAMB's ratio, apply to the parameter at this /-joined path.
 
-    Both apply to all but biases and norms, as in the published code of both optimizers.
-
-    By name and not by rank: stacked layers make every bias of a block two-dimensional.
+    Both apply to all but biases and norms, as in the published code of both optimizers. The name
+    decides, not the rank: stacked layers make every bias of a block two-dimensional.
     """
     *owners, leaf = path.lower().split("/")
     return "bias" not in leaf and leaf != "scale" and not any("norm" in part for part in owners)
@@ -109,7 +108,7 @@ def scaled(optimizer: optax.GradientTransformation, factors: Any) -> optax.Gradi
 
 
 def counted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Make an optimizer of any optax transformation: its state goes beside a count of updates."""
+    """Make an optimizer from any optax transformation by adding a count of updates to its state."""
 
     def init(params: Any) -> CountedState:
         return CountedState(jnp.zeros([], jnp.int32), optimizer.init(params))
@@ -125,7 +124,7 @@ def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
     """Scale each tensor's step to the tensor's norm: LAMB (You et al. 2019, algorithm 2).
 
     A parameter that stacks layers on axis 0 holds one tensor per layer, and gets one ratio per
-    layer. Biases and norms are left alone, as in the authors' code.
+    layer. Biases and norms are not scaled, as in the authors' code.
     """
 
     def one(path: Any, step: Array, param: Array, axes: tuple) -> Array:

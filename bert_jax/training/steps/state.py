@@ -1,4 +1,4 @@
-"""The state of training: its arrays, and where each of them lies on a mesh.
+"""The state of training: its arrays, and their placement on a mesh.
 
 Several trials (runs of one shape that differ in seed and learning rate) train as one program: their
 states lie on axis 0 of every array, which the mesh axis `trial` splits.
@@ -68,7 +68,7 @@ class StepConfig(Bounded, section="training"):
 def made_once(
     settings: Sequence[StepConfig], make: Callable[[StepConfig], Compiled]
 ) -> list[Compiled]:
-    """Make something of each of the settings; equal settings share it, and its compilation."""
+    """Apply `make` to each of the settings; equal settings share one result and compilation."""
     made: dict[StepConfig, Compiled] = {}
     for each in settings:
         if each not in made:

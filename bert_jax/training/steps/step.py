@@ -95,7 +95,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
             "loss": objective.loss(sums, counts),
             **measure(objective.metrics, sums),
             "grad_norm": optax.tree.norm(grads),
-            # Of the update: a skipped step makes none, so the schedule waits for it.
+            # Rate of the update: a skipped step makes no update, so the schedule waits.
             "learning_rate": settings.rate * learning_rate(state.opt_state.num_updates),
             "num_tokens": objective.num_tokens(batch),
         }

@@ -44,7 +44,7 @@ class StepQueue:
         self._step, self._objective = step, objective
 
     def dispatch(self, number: int, state: Any, batch: Any, *settings: Any) -> Any:
-        """Dispatch the step that makes update `number`, and read the metrics of the one before."""
+        """Dispatch the step of update `number`, and read the metrics of the step before."""
         shape = batch["tokens"].shape
         is_new = (id(self._step), shape) not in self._compiled
         if is_new:
@@ -60,7 +60,7 @@ class StepQueue:
         return state
 
     def flush(self, state: Any) -> None:
-        """Wait for the metrics that were not read yet, and pass them on."""
+        """Wait for metrics not read yet, and pass them on."""
         if self._unread is None:
             return
         (number, flops, metrics), self._unread = self._unread, None

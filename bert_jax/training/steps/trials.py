@@ -1,4 +1,4 @@
-"""The trials of a sweep on a mesh: how they begin, what is kept, whether they fit.
+"""The trials of a sweep on a mesh: their start, their saved state, their memory.
 
 A trial is a run with its own parameters, learning rate, seed and order of examples. Trials share
 shapes, so that one compiled step serves all, in later waves too. They lie on axis 0 of every
@@ -43,7 +43,7 @@ class SweepState(NamedTuple):
 
     step: Any
     params: Any
-    """All parameters; in a checkpoint those that are trained."""
+    """All parameters; in a checkpoint only the trained parameters."""
     opt_state: Any
     guard: GuardState
     best: Any
@@ -61,7 +61,7 @@ def place_settings(
     mesh: Mesh,
     head_rate: float | None = None,
 ) -> Settings:
-    """Put the differences between trials onto the mesh; the head may have a rate of its own."""
+    """Put the differences between trials onto the mesh; the head may have its own rate."""
     put = partial(place_trials, mesh=mesh)
     rates = np.array(learning_rates, np.float32)
     of_head = None if head_rate is None else put(np.full_like(rates, head_rate))
@@ -132,7 +132,7 @@ def init_trials(
         state = jax.vmap(partial(state_from, config))(params)
         return SweepState(*state, trained_of_trials(config, params))
 
-    # Arrays of one device cannot go into a program of several.
+    # A program of several devices cannot take arrays of one device.
     given = jax.tree.map(np.asarray, list(starts))
     shardings = state_shardings(config, mesh)
     best = trained(config.objective, shardings.params)
@@ -200,7 +200,7 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     """Refuse trials whose parameters and moments exceed the memory of a device.
 
     Raises:
-        UserError: Names the number of trials that fit.
+        UserError: The trials do not fit; the message gives the number of trials that do.
     """
     device = mesh.local_mesh.devices.flat[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -227,7 +227,7 @@ class StateSizes(NamedTuple):
     param_bytes: int
     optimizer_bytes: int
     saved_bytes: int
-    """Bytes of a save from which the run continues: what is trained twice, and the optimizer."""
+    """Bytes of a save for a restart: trained parameters twice, and the optimizer's state."""
 
 
 def state_sizes(config: StepConfig) -> StateSizes:
@@ -254,8 +254,8 @@ def bytes_on_device(tree: Any) -> int:
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
     """Make the jitted `(best, params, better) -> best`, which donates `best`.
 
-    `better` (M,) bool selects the trials that take their current parameters; `best` has those that
-    are trained.
+    `better` (M,) bool selects the trials that take their current parameters; `best` has only
+    trained parameters.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:

@@ -14,14 +14,14 @@ _LONGEST_NAME = 40
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
     """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
 
-    Scores on test data are diamonds to the right of those on dev. Failed runs are crosses. Lost
-    runs are crosses on the axis, and boxes reach down to the axis where they count. The whiskers
+    Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses. Lost
+    runs are crosses on the axis, and boxes that include them reach down to the axis. The whiskers
     reach the lowest and the highest run.
 
     Args:
         summary: statistics of the runs.
         title: above the picture.
-        percent: the scores are percent already; else they are drawn times 100.
+        percent: whether scores are percentages already; otherwise they are drawn times 100.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # not pyplot: no global state, no window system
@@ -127,7 +127,7 @@ def _point(axis: Any, x: float, run: Outcome, scale: float, colour: str) -> None
 
 
 def _limits(axis: Any, summary: Summary, scale: float) -> None:
-    """Make room for all points and the line; at least four points of a hundred."""
+    """Make room for all points and the line: at least four percentage points."""
     tested = (run.test.get(summary.metric) for run in summary.outcomes)
     scores = [*(run.best for run in summary.outcomes), *tested, summary.constant_score]
     values = [score for score in scores if score is not None and np.isfinite(score)]

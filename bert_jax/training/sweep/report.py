@@ -14,11 +14,11 @@ from bert_jax.training.sweep.plot import statistics_figure
 from bert_jax.training.sweep.statistics import Comparison, Group, Summary, TestSummary, rate_name
 
 _MAX_FAILED = 10
-"""Number of failed runs that are listed."""
+"""Largest number of failed runs to list."""
 _HUNDREDTHS = {
     "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
 }  # fmt: skip
-"""Scores that are printed times 100, where they are not percent already."""
+"""Scores that are printed times 100, unless they are percentages already."""
 
 
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
@@ -26,7 +26,8 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
 
     Args:
         summary: statistics of the runs.
-        percent: the scores are percent already, as SQuAD's; else they are printed times 100.
+        percent: whether scores are percentages already, as SQuAD's; otherwise they are printed
+            times 100.
     """
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
@@ -80,7 +81,7 @@ def write_summary(
 
 
 def _tested(summary: Summary) -> str:
-    """Say where scores are that chose nothing."""
+    """Say where the test scores stand, or that no test data are named."""
     if summary.test is None:
         return "no test data are named (task.*.test)"
     return "below, on test, which chose nothing"

@@ -28,19 +28,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended."""
+    """Outcome of a trial."""
 
     member: Trial
     """The trial, under the name that saved statistics have for it."""
     scores: Sequence[Mapping[str, Any]]
     """Scores of each evaluation by name, with `step` and `epoch`."""
     best: float | None
-    """Best score of all evaluations in the metric that chooses; None where none was finite."""
+    """Best score of all evaluations in the selecting metric; None where no score was finite."""
     best_step: int
     failed: str
-    """Why the trial counts as failed; empty where it does not."""
+    """Reason why the trial counts as failed; empty where it does not."""
     seconds: float
-    """Share of the time."""
+    """Share of the trial in the wall time."""
     best_epoch: float | None = None
     last: float | None = None
     """Score of the last evaluation, at the end of training; None where it is not finite."""
@@ -69,7 +69,7 @@ class Group:
 
     init: str
     learning_rate: float | None
-    """Learning rate; None: all of them."""
+    """Learning rate; None: all learning rates."""
     runs: int
     failed: int
     """Number of failed runs; included in the statistics."""
@@ -84,7 +84,7 @@ class Group:
     mean: float | None
     """Mean of the runs' best scores; None where a run is lost."""
     std: float | None
-    """Deviation, by n - 1, of two or more runs; None where a run is lost."""
+    """Standard deviation (n - 1) of two or more runs; None where a run is lost."""
     last: float | None
     """Median score of the last evaluations, at the end of training."""
     best_epoch: float | None
@@ -97,18 +97,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences of the best scores, first less second, of runs that differ in `init` only.
+    """Differences of the best scores, first minus second, of runs that differ only in `init`.
 
     A lost run enters with the lowest score of the sweep, or the constant prediction's if that is
-    lower. Runs with one seed share the order of examples and the first weights of the head, so the
-    seeds are what was sampled: the differences of a seed are averaged first, and the intervals are
-    of the mean over seeds.
+    lower. Runs with one seed share the order of examples and the first weights of the head, so
+    seeds are the sampled units: differences are averaged within each seed first, and the intervals
+    apply to the mean over seeds.
     """
 
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Rates of the first and the second, where only one each was compared; None: all."""
+    """Rates of the first and the second, where one rate each was compared; None: all rates."""
     chosen: bool
     """Whether the learning rates were chosen by their medians, on the same scores."""
     pairs: int
@@ -122,12 +122,12 @@ class Comparison:
     ties: int
     """Pairs that are equal."""
     unpaired: int
-    """Runs left out, for want of a partner."""
+    """Number of runs left out for lack of a partner."""
 
 
 @dataclass(frozen=True)
 class TestSummary:
-    """Statistics of all runs of a sweep on test data, which have chosen nothing.
+    """Statistics of all runs of a sweep on test data, which select nothing.
 
     Each run is scored once, with the parameters of its best evaluation on dev. Rates that are
     compared "each at its best" are the best on dev.
@@ -145,24 +145,24 @@ class Summary:
     """Statistics of all runs of a sweep; each run counts with its best evaluation on dev."""
 
     metric: str
-    """Score that chooses."""
+    """Score that selects the best evaluation."""
     constant_score: float | None
     """Score of the best constant prediction, if it is known."""
     goal: float | None
-    """Score above which the last evaluation of a run must be, else the run has failed."""
+    """Score that the last evaluation of a run must exceed; otherwise the run has failed."""
     evaluations: int
-    """Largest number of evaluations of a run, from which the best is taken."""
+    """Largest number of evaluations in a run."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
     """Groups of each initialisation: one a learning rate, then, where there are several, all."""
     best_learning_rates: dict[str, float]
-    """Best rate of each initialisation, by the median; the lowest of equal ones. An initialisation
+    """Best rate of each initialisation, by the median; the lowest of equal rates. An initialisation
     is left out where most runs of every rate are lost."""
     comparisons: tuple[Comparison, ...]
     """Comparisons of each two initialisations: at each learning rate; where there are several, over
     all, and each at its best."""
     test: TestSummary | None = None
-    """The same on test data; None where the run names none."""
+    """Statistics on test data; None where the run names no test data."""
 
     @property
     def inits(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class Summary:
 
     @property
     def dev(self) -> str:
-        """Role of dev; a fold that is held out, scored once, has chosen nothing."""
+        """Role of dev; a held-out fold, scored once, has selected nothing."""
         chose = self.evaluations > 1 or len(self.outcomes) > 1
         return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
 
@@ -231,7 +231,7 @@ def _on_test(outcome: Outcome, metric: str) -> Outcome:
 
 
 def _groups(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
-    """Return the groups of each initialisation: one a learning rate, then all of several."""
+    """Return each initialisation's groups: one a learning rate, then one of all, if several."""
     groups: list[Group] = []
     for init in dict.fromkeys(outcome.member.init for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.member.init == init]
@@ -246,7 +246,7 @@ def _groups(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
 def _all_comparisons(
     outcomes: Sequence[Outcome], best_rates: Mapping[str, float], constant_score: float | None
 ) -> tuple[Comparison, ...]:
-    """Compare each two initialisations; see `Comparison` for what a lost run enters with."""
+    """Compare each two initialisations; see `Comparison` for the score of a lost run."""
     known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
     inits = dict.fromkeys(outcome.member.init for outcome in outcomes)
     return tuple(
@@ -372,7 +372,7 @@ def _compare(
 
 
 def rate_name(learning_rate: float | None) -> str:
-    """Return a rate as 2e-5; None is all of them."""
+    """Write a rate as 2e-5; None means all rates."""
     if learning_rate is None:
         return "all"
     return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)

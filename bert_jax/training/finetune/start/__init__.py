@@ -1,1 +1,1 @@
-"""Start of a run: first weights, what is frozen, the objective, a teacher."""
+"""Start of a run: first weights, frozen parts, the objective, a teacher."""

@@ -22,8 +22,8 @@ def with_teacher(
 ) -> tuple[Distilled, Any]:
     """Return the objective of a student, and the parameters of its teacher.
 
-    The parameters are encoder, head, whose outputs are those of the task in its order, and
-    transform where the head begins with one.
+    The parameters are the encoder, the head, with its outputs in the order of the task's labels,
+    and the transform, where the head begins with one.
 
     Args:
         config: Section `distil`, which names a teacher.

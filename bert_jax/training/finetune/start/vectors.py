@@ -1,4 +1,4 @@
-"""The objective of an embedding model: what a run trains, and what a saved model computes."""
+"""The objective of an embedding model, for training and for a saved model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ _MULTIPLE = 8
 def with_vectors(
     config: FinetuneConfig, model: ModelConfig, task: Task, given: Sequence[SavedModel | None]
 ) -> tuple[EmbeddingObjective, tuple[Any, ...]]:
-    """Return the objective of vectors, and what each initialisation gives of its parameters.
+    """Return the objective of vectors, and the parameters that each initialisation provides.
 
     Args:
         config: Configuration of the run.
@@ -91,7 +91,7 @@ def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
 
 
 def query_length(splits: Iterable[Rows]) -> int:
-    """Return the length to which the first row of each group is padded; 0: as the others."""
+    """Return the padded length of each group's first row; 0: as the other rows."""
     several = [rows for rows in splits if rows.group > 1]
     longest = [int(rows.row_lengths.reshape(-1, rows.group)[:, 0].max()) for rows in several]
     return -(-max(longest, default=0) // _MULTIPLE) * _MULTIPLE

@@ -1,4 +1,4 @@
-"""First weights of a run: the models that the configuration names, their heads, what is frozen."""
+"""First weights of a run: the configured models, their heads, and the frozen parts."""
 
 import dataclasses
 import logging
@@ -64,9 +64,9 @@ def frozen_by(config: FinetuneConfig, model: ModelConfig) -> Frozen:
 
 
 def read_start(name: str) -> SavedModel:
-    """Read a model to begin with, its pooler there or not as the classifiers of its family.
+    """Read a model to start from, with a pooler if the classifiers of its family have one.
 
-    A model that has a head of its own keeps what the head reads.
+    A model with its own head keeps the head's input.
     """
     saved = read_model(name, encoder_only=True)
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
@@ -142,7 +142,7 @@ def with_head(
     inits: Sequence[str],
     given: Sequence[SavedModel | None],
 ) -> tuple[TaskObjective, tuple[Any, ...]]:
-    """Return the objective of a head, and what each initialisation gives of its parameters.
+    """Return the objective of a head, and the parameters that each initialisation provides.
 
     Args:
         config: Configuration of the run.
@@ -202,14 +202,14 @@ def start_of(
 
     Args:
         config: Configuration of the run.
-        name: Directory that `saved` was read from.
+        name: Directory of `saved`.
         saved: Model, in Hugging Face's format without its head; None: random weights.
         model: Architecture of the run.
         head: Head of the run.
         task: Task of the run.
 
     Returns:
-        The encoder, the map before the head and the head, as far as they do not begin at random.
+        The encoder, the head transform and the head, except parts that start at random.
 
     Raises:
         UserError: `head` is "keep", and the head of `saved` does not fit the task.
@@ -242,7 +242,7 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
     """Return the weights of a saved head for a task with the same labels, in any order.
 
     Raises:
-        UserError: Says why the head does not fit the task.
+        UserError: The head does not fit the task; the message gives the reason.
     """
     outputs = saved.outputs
     if outputs is None or "head" not in saved.params:

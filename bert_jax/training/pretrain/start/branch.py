@@ -1,9 +1,8 @@
-"""A run that goes on from a checkpoint of another run: `bert-jax pretrain --branch-from`.
+"""A run that continues a checkpoint of another run: `bert-jax pretrain --branch-from`.
 
 The branch takes over the whole state: parameters, moments, the number of the next batch, and with
-the seed all random numbers. The steps before the branch are therefore steps of both runs, and what
-decides them must be equal in both configurations. What a branch changes, it changes for the steps
-after.
+the seed all random numbers. The steps before the branch are therefore steps of both runs, and both
+configurations must agree on everything that decides them. A branch may change only later steps.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ _BY_PHASE = (
     "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
     "data.mixture_temperature",
 )  # fmt: skip
-"""Fields that are compared as the phases before the branch have them."""
+"""Fields to compare in the phases before the branch."""
 _OPTIMIZER = tuple(
     f"optimizer.{field.name}"
     for field in dataclasses.fields(OptimizerConfig)
@@ -55,13 +54,13 @@ _OPTIMIZER = tuple(
 
 @dataclass(frozen=True)
 class Branch:
-    """The checkpoint of another run that a run goes on from."""
+    """The checkpoint of another run that a run continues."""
 
     record: Mapping[str, Any]
     """Entry `branch` of the run's config.json: workdir, step and digest of the checkpoint, and the
     `branch` of the other run, if that run is one."""
     source: WorkDir | None
-    """Work directory of the other run; None once this run has saved, which needs it no more."""
+    """Work directory of the other run; None once this run has saved, and no longer needs it."""
     began: Mapping[str, Any]
     """config.json of the other run; empty where `source` is None."""
 
@@ -85,7 +84,7 @@ class Branch:
         stores: Mapping[int, TokenStore | Mixture],
         abstract: Any,
     ) -> None:
-        """Refuse a run that cannot go on from the checkpoint; change nothing.
+        """Refuse a run that cannot continue the checkpoint; change nothing.
 
         Args:
             config: Configuration of the run, with a vocabulary size.
@@ -94,7 +93,7 @@ class Branch:
             abstract: Shape and type of each array of the state.
 
         Raises:
-            UserError: Lists the fields that differ, with the value of the other run and this one.
+            UserError: The runs differ; the message lists the fields with both runs' values.
         """
         source, began = self.source, self.config
         if source is None or began is None:
@@ -135,7 +134,7 @@ class Branch:
     def keeping(self, branch: str) -> Iterator[None]:
         """Keep the checkpoint for ever, for the run in the work directory `branch`.
 
-        The mark goes again where the body, which begins the run, fails.
+        The mark is removed if the body, which begins the run, fails.
 
         Raises:
             UserError: The other run's work directory cannot be written.
@@ -187,8 +186,8 @@ class Branch:
 def open_branch(name: str, work: WorkDir) -> Branch | None:
     """Find the checkpoint that a run branches from; None for a run that is no branch.
 
-    Collective. A run that has begun branches from what its config.json says, whether or not `name`
-    is given again.
+    Collective. A run that has begun branches from the checkpoint in its config.json, whether or not
+    `name` is given again.
 
     Args:
         name: WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
@@ -237,7 +236,7 @@ def open_branch(name: str, work: WorkDir) -> Branch | None:
 
 
 def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Return the entry `branch` of the new run and config.json of the other one; reads it all."""
+    """Read a checkpoint completely; return the new run's `branch` and the other's config.json."""
     record = read_record(source.local, "pretrain")
     if "average" in record:
         raise UserError(
@@ -281,7 +280,7 @@ def _same_place(source: WorkDir, work: WorkDir) -> bool:
 
 
 def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[str, Any]]:
-    """Yield what decides the steps before `step`, for each phase that begins before it."""
+    """Yield the settings that decide the steps before `step`, for each phase that begins before."""
     starts = (0, *config.training.phase_starts)
     steps = config.training.phase_steps
     for number, (start, phase) in enumerate(zip(starts, config.training.phases, strict=True)):

@@ -1,4 +1,4 @@
-"""The masked-LM loss of a model, of whatever origin, on the held-out text of a corpus."""
+"""The masked-LM loss of any model on the held-out text of a corpus."""
 
 import jax
 from tqdm import tqdm
@@ -38,7 +38,7 @@ def check_measurable(
         directory: Directory of the model.
 
     Raises:
-        UserError: Says what does not fit.
+        UserError: Corpus and model do not fit together; the message says why.
     """
     if corpus.heldout is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The model that a pretraining run starts from, in place of random parameters."""
+"""The model that a pretraining run starts from, instead of random parameters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ GROWTH_FILE = "growth.json"
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
     """Return the configuration with the architecture of `model`.
 
-    The vocabulary size, the dropout rates and how a step is computed stay.
+    The vocabulary size, the dropout rates and the computation of a step stay as configured.
     """
     fields = {name: getattr(model, name) for name in ARCHITECTURE}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
@@ -41,10 +41,10 @@ def resolve_init(
     tokenizer_fingerprint: str,
     branches_from: PretrainConfig | None = None,
 ) -> tuple[PretrainConfig, SavedModel | None]:
-    """Return the configuration with the architecture of the initial model, and that model.
+    """Return the configuration with the initial model's architecture, and the initial model.
 
-    A run that has saved does not `read` the model any more, which may be gone; nor does a branch of
-    a run with the configuration `branches_from`.
+    A run that has saved no longer calls `read`, since the model may be gone; nor does a branch of a
+    run with the configuration `branches_from`.
 
     Raises:
         UserError: The model has another tokenizer than the corpus, or `read` is missing.
@@ -98,7 +98,7 @@ def starting_line(initial: SavedModel, wanted: Any) -> str:
 
 
 def _growth(initial: SavedModel) -> str:
-    """Say of a grown model from which one, and the losses of both before any step."""
+    """Name the source of a grown model, and the losses of both models before any step."""
     if initial.origin.kind != "huggingface":
         return ""
     path = initial.tokenizer_files / GROWTH_FILE
@@ -116,7 +116,7 @@ _Entries = dict[str, int]
 
 
 def _origins(wanted: Any, found: Any, path: str = "") -> tuple[_Entries, _Entries]:
-    """Return the largest entries of `wanted` that `found` has, and those that it lacks."""
+    """Return the largest entries of `wanted` that `found` has, and the entries that it lacks."""
     copied: _Entries = {}
     fresh: _Entries = {}
     for name, entry in wanted.items():
@@ -136,7 +136,7 @@ def _counted(entries: _Entries, word: str) -> str:
 
 
 def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
-    """Return the parameters of `initial` laid out as `fresh`, which fills in those it lacks.
+    """Return the parameters of `initial` in the layout of `fresh`, which fills in missing ones.
 
     Args:
         initial: Model of the same architecture. Vocabulary rows without room in `fresh` stand

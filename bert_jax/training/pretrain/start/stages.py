@@ -1,4 +1,4 @@
-"""The rows of a run's steps, and whether a mesh takes them."""
+"""Checks that a mesh can take the rows of a run's steps."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ def begun(work: WorkDir, branch: Branch | None) -> tuple[int, int]:
 
 
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
-    """Return the configuration whose batches the shards of a mesh take, or with the unit `kept`."""
+    """Set a batch unit whose batches divide over the mesh's shards, or the unit `kept`."""
     training = config.training
     unit = training.batch_unit
     if kept:
@@ -36,7 +36,7 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
 
 
 def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
-    """Refuse a mesh whose shards do not take the batches after the first `step` steps."""
+    """Refuse a mesh whose shards do not divide the batches after the first `step` steps."""
     for number, rows in stages_from(config.phases, step):
         where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
         where += "" if rows == whole else f" {whole} in the batch warm-up"
@@ -44,7 +44,7 @@ def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
 
 
 def warmup_lines(config: PretrainConfig) -> list[str]:
-    """Say which warm-ups were scaled to the run, and which rounded to `training.batch_unit`."""
+    """Name the warm-ups scaled to the run, and the warm-ups rounded to `training.batch_unit`."""
     unit, given = config.training.batch_unit, config.training.phases
     steps, warmup = config.training.num_steps, config.optimizer.warmup_steps or 0
     lines = scaling("optimizer.warmup_steps", warmup, steps)

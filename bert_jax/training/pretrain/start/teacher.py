@@ -26,7 +26,7 @@ def resolve_teacher(
 ) -> tuple[PretrainConfig, SavedModel | None]:
     """Return the configuration with the architecture of the teacher, and the teacher, if any.
 
-    Without the fingerprint of the corpus's tokenizer the teacher's is not compared.
+    Without the fingerprint of the corpus's tokenizer, the teacher's tokenizer is not checked.
 
     Raises:
         UserError: The section is set without a teacher, or the teacher has another tokenizer than
@@ -68,7 +68,7 @@ def teacher_line(teacher: SavedModel) -> str:
 
 
 def without_teacher(state: TrainState) -> TrainState:
-    """Return the part of a state that is saved: all but the teacher."""
+    """Return the part of a state to save: everything but the teacher."""
     kept = {name: entry for name, entry in state.params.items() if name != TEACHER}
     return state._replace(params=kept)
 
@@ -98,7 +98,7 @@ def with_teacher(
 
 
 def starts_from_teacher(config: PretrainConfig, work: WorkDir) -> bool:
-    """Say whether a run begins with the teacher's layers: it has not saved, and is told so."""
+    """Say whether a run starts from the teacher's layers: configured so, and nothing is saved."""
     return config.distil.from_teacher and not by_first(lambda: bool(saved_steps(work.checkpoints)))
 
 
