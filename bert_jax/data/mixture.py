@@ -26,7 +26,7 @@ from bert_jax.hashing import hash_key, permute
 BLOCK = 1000
 _ONE = 1 << 32  # a point's place is an integer in [0, BLOCK * _ONE)
 _BLOCKS = 256
-"""Blocks of which the corpora are kept."""
+"""Number of blocks whose corpora are kept."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class CorpusProgress(NamedTuple):
     """Directory, as given; empty for the run's corpus."""
     rows: int
     tokens: int
-    """Tokens of text: `epochs` times those of the corpus."""
+    """Tokens of text: `epochs` times the tokens of the corpus."""
     epochs: float
     """Passes over the text; each of `data.num_passes` counts."""
 
@@ -155,7 +155,7 @@ class PhaseRows:
     """Rows of a phase by number, from one corpus or several."""
 
     def __init__(self, corpora: Sequence[CorpusRows], mixing: Mixing | None) -> None:
-        """Read nothing yet; one corpus alone needs no mixing."""
+        """Read nothing yet; a single corpus needs no mixing."""
         self.corpora, self._mixing = tuple(corpora), mixing
         self._prepared = [0] * len(corpora)
 

@@ -100,7 +100,7 @@ class ShardOrder:
 
     def _make_windows(self, epoch: int) -> list[Window]:
         count = len(self.quotas)
-        # No window has this number, so the key is that of no permutation of rows.
+        # No window has this number, so no permutation of rows has the key.
         order = permute(np.arange(count), count, hash_key(*self._shuffle, epoch, count))
         windows, first_row = [], 0
         for begin in range(0, count, self.window):

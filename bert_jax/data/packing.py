@@ -1,4 +1,4 @@
-"""Rows of consecutive text for masked language modelling alone (pairing `none`).
+"""Rows of consecutive text for masked language modelling without pairs (pairing `none`).
 
 Each document becomes pieces of at most L - 2 tokens, each wrapped as [CLS] piece [SEP]. Pieces
 that fill a row are rows; the rest, tails of long documents and whole short ones, are packed
@@ -53,7 +53,7 @@ class PackedPlan:
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers, as [CLS] piece [SEP], repeated, and padding.
 
-        The shard is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
+        The shard is the one that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
@@ -177,7 +177,7 @@ def deal(
     patterns: list[tuple[int, tuple[int, ...]]],
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deal pieces to rows, at random among those of a kind.
+    """Deal pieces to rows, at random among pieces of a kind.
 
     Args:
         kinds: (n,) kind of each piece, such as its length.
@@ -224,7 +224,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
       (number of rows, the lengths of the pieces in each of these rows), longest first.
     """
     # Rows that are alike so far, by the positions still free in them: [how many, their pieces]. The
-    # rooms are in the order in which they were first looked at, which is that of the rows.
+    # rooms are in the order in which they were first looked at, which is the order of the rows.
     open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     done: list[tuple[int, tuple[int, ...]]] = []
     has_rows = looked_at = 0  # bit r stands for the room r

@@ -2,14 +2,14 @@
 
 A pair is a document of two sentences, source and target. In a row of S source places and T target
 places a source is [CLS] text [SEP] and a target is [CLS] text, the decoder's input; the end of a
-target is a label only. Pair i of a row is segment i on both sides, so that a target attends to its
-own source alone.
+target is a label only. Pair i of a row is segment i on both sides, so that a target attends only
+to its own source.
 
 A pair that is longer than a row on either side is in no row. Cutting it would teach wrong labels: a
 cut target would end where the text goes on, and a target whose source is cut would say more than
 its source.
 
-Packing works on the histogram of pair sizes, as `packing` does on that of piece lengths. A row
+Packing works on the histogram of pair sizes, as `packing` works on the one of piece lengths. A row
 begins with the largest pair left, then takes, again and again, the pair that leaves the least room
 on the side with more room left: both sides fill up together (a heuristic for vector bin packing;
 Panigrahy et al. 2011). A row so found is repeated while there are pairs for it, so that the cost
@@ -72,7 +72,7 @@ class TranslationPlan:
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers.
 
-        The shard is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
+        The shard is the one that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
         pair, counts = pieces_of(self.row_offsets, rows)
         dtype = pair_segment_dtype(self.length, self.target_length)

@@ -83,7 +83,7 @@ class PairPlan:
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers, as [CLS] A [SEP] B [SEP] and padding.
 
-        The shard is the one that was planned. The arrays are those of `bert_jax.data.pipeline`.
+        The shard is the one that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
         length = self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins

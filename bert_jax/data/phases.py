@@ -75,7 +75,7 @@ class PhaseConfig:
     half, for a third of these steps each. More steps than the phase has: a tenth of the phase."""
 
     def check(self, number: int) -> None:
-        """Refuse fields that contradict each other; `number` is that of the phase, from 0.
+        """Refuse fields that contradict each other; `number` counts the phases from 0.
 
         Raises:
             UserError: Names the phase and the field.
@@ -136,7 +136,7 @@ class Phase:
     batch_warmup_steps: int = 0
     """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
     unit: int = 1
-    """Number of which the rows of these steps are a multiple."""
+    """Divisor of the rows of these steps."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:

@@ -141,7 +141,7 @@ class ExampleStream:
         return self.corpora(phase)[0].rows.plan(0)
 
     def corpora(self, phase: int) -> tuple[CorpusRows, ...]:
-        """Return what a phase reads."""
+        """Return the corpora that a phase reads."""
         return self._of_phase(phase).corpora
 
     def rows_of_corpora(self, phase: int) -> list[int]:
@@ -155,7 +155,7 @@ class ExampleStream:
         return self._first_row[number] + start
 
     def progress(self, step: int) -> list[CorpusProgress]:
-        """Return how much of each corpus the steps before `step` have read, in all phases."""
+        """Count the text of each corpus that the steps before `step` have read, in all phases."""
         seen: dict[str, CorpusProgress] = {}
         for number, phase in enumerate(self.phases):
             steps = min(step - self._first_step[number], phase.num_steps)

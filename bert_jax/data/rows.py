@@ -57,7 +57,7 @@ class StoreRows:
 
     @cached_property
     def quotas(self) -> list[int]:
-        """Estimated rows of each shard; those of the first are counted."""
+        """Estimated rows of each shard; rows of the first shard are counted."""
         counts = self.store.counts
         rows, tokens = len(self.plan(0)), counts[0].num_tokens
         others = [max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:]]

@@ -169,7 +169,7 @@ def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole
         name: "sentence" or "document".
         offsets: (n,) int64.
         end: Last offset.
-        whole: Whether to look at all of them, not at the beginning alone.
+        whole: Whether to look at all of them, not only at the beginning.
 
     Raises:
         UserError: Names the place.

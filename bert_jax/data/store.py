@@ -1,6 +1,6 @@
 """The token store: a tokenized corpus as memory-mapped arrays.
 
-On disk a store is a manifest and shards, of which a small store has one. A shard has one flat
+On disk a store is a manifest and shards; a small store has one shard. A shard has one flat
 little-endian file per array, so that a batch is one gather::
 
     corpus.json  tokenizer/  unigram_counts.bin

@@ -59,7 +59,7 @@ class BucketFiles:
         return data
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes; the errors are those of `read`."""
+        """Return the size of a file in bytes; raise the errors of `read`."""
         return int(self._patiently(name, "info")["size"])
 
     def names(self, directory: str) -> list[str]:

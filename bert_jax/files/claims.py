@@ -1,6 +1,6 @@
 """Small files that one of several writers creates: what a lease on a directory is made of.
 
-A claim is created where no file has its name, by one writer alone; renewed by its owner, which
+A claim is created by exactly one writer, where no file has its name; renewed by its owner, which
 others see as a new version; and removed. Local disks, NFS and Cloud Storage all offer these three.
 """
 

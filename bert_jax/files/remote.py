@@ -49,7 +49,7 @@ class WorkDir:
     """Check before a save that this run still holds the directory; ends the process if not."""
 
     def claims(self) -> Claims:
-        """Return the claims in the directory, of which its lease is made."""
+        """Return the claims in the directory, which make its lease."""
         if self.mirror is None:
             return LocalClaims(self.local)
         return BucketClaims(self.mirror.files, self.name)

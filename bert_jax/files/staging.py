@@ -270,7 +270,7 @@ def _is_abandoned(path: Path) -> bool:
     try:
         descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
     except FileNotFoundError:
-        # Between mkdir and the lock, or committed this moment: leave a young one alone.
+        # Between mkdir and the lock, or committed this moment: do not touch a young one.
         try:
             return time.time() - path.stat().st_mtime > _UNLOCKED_GRACE_SECONDS
         except FileNotFoundError:

@@ -41,8 +41,8 @@ _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK]
 class FastTokenizer(Tokenizer):
     """A pipeline of the `tokenizers` library.
 
-    Offsets leave out spaces: a token of spaces alone has an empty span, and each of the bytes of a
-    character has the span of the character.
+    Offsets leave out spaces: a token of nothing but spaces has an empty span, and each of the bytes
+    of a character has the span of the character.
     """
 
     kind = "fast"
@@ -85,7 +85,7 @@ class FastTokenizer(Tokenizer):
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
-        """The tokenizer that puts a space before a text, where one part alone sees the text."""
+        """The tokenizer that puts a space before a text, where the pre-tokenizer has one part."""
         if self.word_prefix and [part["type"] for part in pipeline.pre_tokenizer] == ["ByteLevel"]:
             definition["pre_tokenizer"] = pipeline.marker | {"add_prefix_space": True}
             self._spaced = tokenizers.Tokenizer.from_str(json.dumps(definition))
@@ -271,7 +271,7 @@ def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] |
 
 
 def piece_decoder() -> decoders.Decoder:
-    """Return what joins pieces with "▁" for a space, and bytes."""
+    """Make the decoder that joins pieces with "▁" for a space, and bytes."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
 

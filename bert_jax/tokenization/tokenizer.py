@@ -30,8 +30,8 @@ SPACE = "▁"
 MAX_TOKENS = 1_000_000
 """Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB, that of
-Gemma's 256,000 tokens 34 MB."""
+"""Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB,
+Gemma's with 256,000 tokens 34 MB."""
 KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
     "sentencepiece": ("tokenizer.model",),
@@ -119,7 +119,7 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of `encode` for each text, (n,) int32, possibly read-only. The fast path.
 
-        Runs on the calling thread alone, so that one process per core does not oversubscribe.
+        Runs only on the calling thread, so that one process per core does not oversubscribe.
         """
 
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:

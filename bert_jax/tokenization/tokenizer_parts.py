@@ -296,7 +296,7 @@ class Reading:
         return tokens, scores
 
     def bpe(self, model: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
-        """Tokens in the order of their ids, and merges in that of their priority."""
+        """Tokens in the order of their ids, and merges in the order of their priority."""
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
             self.one_of(f"model.{name}", model.get(name) or "", ("",))
         if model.get("dropout") not in (None, 0):
@@ -339,7 +339,7 @@ class Reading:
         return tokens
 
     def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
-        """Return added tokens, those of the files beside included, in the order of their ids.
+        """Return added tokens, from the files beside too, in the order of their ids.
 
         Args:
             listed: the field `added_tokens` of a `tokenizer.json`.

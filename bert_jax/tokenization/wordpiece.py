@@ -146,8 +146,8 @@ class WordPieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text.
 
-        No step of the algorithm looks across whitespace, so a text's ids are those of its
-        space-separated words one after another, and words repeat: each is encoded once and kept.
+        No step of the algorithm looks across whitespace, so a text has the ids of its
+        space-separated words, one after another. Words repeat: each is encoded once and kept.
         The arrays are read-only.
         """
         if self.added:  # which white space may be part of

@@ -20,7 +20,7 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
 
     A `vocab.txt` does not say whether text is lower-cased. In this order: `tokenizer_config.json`,
     `lowercase`, and else a vocabulary without upper-case words means lower-cased text. Added tokens
-    are those of `tokenizer.json` and of the files beside that name some.
+    come from `tokenizer.json` and from the files beside it that name some.
 
     Raises:
         UserError: the file is not sound, or two sources contradict each other.

@@ -48,10 +48,10 @@ def train_wordpiece(
 ) -> WordPieceTokenizer:
     """Learn a vocabulary: the same texts in any order give the same one.
 
-    Pairs of pieces are merged most frequent first, as `tokenizers` does it. Its trainer alone gives
-    another vocabulary on every run, because it numbers the characters in the order of a randomly
-    seeded hash table and breaks ties by number. Here the characters are counted and numbered first,
-    and the trainer gets the counted words with that numbering.
+    Pairs of pieces are merged most frequent first, as `tokenizers` does it. Its trainer by itself
+    gives another vocabulary on every run, because it numbers the characters in the order of a
+    randomly seeded hash table and breaks ties by number. Here the characters are counted and
+    numbered first, and the trainer gets the counted words with that numbering.
 
     Args:
         texts: read once; memory grows with the number of distinct words only.
@@ -182,7 +182,7 @@ class _Alphabet:
         return cls(characters, [total[char] for char in characters], first, rest)
 
     def tokens(self, start: int, stop: int) -> list[str]:
-        """Sorted tokens of the characters from `start` to `stop`, alone and continuing a word."""
+        """Sorted tokens of the characters from `start` to `stop`, at and after a word's start."""
         kept = set(self.characters[start:stop])
         alone = sorted(self.first & kept)
         return alone + [CONTINUATION + char for char in sorted(self.rest & kept)]
@@ -192,7 +192,7 @@ class _Alphabet:
         return sum(self.counts[:size]) / sum(self.counts)
 
     def choose(self, vocab_size: int, limit: int | None, coverage: float | None) -> int:
-        """Return how many characters get tokens; UserError if they exceed `vocab_size`."""
+        """Count the characters that get tokens; UserError if they exceed `vocab_size`."""
         costs = [(char in self.first) + (char in self.rest) for char in self.characters]
         used = [len(SPECIAL_TOKENS), *(len(SPECIAL_TOKENS) + n for n in accumulate(costs))]
         room = bisect_right(used, vocab_size) - 1

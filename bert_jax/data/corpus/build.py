@@ -1,6 +1,6 @@
 """Raw text to a corpus: two token stores, `train` and `heldout`.
 
-Sources are divided into tasks, each of which makes one shard (`sharded`): one process reads,
+Sources are divided into tasks, and each task makes one shard (`sharded`): one process reads,
 decompresses and divides into documents; workers split sentences and tokenize blocks of about a
 megabyte; the process appends what comes back, in order. The result is the same whatever the number
 of workers.
@@ -164,7 +164,7 @@ def build_corpora(
         recipe: settings that determine the result.
         out: directory, or gs://BUCKET/DIRECTORY, with `train` and `heldout`, or with a directory of
             both for each value of `recipe.by_field`.
-        engine: processes that do the work; by default those of this machine.
+        engine: processes that do the work; by default processes of this machine.
         shard_bytes: size of the files of one shard.
         options: how the sources are read.
         overwrite: replace a corpus that is there already, once the new one is complete.

@@ -63,7 +63,7 @@ def build_pairs(
         out: directory that appears by one rename when everything is in it.
         heldout: held-out pairs.
         heldout_rate: share of the training pairs to hold out where `heldout` is empty.
-        drop_duplicates: whether of equal pairs of `sources` the first alone is kept.
+        drop_duplicates: whether only the first of equal pairs of `sources` is kept.
         num_workers: processes; all cores by default. 1 runs in this process.
         overwrite: replace a corpus that is there already, once the new one is complete.
         provenance: statements for `corpus.json` and the datasheet.

@@ -1,7 +1,7 @@
 """The account of a corpus: what its sources, licences, languages and tokenizer are.
 
 The account is a part of `corpus.json`, which the fingerprint of a store does not cover, and
-`CORPUS.md` says the same for people. Its questions are those of Gebru et al. 2021, "Datasheets for
+`CORPUS.md` says the same for people. The questions come from Gebru et al. 2021, "Datasheets for
 datasets", as far as a program can answer them.
 """
 

@@ -14,7 +14,7 @@ from bert_jax.files.urls import FileState, file_state
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 NO_FIELDS: Mapping[str, Any] = {}
-"""Fields of a document that has a text alone."""
+"""Fields of a document that has only a text."""
 
 
 class Document(NamedTuple):
@@ -27,7 +27,7 @@ class Document(NamedTuple):
     number: int
     """Number from 1 among the documents with text of the source, or of the part of it."""
     fields: Mapping[str, Any] = NO_FIELDS
-    """Further fields, such as a language; those of `ReadOptions.keep`, or of the format."""
+    """Further fields, such as a language: the fields in `ReadOptions.keep`, or the format's."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ReadOptions:
     line_documents: bool = False
     """Text files: each line is a document, in place of blank lines between documents."""
     newline_only: bool = False
-    r"""Text files: lines end in \n or \r\n alone, as where two files are aligned line by line."""
+    r"""Text files: lines end only in \n or \r\n, as where two files are aligned line by line."""
     max_line_bytes: int = 16 << 20
     """Longest line; longer ones are mostly binary files or a missing line end."""
     max_document_chars: int = 64 << 20
@@ -128,16 +128,16 @@ class Source(ABC):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the content without reading it."""
+        """Return the values that determine the content, without reading it."""
         options = asdict(self.options) if self.options else None
         return {"name": self.name, "state": self.state, "part": self.part, "options": options}
 
     def record(self) -> dict[str, Any]:
-        """Return what identifies the content, for `corpus.json`; after reading."""
+        """Return the record that identifies the content for `corpus.json`, after reading."""
         found: dict[str, Any] = {"name": self.name, self.unit: self.size}
         if self._sha256:
             found["sha256"] = self._sha256
-        elif self.state is not None:  # a file of which a part was read
+        elif self.state is not None:  # only a part of the file was read
             found["version"] = self.state.version
         if self.part is not None:
             found["part"] = list(self.part)

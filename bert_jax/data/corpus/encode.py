@@ -34,7 +34,7 @@ class Cleaning:
     """Dropped documents to keep for each reason."""
 
     def cleaner(self, source: str) -> Cleaner:
-        """Return what cleans documents of a source."""
+        """Return the cleaner of a source's documents."""
         return Cleaner(self.config, self.drops, source=source, samples=self.samples)
 
 

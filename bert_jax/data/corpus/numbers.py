@@ -1,7 +1,7 @@
-"""French number words and their digits: a language pair of which every sentence is known.
+"""French number words and their digits: a language pair whose every sentence is known.
 
-Spelling: that of France (soixante-dix, quatre-vingt-dix), with the hyphens from before the reform
-of 1990: inside numbers below 100 that are not joined by "et", nowhere else.
+Spelling as in France (soixante-dix, quatre-vingt-dix), with the hyphens from before the reform of
+1990: inside numbers below 100 that are not joined by "et", nowhere else.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
     train: np.ndarray
     """(n,) int64, in random order."""
     unseen: np.ndarray
-    """(m,) int64, none of which is in `train`."""
+    """(m,) int64 numbers that `train` does not have."""
 
 
 def french_words(number: int) -> str:

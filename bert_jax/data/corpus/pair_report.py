@@ -80,7 +80,7 @@ class Findings(NamedTuple):
     empty: Cases
     """Pairs without tokens on a side; in no store."""
     duplicates: Cases
-    """Pairs that occurred before; not those of held-out files."""
+    """Pairs that occurred before, held-out files excluded."""
     dropped_duplicates: bool
     """Whether these are in no store."""
     equal: Cases

@@ -58,7 +58,7 @@ class PairSource(Source):
             yield "\n".join(filter(None, pair[1:])), NO_FIELDS
 
     def records(self) -> list[dict[str, Any]]:
-        """Return what identifies the content, for `corpus.json`; after reading."""
+        """Return the records that identify the content for `corpus.json`, after reading."""
         return [self.record()]
 
 

@@ -62,7 +62,7 @@ class Recipe:
         return int(self.heldout_rate * 2**64)
 
     def identity(self) -> dict[str, Any]:
-        """Return what equal recipes have in common, as JSON."""
+        """Return the values in which equal recipes agree, as JSON."""
         found = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
         return {
             **found,

@@ -249,7 +249,7 @@ class _Unpacked:
 
 
 class _BoundedReads(io.RawIOBase):
-    """A file of which so many bytes are read at most: parsers trust the sizes they find."""
+    """A file that ends after a largest number of bytes: parsers trust the sizes they find."""
 
     def __init__(
         self,

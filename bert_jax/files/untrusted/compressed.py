@@ -22,7 +22,7 @@ _ZSTD_SIP = 2048
 
 
 def plain_suffix(name: str) -> str:
-    """Return the suffix in lower case, that of `a.csv.gz` being `.csv`."""
+    """Return the suffix in lower case; `a.csv.gz` has `.csv`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in SUFFIXES else path).suffix.lower()
 

@@ -1,7 +1,7 @@
 """JSON from elsewhere: bounded in bytes, depth and number of values, and without ambiguity.
 
-`json.loads` alone recurses into 10,000 levels, keeps the last of two equal keys, takes NaN, makes
-`Infinity` of 1e999, and needs 70 times the size of a file of empty lists.
+`json.loads` by itself recurses into 10,000 levels, keeps the last of two equal keys, takes NaN,
+makes `Infinity` of 1e999, and needs 70 times the size of a file of empty lists.
 """
 
 import json

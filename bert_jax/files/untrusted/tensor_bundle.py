@@ -69,8 +69,8 @@ class BundleTensor:
         """A read-only view of the mapped file.
 
         Raises:
-            UserError: A type that is not read, a size that is not that of the shape, a shard that
-                is missing or cut off, bytes that are not those of the checksum.
+            UserError: A type that is not read, a size that does not fit the shape, a shard
+                that is missing or cut off, bytes that do not fit the checksum.
         """
         where = f"{self._shards.index}, tensor {self.name!r}"
         if self._slices:

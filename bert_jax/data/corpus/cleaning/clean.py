@@ -21,7 +21,7 @@ from bert_jax.data.corpus.overlap.ngrams import NgramTable
 from bert_jax.data.corpus.overlap.words import normalised_words, word_hashes
 
 NO_LINES = "no-lines-left"
-"""Reason of a document of which every line was left out."""
+"""Reason for dropping a document whose every line was left out."""
 EVALUATION = "evaluation-text"
 """Reason of paragraphs that share an n-gram with evaluation texts, and of such documents."""
 
@@ -63,7 +63,7 @@ class Cleaner:
         """Counts and samples of what was dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Return what stays of a document: its text without the lines that are left out.
+        """Clean a document: return its text without the lines that are left out.
 
         Args:
             number: number of the document in the task, from 0.
@@ -122,7 +122,7 @@ class Cleaner:
         return "\n".join(kept)
 
     def _unwanted(self, text: str) -> Dropped | None:
-        """Return what the first filter that drops a document says; None where it stays."""
+        """Return the reason of the first filter that drops a document; None where it stays."""
         prose = Prose(text)
         for name, each in self._filters.items():
             if reason := each.reason(prose):

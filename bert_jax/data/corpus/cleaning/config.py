@@ -64,7 +64,7 @@ class CleaningConfig:
         return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
 
     def record(self) -> dict[str, Any]:
-        """Return what was asked for, for `corpus.json`; empty where documents stay as they are.
+        """Return the settings for `corpus.json`; empty where documents stay as they are.
 
         Raises:
             UserError: evaluation texts cannot be read.

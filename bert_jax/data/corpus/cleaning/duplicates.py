@@ -1,7 +1,7 @@
 """The search for duplicates between two readings of the tasks, over the files of their scans.
 
 Keys are divided into ranges, and a range is one piece of work: it takes the entries of that range
-from all scans, finds pairs of documents, and compares them. Memory is that of one range. The first
+from all scans, finds pairs of documents, and compares them. Memory holds one range. The first
 document in the order of the corpus stays, of each group that pairs connect; so the result does
 not depend on the number of ranges, of tasks or of processes.
 """
@@ -65,7 +65,7 @@ def find_duplicates(
 
 
 class _Work:
-    """Scans of a corpus, of which each process keeps some open."""
+    """Scans of a corpus; each process keeps some of them open."""
 
     def __init__(self, scans: Sequence[Path], directory: Path, config: CleaningConfig) -> None:
         self.directory = directory

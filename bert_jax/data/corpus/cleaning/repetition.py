@@ -1,7 +1,7 @@
 """Shares of a document that repeat themselves (Rae et al. 2021, Gopher, table A1).
 
 A line or an n-gram is repeated where it has occurred earlier in the document; its first occurrence
-is not counted. Characters are those of words, without spaces.
+is not counted. Only characters of words are counted, without spaces.
 """
 
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ class _Archive(FileSource):
 
 
 class WarcSource(_Archive):
-    """The records of a WARC file that are plain text, such as those of a WET file."""
+    """Plain-text records of a WARC file; a WET file has only such records."""
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -148,7 +148,7 @@ class WikipediaSource(_Archive):
 
 
 class _Blocks(io.RawIOBase):
-    """Blocks of bytes as a file, of which so many bytes are read at most."""
+    """Blocks of bytes as a file that ends after a largest number of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""

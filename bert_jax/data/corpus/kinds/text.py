@@ -54,7 +54,7 @@ class FileSource(Source):
         super().__init__(name, part[1] - part[0] if part else self.state.size)
         self.options, self.is_json, self.part = options, is_json, part
         self._begin = part[0] if part else 0
-        self._lone = " " if options.newline_only else "\n"  # in the place of a \r alone
+        self._lone = " " if options.newline_only else "\n"  # in the place of a \r without \n
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         blocks = self._blocks(self._content())
@@ -201,8 +201,8 @@ class FileSource(Source):
         r"""Return the lines of a text file, in blocks.
 
         UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r (`newline_only`: a \r
-        alone becomes a space). A stray NUL becomes a space. A block has the number of its first
-        line (from 1) and its lines without their ends.
+        without \n becomes a space). A stray NUL becomes a space. A block has the number of its
+        first line (from 1) and its lines without their ends.
 
         Raises:
             UserError: not UTF-8, mostly binary, a line too long; names file, line and byte.

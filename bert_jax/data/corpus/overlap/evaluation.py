@@ -1,4 +1,4 @@
-"""Evaluation texts: the examples of labelled files, as texts alone."""
+"""Evaluation texts: the examples of labelled files, without their labels."""
 
 import functools
 import hashlib
@@ -49,7 +49,7 @@ class EvaluationSet:
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
-        """Texts of the examples, of equal normalised words the first alone."""
+        """Texts of the examples; of texts with equal normalised words only the first."""
         found: dict[str, str] = {}
         for each in self.examples:
             for text in each.texts:

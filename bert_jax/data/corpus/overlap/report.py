@@ -79,7 +79,7 @@ class Report:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Return what a model's record and card say."""
+        """Return the entry for a model's record and card."""
         counts = self.counts()
         return {
             "corpus": self.corpus, "corpus_fingerprint": self.fingerprint,
@@ -111,7 +111,7 @@ class Report:
 
     @property
     def file_name(self) -> str:
-        """Name of the report's file among those of other evaluations."""
+        """Name of the report's file, which other evaluations do not have."""
         plain = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.evaluation)
         return f"{plain[:80]}-{self.digest[:8]}.json"
 

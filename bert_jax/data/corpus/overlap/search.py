@@ -53,7 +53,7 @@ def search_store(
 def search_texts(
     name: str, documents: Iterable[str], evaluation: EvaluationSet, *, num_workers: int = 1
 ) -> Report:
-    """Look for evaluation texts in documents; `name` is that of the corpus."""
+    """Look for evaluation texts in the documents of the corpus `name`."""
     table = NgramTable(map(normalised_words, evaluation.texts))
     blocks = grouped(documents, len, _BLOCK_CHARS)
     found = map_ordered(functools.partial(_search_texts, table), blocks, num_workers)

@@ -66,7 +66,7 @@ def several_ngram_hashes(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the hashes of all n-grams of several sizes, ascending, as `ngram_hashes` returns them.
 
-    Those of a size are made from those of the size below.
+    Keys of one size are made from the keys of the size below.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):

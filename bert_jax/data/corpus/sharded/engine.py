@@ -68,8 +68,8 @@ class RayEngine:
 
     Args:
         address: HOST:PORT of the head, `auto` for the cluster of this machine, `ray://HOST:PORT`;
-            None starts a Ray on this machine alone that ends with the engine.
-        num_workers: processes of a Ray on this machine alone, and for undivided work.
+            None starts a Ray that spans only this machine and ends with the engine.
+        num_workers: processes of a Ray that spans only this machine, and for undivided work.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.

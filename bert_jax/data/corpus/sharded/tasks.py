@@ -1,4 +1,4 @@
-"""Division of sources into tasks, each of which makes one shard."""
+"""Division of sources into tasks; each task makes one shard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class Task:
         return sum(source.size for source in self.sources)
 
     def identity(self) -> list[dict[str, Any]]:
-        """Return what determines the documents, without reading them."""
+        """Return the values that determine the documents, without reading them."""
         return [source.identity() for source in self.sources]
 
 
 def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> list[Task]:
     """Divide sources into tasks of about `shard_bytes` of files each, in the sources' order.
 
-    The division depends on names, sizes and the content at the cuts alone. Larger files are cut
+    The division depends only on names, sizes and the content at the cuts. Larger files are cut
     between documents where their format allows it; smaller ones share a task.
 
     Raises:
