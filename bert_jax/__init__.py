@@ -29,7 +29,7 @@ def load(directory: "str | Path", **limits: Any) -> "LoadedModel":
 
     Args:
         directory: The work directory of `bert-jax pretrain` or `bert-jax finetune`, or a directory
-            in Hugging Face's format or that of sentence-transformers.
+            in the format of Hugging Face or sentence-transformers.
         **limits: `device`, `max_length` and `batch_tokens` of `LoadedModel`.
 
     Raises:

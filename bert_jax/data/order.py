@@ -100,7 +100,7 @@ class ShardOrder:
 
     def _make_windows(self, epoch: int) -> list[Window]:
         count = len(self.quotas)
-        # No window has this number, so no permutation of rows has the key.
+        # No window has this number, so no permutation of rows has this key.
         order = permute(np.arange(count), count, hash_key(*self._shuffle, epoch, count))
         windows, first_row = [], 0
         for begin in range(0, count, self.window):

@@ -9,11 +9,11 @@ A pair that is longer than a row on either side is in no row. Cutting it would t
 cut target would end where the text goes on, and a target whose source is cut would say more than
 its source.
 
-Packing works on the histogram of pair sizes, as `packing` works on the one of piece lengths. A row
-begins with the largest pair left, then takes, again and again, the pair that leaves the least room
-on the side with more room left: both sides fill up together (a heuristic for vector bin packing;
-Panigrahy et al. 2011). A row so found is repeated while there are pairs for it, so that the cost
-depends on the number of different sizes, not on the number of pairs.
+Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
+row begins with the largest pair left, then takes, again and again, the pair that leaves the least
+room on the side with more room left: both sides fill up together (a heuristic for vector bin
+packing; Panigrahy et al. 2011). A row so found is repeated while there are pairs for it, so that
+the cost depends on the number of different sizes, not on the number of pairs.
 """
 
 from dataclasses import dataclass

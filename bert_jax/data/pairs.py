@@ -1,4 +1,4 @@
-"""Sentence pairs: which token ranges make a row, planned from offsets alone.
+"""Sentence pairs: the token ranges of each row, planned only from offsets.
 
 `nsp` is the next-sentence task of Devlin et al. 2018 (section 3.1 and appendix A.2, with the rules
 of the published data creation). A chunk is the sentences of one document up to a target length,

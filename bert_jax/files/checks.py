@@ -77,7 +77,7 @@ def check_recorded(directory: Path, *keys: str) -> None:
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)
-        if isinstance(found, str):  # of an import, that of its weights
+        if isinstance(found, str):  # an import records the digest of its weights
             found = {"model.safetensors": found}
         if other := differing(directory, found):
             raise UserError(

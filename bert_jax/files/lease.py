@@ -60,7 +60,7 @@ class Lease:
         writer: str = "run",
         place: str = "work directory",
     ):
-        """Take nothing yet; `name` tells people the directory of `claims`."""
+        """Take nothing yet; `name` is the directory of `claims`, for messages."""
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
         self._writer = writer
         self._content = json.dumps(_myself()).encode()

@@ -109,7 +109,7 @@ class FastTokenizer(Tokenizer):
         """Return a `tokenizer.json` for which the five special tokens are text within text.
 
         Args:
-            renamed: whether those that the model could make of a text have other names in it.
+            renamed: whether special tokens that the model could make of a text are renamed in it.
         """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}

@@ -235,7 +235,9 @@ class Reading:
     def pair(self) -> list[str]:
         """Row of the texts A and B; empty where nothing puts special tokens into rows."""
         parts = self.parts("post_processor", "processors")
-        makers = [part for part in parts if part.get("type") != "ByteLevel"]  # of offsets alone
+        makers = [
+            part for part in parts if part.get("type") != "ByteLevel"
+        ]  # which changes only offsets
         return [name for maker in makers for name in self._pair(maker)]
 
     def num_between(self, roles: tuple[str, ...]) -> int:

@@ -32,7 +32,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How sources are read."""
+    """Settings for reading sources."""
 
     field: str = "text"
     """Field of a JSON line, parquet row or TFDS example that holds the text."""

@@ -249,7 +249,7 @@ class _Unpacked:
 
 
 class _BoundedReads(io.RawIOBase):
-    """A file that ends after a largest number of bytes: parsers trust the sizes they find."""
+    """File that refuses reads beyond a limit of bytes: parsers trust the sizes they find."""
 
     def __init__(
         self,

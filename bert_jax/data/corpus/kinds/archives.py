@@ -148,7 +148,7 @@ class WikipediaSource(_Archive):
 
 
 class _Blocks(io.RawIOBase):
-    """Blocks of bytes as a file that ends after a largest number of bytes."""
+    """Blocks of bytes as a file that raises UserError beyond a limit of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""

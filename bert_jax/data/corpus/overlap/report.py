@@ -111,7 +111,7 @@ class Report:
 
     @property
     def file_name(self) -> str:
-        """Name of the report's file, which other evaluations do not have."""
+        """File name of the report, unique to the evaluation."""
         plain = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.evaluation)
         return f"{plain[:80]}-{self.digest[:8]}.json"
 
