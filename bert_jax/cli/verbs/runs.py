@@ -16,7 +16,7 @@ from bert_jax.errors import UserError, report_error
 
 
 class Demo(Verb):
-    """Train a small model on text that is already there, and let the model answer.
+    """Train a small model without a download, and let it answer.
 
     The BERT learns from Python's own documentation; the translator learns French number
     words from 20,000 pairs and translates 2,000 unseen numbers in about a minute.
