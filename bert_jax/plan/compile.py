@@ -201,12 +201,8 @@ def compile_step(
     """
     mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]
-    check_batch_size(
-        shape.batch_size,
-        mesh,
-        config.accumulation_of(phase),
-        f"training.phases[{phase}].batch_size",
-    )
+    parts, where = config.accumulation_of(phase), f"training.phases[{phase}].batch_size"
+    check_batch_size(shape.batch_size, mesh, parts, where)
     settings = _planned_step(config, phase)
     state = abstract_state(settings, mesh)
     batch = {
@@ -262,8 +258,7 @@ def compile_step(
 def usable_bytes(topology: Topology) -> int:
     """Count the bytes of a device that a program may use: the compiler keeps a few hundred MiB.
 
-    The compiler's refusals name 15.75 of 16 GiB on v5e; other chips are assumed to have the same
-    share.
+    The compiler's refusals name 15.75 of 16 GiB on v5e; the share of other chips is assumed equal.
     """
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 

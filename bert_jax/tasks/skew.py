@@ -71,7 +71,7 @@ def class_weights(
         where: name of the field in messages.
 
     Raises:
-        UserError: a part of `given` is no label with a positive number; the message names the part.
+        UserError: A part of `given` is not LABEL=NUMBER with a positive number; names the part.
     """
     if not given:
         return ()

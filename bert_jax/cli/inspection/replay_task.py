@@ -1,6 +1,5 @@
 """A batch of a fine-tuning run as text: the rows of each seed, and their labels."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +38,16 @@ def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) 
     if not 0 <= step <= last:
         raise UserError(f"--step is {step}; the run has batches 0 to {last}")
     number, at = divmod(step, num_steps)
-    members = setup.waves[number]
-    batch = next(setup.rows_of(number, at))
+    trials: dict[int, list[int]] = {}  # trials of one seed have the same rows
+    for trial, member in enumerate(setup.waves[number]):
+        trials.setdefault(member.seed, []).append(trial)
+    batch, task = next(setup.rows_of(number, at)), setup.task
     blocks = []
-    for seed in dict.fromkeys(member.seed for member in members):
-        rates = dict.fromkeys(f"{each.learning_rate:g}" for each in members if each.seed == seed)
-        trial = next(n for n, member in enumerate(members) if member.seed == seed)
-        own = {name: array[trial] for name, array in batch.items()}
-        kept = int((own["weights"] > 0).sum())  # the rest only fills the batch
-        own = {name: array[:kept] for name, array in own.items()}
-        task = setup.task
+    for seed, equal in trials.items():
+        rates = dict.fromkeys(f"{setup.waves[number][n].learning_rate:g}" for n in equal)
+        trial = equal[0]
+        kept = int((batch["weights"][trial] > 0).sum())  # the rest only fills the batch
+        own = {name: array[trial, :kept] for name, array in batch.items()}
         labels = label_texts(task.objective, task.spec, task.tokenizer, own)
         group = own["tokens"].shape[1] if own["tokens"].ndim == 3 else 1
         rows = {
@@ -57,7 +56,7 @@ def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) 
         }
         labels = [label if n == 0 else "" for label in labels for n in range(group)]
         head = f"batch {at} of wave {number}, seed {seed}, learning rate {', '.join(rates)}"
-        text = describe_batch(rows, None, setup.initial.tokenizer, labels=labels, max_rows=max_rows)
+        text = describe_batch(rows, None, task.tokenizer, labels=labels, max_rows=max_rows)
         blocks.append(f"{head}\n{text}")
     return "\n\n".join(blocks)
 
@@ -80,29 +79,25 @@ def label_texts(
     if objective == "single_label":
         return [f"label {names[label]}" for label in labels]
     if objective == "multi_label":
-        return [f"labels {_joined(names[label > 0]) or 'none'}" for label in labels]
+        return [f"labels {' '.join(names[label > 0]) or 'none'}" for label in labels]
     if objective == "regression":
         return [f"score {label * spec.deviation + spec.mean:g}" for label in labels]
     if objective == "span":
         texts = zip(batch["tokens"], labels.tolist(), strict=True)
         return [f"answer {_answer(tokenizer, tokens, *span)}" for tokens, span in texts]
     if objective == "tags":
-        return [f"tags {_joined(names[row[row != NO_LABEL]])}" for row in labels]
+        return [f"tags {' '.join(names[row[row != NO_LABEL]])}" for row in labels]
     if objective == "arcs":
         arcs = ([divmod(arc, len(names)) for arc in row[row != NO_LABEL]] for row in labels)
         return [
-            f"heads {_joined([f'{head}:{names[relation]}' for head, relation in row])}"
+            f"heads {' '.join([f'{head}:{names[relation]}' for head, relation in row])}"
             for row in arcs
         ]
     return [f"label {label:g}" for label in labels]
-
-
-def _joined(words: Iterable[str]) -> str:
-    return " ".join(words)
 
 
 def _answer(tokenizer: Tokenizer, tokens: np.ndarray, first: int, last: int) -> str:
     if last <= 0:
         return "none"
     found = [tokenizer.id_to_token(token) for token in tokens[first : last + 1].tolist()]
-    return _joined(found)
+    return " ".join(found)

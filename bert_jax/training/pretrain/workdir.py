@@ -64,18 +64,21 @@ def check_workdir(
         corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
         if teacher:
             corpora["the teacher"] = record.get("teacher"), teacher
-        # Corpora may move.
-        places = [f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture))]
+        # Corpora may move, and a batch may be computed in other parts.
+        free = [
+            *FREE_FIELDS,
+            *(f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture))),
+        ]
         for number in range(len(config.training.phases)):
             name = f"training.phases[{number}].corpus"
-            places += [name, f"training.phases[{number}].accumulation"]
+            free += [name, f"training.phases[{number}].accumulation"]
             mixture = config.training.phases[number].mixture
-            places += [f"{name[:-7]}.mixture[{n}].corpus" for n in range(len(mixture))]
+            free += [f"{name[:-7]}.mixture[{n}].corpus" for n in range(len(mixture))]
             there = recorded_corpus(record, number)
             given = (stores or {}).get(number, store).fingerprint
             if (there, given) != (record.get("corpus"), store.fingerprint):
                 corpora[name] = there, given
-        refuse_other_run(work, record, config, (*FREE_FIELDS, *places), corpora)
+        refuse_other_run(work, record, config, free, corpora)
 
 
 def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
