@@ -74,15 +74,16 @@ def run_mutant(mutant: Mutant, tree: Path) -> str:
         for file, old, new in mutant.edits:
             path = tree / file
             path.write_text(path.read_text().replace(old, new))
-        return _tested(mutant.test, tree)
+        return tested([mutant.test], tree)
     finally:
         for file, text in before.items():
             (tree / file).write_text(text)
 
 
-def _tested(test: str, tree: Path) -> str:
+def tested(tests: Sequence[str], tree: Path) -> str:
+    """Run tests in a copy of the repository until one fails; for the answers see `run_mutant`."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "",
-               "--override-ini=addopts=", test]  # fmt: skip
+               "--override-ini=addopts=", *tests]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
         command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -101,7 +102,7 @@ def _tested(test: str, tree: Path) -> str:
     return f"pytest ended with {child.returncode}: {said[-500:]}"
 
 
-def _copied(parent: Path) -> Path:
+def copied(parent: Path) -> Path:
     """Copy what git knows, and what it would, to a folder of its own."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         trees: queue.Queue[Path] = queue.Queue()
         for _ in range(min(given.workers, len(chosen))):
-            trees.put(_copied(Path(directory)))
+            trees.put(copied(Path(directory)))
 
         def one(mutant: Mutant) -> tuple[Mutant, str, float]:
             tree, began = trees.get(), time.monotonic()
