@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.kept import Kept
-from bert_jax.data.order import ShardOrder
-from bert_jax.data.rows import StoreRows
+from bert_jax.data.rows import ShardOrder, StoreRows
 from bert_jax.data.store import TokenStore
 from bert_jax.hashing import hash_key, permute
 

@@ -28,10 +28,9 @@ import numpy as np
 
 from bert_jax.data.kept import Kept
 from bert_jax.data.mixture import CorpusProgress, CorpusRows, Mixing, Mixture, PhaseRows
-from bert_jax.data.order import Places, ShardOrder
 from bert_jax.data.pairings import MAX_LENGTH, PAIRINGS, DataConfig, ExamplePlan
 from bert_jax.data.phases import Phase, Share, stages_from
-from bert_jax.data.rows import StoreRows
+from bert_jax.data.rows import Places, ShardOrder, StoreRows
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute

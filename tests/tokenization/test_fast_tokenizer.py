@@ -17,7 +17,7 @@ from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
+from bert_jax.tokenization.training import train_wordpiece
 
 KINDS = ["bpe", "unigram", "pieces"]
 

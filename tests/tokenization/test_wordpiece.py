@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizer_module
-from bert_jax.tokenization import wordpiece, wordpiece_training
+from bert_jax.tokenization import training, wordpiece
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
 
 GOLDEN_DIR = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((GOLDEN_DIR / "tokenizer" / "wordpiece.json").read_text())
@@ -540,12 +540,12 @@ def test_trained_vocabulary_covers_its_texts() -> None:
 
 def test_word_counting_in_pieces_changes_nothing(monkeypatch: Any) -> None:
     texts = [*TEXTS, "a\x0bb c\x1cd", "x" * 101, "\ud800 surrogate"]
-    whole = wordpiece_training._count_words(texts, WordPieceOptions())
+    whole = training._count_words(texts, WordPieceOptions())
     assert whole["ab"] == 1
     assert whole["cd"] == 1
     assert "x" * 101 not in whole
-    monkeypatch.setattr(wordpiece_training, "_COUNTED_WORDS", 1)
-    assert wordpiece_training._count_words(texts, WordPieceOptions()) == whole
+    monkeypatch.setattr(training, "_COUNTED_WORDS", 1)
+    assert training._count_words(texts, WordPieceOptions()) == whole
 
 
 def test_alphabet_limit_keeps_the_most_frequent_characters() -> None:

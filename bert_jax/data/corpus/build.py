@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bert_jax.data.corpus.cleaning.report import SAMPLES
+from bert_jax.data.corpus.cleaning.clean import SAMPLES
 from bert_jax.data.corpus.datasheet import LANGUAGE_FIELDS, LICENCE_FIELDS, Provenance
 from bert_jax.data.corpus.documents import ReadOptions, Source
 from bert_jax.data.corpus.passes import BLOCK_BYTES, Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
-from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine
-from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES, plan_tasks
+from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, LocalEngine, plan_tasks
 from bert_jax.data.corpus.sharded.workspace import open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped

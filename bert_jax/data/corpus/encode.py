@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningReport, Drops
 from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.report import CleaningReport
 from bert_jax.data.corpus.sentences import Splitter, get_splitter
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.shard import token_dtype

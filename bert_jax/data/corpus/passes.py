@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.corpus.cleaning.clean import CleaningReport, Drops
 from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.report import CleaningReport
 from bert_jax.data.corpus.datasheet import Tally
 from bert_jax.data.corpus.documents import Document, Source
 from bert_jax.data.corpus.encode import (

@@ -1,24 +1,145 @@
 """Cleaning of one document after the other, in the process that tokenizes them.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-With it every task is read twice: `scan.scan` writes signatures of the documents that stay,
+With it every task is read twice: `duplicates.scan` writes signatures of the documents that stay,
 `duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` drops them.
 """
 
 import functools
 import itertools
-from typing import NamedTuple
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
+from bert_jax.data.corpus.cleaning.config import CleaningConfig, identify
 from bert_jax.data.corpus.cleaning.filters import Prose, resolve_filters
-from bert_jax.data.corpus.cleaning.language import identify
-from bert_jax.data.corpus.cleaning.report import CleaningReport
 from bert_jax.data.corpus.overlap.evaluation import read_evaluation
-from bert_jax.data.corpus.overlap.ngrams import NgramTable
-from bert_jax.data.corpus.overlap.words import normalised_words, word_hashes
+from bert_jax.data.corpus.overlap.ngrams import NgramTable, hash_text, normalised_words, word_hashes
+from bert_jax.files.staging import replace_file, staged_file
+
+SAMPLES = 20
+"""Samples of each reason in `--keep-dropped`."""
+_SAMPLE_CHARS = 2000
+
+
+@dataclass
+class CleaningReport:
+    """Counts of what was dropped from some documents, by reason; reports of tasks are merged."""
+
+    samples_limit: int = 0
+    """Samples kept for each reason; 0 keeps none."""
+    documents: Counter[str] = field(default_factory=Counter)
+    """Dropped documents."""
+    lines: Counter[str] = field(default_factory=Counter)
+    """Lines left out of documents that stay, and of those dropped for want of lines."""
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Samples of dropped documents: those whose texts have the smallest hashes."""
+
+    def add(self, reason: str, detail: str, source: str, number: int, text: str) -> None:
+        """Count a dropped document, and keep it where it belongs to the sample."""
+        self.documents[reason] += 1
+        if self.samples_limit:
+            sample = {
+                "reason": reason, "detail": detail, "source": source, "document": number,
+                "hash": f"{hash_text(text):016x}", "text": text[:_SAMPLE_CHARS],
+            }  # fmt: skip
+            self._keep(reason, [sample])
+
+    def merge(self, others: Iterable["CleaningReport"]) -> "CleaningReport":
+        """Add the counts and samples of other reports; return this report."""
+        for other in others:
+            self.documents.update(other.documents)
+            self.lines.update(other.lines)
+            for reason, samples in other.samples.items():
+                self._keep(reason, samples)
+        return self
+
+    def _keep(self, reason: str, samples: list[dict[str, Any]]) -> None:
+        found = [*self.samples.get(reason, ()), *samples]
+        found.sort(key=lambda each: (each["hash"], each["source"], each["document"]))
+        self.samples[reason] = found[: self.samples_limit]
+
+    def record(self) -> dict[str, dict[str, int]]:
+        """Return the counts for `corpus.json`, by reason in alphabetical order."""
+        return {
+            "dropped": dict(sorted(self.documents.items())),
+            "dropped_lines": dict(sorted(self.lines.items())),
+        }
+
+    def write_samples(self, directory: Path) -> None:
+        """Write a JSON lines file for each reason.
+
+        Raises:
+            UserError: the directory cannot be written.
+        """
+        for reason, samples in self.samples.items():
+            lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in samples]
+            replace_file(directory / f"{reason}.jsonl", "".join(lines).encode())
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Decisions about the documents of one task; a document is named by its number in the task."""
+
+    filtered: np.ndarray
+    """(k,) int64, documents that a filter drops, ascending."""
+    duplicates: np.ndarray
+    """(n,) int64, duplicates of documents that stay, ascending."""
+    exact: np.ndarray
+    """(n,) bool, true where the words of a duplicate are all the same."""
+    firsts: np.ndarray
+    """(n, 2) int64, task and number of the document that stays in the place of a duplicate."""
+    paragraphs: np.ndarray
+    """(m, 2) int64, document and number of each paragraph to leave out, ascending."""
+
+    @classmethod
+    def none(cls) -> "Drops":
+        """Return decisions that drop nothing."""
+        nothing, pairs = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+        return cls(nothing, nothing, np.zeros(0, bool), pairs, pairs)
+
+    @classmethod
+    def load(cls, path: Path) -> "Drops":
+        """Read what `save` wrote."""
+        with np.load(path) as arrays:
+            return cls(**{each.name: arrays[each.name] for each in fields(cls)})
+
+    def save(self, path: Path) -> None:
+        """Write a file that appears whole or not at all."""
+        with staged_file(path) as file:
+            np.savez(file, **{each.name: getattr(self, each.name) for each in fields(self)})
+
+    def is_filtered(self, number: int) -> bool:
+        """Return true for a document that a filter drops."""
+        return number in self._filtered
+
+    def duplicate(self, number: int) -> tuple[bool, int, int] | None:
+        """Return exactness, and task and number of the first; None for no duplicate."""
+        at = self._duplicates.get(number)
+        if at is None:
+            return None
+        task, first = self.firsts[at].tolist()
+        return bool(self.exact[at]), task, first
+
+    def dropped_paragraphs(self, number: int) -> Iterator[int]:
+        """Yield the numbers of a document's paragraphs to leave out, ascending."""
+        begin, end = np.searchsorted(self.paragraphs[:, 0], [number, number + 1])
+        yield from map(int, self.paragraphs[begin:end, 1])
+
+    @cached_property
+    def _filtered(self) -> frozenset[int]:
+        return frozenset(self.filtered.tolist())
+
+    @cached_property
+    def _duplicates(self) -> dict[int, int]:
+        return {number: at for at, number in enumerate(self.duplicates.tolist())}
+
 
 NO_LINES = "no-lines-left"
 """Reason for dropping a document whose every line was left out."""

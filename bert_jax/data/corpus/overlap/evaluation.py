@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS
-from bert_jax.data.corpus.overlap.words import hash_text, normalised_words
+from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS, hash_text, normalised_words
 from bert_jax.errors import UserError
 from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.compressed import plain_suffix, read_plain

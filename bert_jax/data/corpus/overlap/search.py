@@ -9,9 +9,14 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.corpus.overlap.evaluation import EvaluationSet, text_key
-from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS, NGRAM, NgramTable
+from bert_jax.data.corpus.overlap.ngrams import (
+    MIN_WORDS,
+    NGRAM,
+    NgramTable,
+    normalised_words,
+    word_hashes,
+)
 from bert_jax.data.corpus.overlap.report import Report
-from bert_jax.data.corpus.overlap.words import normalised_words, word_hashes
 from bert_jax.data.corpus.workers import grouped, map_ordered
 from bert_jax.data.store import TokenStore, open_store
 from bert_jax.tokenization.load import load_tokenizer

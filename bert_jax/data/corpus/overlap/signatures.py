@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.overlap.words import (
+from bert_jax.data.corpus.overlap.ngrams import (
     hash_text,
     mixed,
     ngram_hashes,

@@ -11,14 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.duplicates import find_duplicates
-from bert_jax.data.corpus.cleaning.report import CleaningReport
-from bert_jax.data.corpus.cleaning.scan import scan
+from bert_jax.data.corpus.cleaning.clean import CleaningReport, Drops
+from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
 from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds, store_meta
-from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine
-from bert_jax.data.corpus.sharded.tasks import Task
+from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine, Task
 from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.corpus.workers import progress_bar
 from bert_jax.data.store import COUNTS, ShardEntry, open_shard, read_manifest

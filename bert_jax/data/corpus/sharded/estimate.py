@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.data.corpus.cleaning.scan import scan
+from bert_jax.data.corpus.cleaning.duplicates import scan
 from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.passes import Pass, Recipe
-from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES, plan_tasks
+from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, plan_tasks
 from bert_jax.errors import UserError
 
 SAMPLE_BYTES = 32 << 20

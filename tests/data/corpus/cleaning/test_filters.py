@@ -1,10 +1,8 @@
 import pytest
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, Dropped
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningReport, Dropped
+from bert_jax.data.corpus.cleaning.config import CleaningConfig, identify
 from bert_jax.data.corpus.cleaning.filters import EDITS, FILTERS, GROUPS, Prose, resolve_filters
-from bert_jax.data.corpus.cleaning.language import identify
-from bert_jax.data.corpus.cleaning.report import CleaningReport
 from bert_jax.errors import UserError
 
 PROSE = (

@@ -14,10 +14,16 @@ from bert_jax.data.corpus.overlap.evaluation import (
     read_evaluation,
     text_key,
 )
-from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS, NGRAM, NgramTable
+from bert_jax.data.corpus.overlap.ngrams import (
+    MIN_WORDS,
+    NGRAM,
+    NgramTable,
+    ngram_hashes,
+    normalised_words,
+    word_hashes,
+)
 from bert_jax.data.corpus.overlap.report import read_report
 from bert_jax.data.corpus.overlap.search import search_texts
-from bert_jax.data.corpus.overlap.words import ngram_hashes, normalised_words, word_hashes
 from bert_jax.errors import UserError
 
 WORDS = [f"w{number}" for number in range(4000)]

@@ -16,9 +16,8 @@ from bert_jax.data.corpus.build import build_corpora, build_corpus
 from bert_jax.data.corpus.cleaning.config import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe, Written
 from bert_jax.data.corpus.sharded import build as shard_build
-from bert_jax.data.corpus.sharded.engine import LocalEngine, open_engine
+from bert_jax.data.corpus.sharded.engine import LocalEngine, open_engine, plan_tasks
 from bert_jax.data.corpus.sharded.estimate import estimate_corpus
-from bert_jax.data.corpus.sharded.tasks import plan_tasks
 from bert_jax.data.corpus.sharded.workspace import LocalWorkspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
