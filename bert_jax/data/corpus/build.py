@@ -7,6 +7,7 @@ of workers.
 """
 
 import contextlib
+import itertools
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bert_jax.data.corpus.cleaning.clean import SAMPLES
-from bert_jax.data.corpus.datasheet import LANGUAGE_FIELDS, LICENCE_FIELDS, Provenance
+from bert_jax.data.corpus.datasheet import FIELDS, Provenance
 from bert_jax.data.corpus.documents import ReadOptions, Source
 from bert_jax.data.corpus.passes import BLOCK_BYTES, Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
-from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, LocalEngine, plan_tasks
+from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
 from bert_jax.data.corpus.sharded.workspace import open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
@@ -59,18 +60,9 @@ class BuiltCorpus:
         heldout = open_store(path / "heldout") if is_store(path / "heldout") else None
         return cls(path, open_store(path / "train"), heldout, written, seconds)
 
-    @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of text that were tokenized."""
-        return self.written.text_bytes
-
     def summary(self) -> str:
         """Return counts, rate, and the sentence pairs of rows of the default length, for people."""
-        rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
-        lines = [
-            f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
-            f"({rate:.1f} MB/s)"
-        ]
+        lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
             return "\n".join([*lines, f"  {counts} out"])
@@ -96,6 +88,13 @@ class BuiltCorpus:
         return "\n".join([*lines, warning] if warning else lines)
 
 
+def rate_line(path: str | Path, what: str, text_bytes: int, seconds: float) -> str:
+    """Say how much text a build read, and how fast."""
+    size = text_bytes / 1e6
+    rate = size / max(seconds, 1e-9)
+    return f"{path}: {size:.1f} MB of {what} in {seconds:.1f} s ({rate:.1f} MB/s)"
+
+
 def is_corpus(path: Path) -> bool:
     """Return true when `path` holds what `build_corpus` makes."""
     return is_store(path / "train")
@@ -113,22 +112,14 @@ def build_corpus(
     overwrite: bool = False,
     progress: bool = True,
 ) -> BuiltCorpus:
-    """Make the directory `out` with the token stores `train` and `heldout`; see `build_corpora`.
+    """Make the directory `out` with the token stores `train` and `heldout`.
 
-    Args:
-        sources: see `resolve_sources`.
-        tokenizer: picklable tokenizer; each worker gets a copy.
-        out: directory that appears by one rename when everything is in it.
-        heldout_rate: share of the documents to hold out, at least 0 and below 1.
-        splitter: `fast`, `lines` or `syntok`.
-        num_workers: processes; all cores by default. 1 runs in this process.
-        options: how the sources are read.
-        overwrite: replace a corpus that is there already, once the new one is complete.
-        progress: whether a bar is shown on a terminal.
+    `Recipe` says what `tokenizer`, `heldout_rate` and `splitter` are, `build_corpora` the others.
+    `num_workers` processes do the work, by default one for each core; 1 is this process.
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     (built,) = build_corpora(
-        sources, recipe, out, engine=LocalEngine(num_workers), options=options,
+        sources, recipe, out, engine=Engine(num_workers), options=options,
         overwrite=overwrite, progress=progress,
     )  # fmt: skip
     return built
@@ -160,7 +151,7 @@ def build_corpora(
 
     Args:
         sources: see `resolve_sources`.
-        recipe: settings that determine the result.
+        recipe: settings.
         out: directory, or gs://BUCKET/DIRECTORY, with `train` and `heldout`, or with a directory of
             both for each value of `recipe.by_field`.
         engine: processes that do the work; by default processes of this machine.
@@ -178,10 +169,10 @@ def build_corpora(
             disk full, or a worker was killed.
     """
     begin = time.perf_counter()
-    engine = engine or LocalEngine()
+    engine = engine or Engine()
     get_splitter(recipe.splitter)  # says now what is missing
     options = options or ReadOptions()
-    wanted = (*options.keep, recipe.by_field, *LANGUAGE_FIELDS, *LICENCE_FIELDS)
+    wanted = (*options.keep, recipe.by_field, *itertools.chain(*FIELDS.values()))
     options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
     tasks = plan_tasks(resolve_sources(sources, options), shard_bytes)
     samples = SAMPLES if keep_dropped is not None else 0
@@ -191,7 +182,7 @@ def build_corpora(
             dropped = stack.enter_context(StagedDirectory(keep_dropped, lambda path: False))
         space = stack.enter_context(open_workspace(out, overwrite=overwrite, resume=len(tasks) > 1))
         if len(tasks) == 1:
-            engine = LocalEngine(engine.num_workers)
+            engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
             directory = scratch or space.local

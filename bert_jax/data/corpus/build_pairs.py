@@ -1,12 +1,10 @@
 """Pairs of texts to a corpus: two token stores, `train` and `heldout`, of pairs.
 
-A pair is a document of two sentences, source and target. As in `build`, the parent process reads,
-workers tokenize blocks, and the parent appends what comes back, in order: the result is the same
+A pair is a document of two sentences, source and target. As in `build`, the result is the same
 whatever the number of workers.
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,14 +15,7 @@ import numpy as np
 from bert_jax.data.corpus.build import is_corpus
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
 from bert_jax.data.corpus.encode import EncodedPairs, PairBlock, encode_pairs, start_worker
-from bert_jax.data.corpus.pair_report import (
-    BuiltPairs,
-    Cases,
-    Findings,
-    Overlap,
-    RoundTrip,
-    look_swapped,
-)
+from bert_jax.data.corpus.pair_report import BuiltPairs, Cases, RoundTrip, look_swapped
 from bert_jax.data.corpus.pairs import PairSource
 from bert_jax.data.corpus.passes import BLOCK_BYTES, check_rate
 from bert_jax.data.corpus.workers import grouped, map_ordered, progress_bar, worker_count
@@ -36,6 +27,7 @@ from bert_jax.hashing import hash_u64
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _SAMPLE = 1000  # targets that are decoded again
+_NO_HASHES = np.zeros((0, 2), np.uint64)
 _RECENT = 1 << 20  # hashes that `_Seen` keeps apart before they are merged
 
 
@@ -55,18 +47,16 @@ def build_pairs(
     """Make the directory `out` with the token stores `train` and `heldout`.
 
     Without `heldout`, pairs are held out by a hash of their source, so that equal sources are never
-    on both sides. A pair without tokens on a side is in no store.
+    on both sides. A pair without tokens on a side is in no store. For what is not named here, see
+    `build.build_corpora`.
 
     Args:
         sources: training pairs.
         tokenizer: picklable tokenizer of both sides.
-        out: directory that appears by one rename when everything is in it.
         heldout: held-out pairs.
         heldout_rate: share of the training pairs to hold out where `heldout` is empty.
         drop_duplicates: whether only the first of equal pairs of `sources` is kept.
         num_workers: processes; all cores by default. 1 runs in this process.
-        overwrite: replace a corpus that is there already, once the new one is complete.
-        provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
         UserError: bad input (see `pairs`), no pair at all, `out` exists, disk full, or a worker was
@@ -114,17 +104,15 @@ def build_pairs(
         path=out,
         train=open_store(out / "train"),
         heldout=heldout_store,
-        findings=Findings(
-            empty=train.empty + held.empty,
-            duplicates=train.duplicates if heldout else train.duplicates + held.duplicates,
-            dropped_duplicates=drop_duplicates,
-            equal=train.equal + held.equal,
-            overlaps=tuple(_overlap(train, held, side, heldout_store) for side in (0, 1)),
-            round_trip=round_trip,
-            swapped=look_swapped(train.counts, held.counts),
-        ),
         text_bytes=text_bytes,
         seconds=time.perf_counter() - begin,
+        empty=train.empty + held.empty,
+        duplicates=train.duplicates if heldout else train.duplicates + held.duplicates,
+        dropped_duplicates=drop_duplicates,
+        equal=train.equal + held.equal,
+        overlaps=tuple(_overlap(train, held, side, heldout_store) for side in (0, 1)),
+        round_trip=round_trip,
+        is_swapped=look_swapped(train.counts, held.counts),
     )
 
 
@@ -182,7 +170,6 @@ class _Part:
         self.hashes.append(block.hashes[chosen])
 
     def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
-        """Complete the store."""
         targets = self.counts[1].copy()
         targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # the end of each
         write_manifest(
@@ -203,17 +190,15 @@ def _empty(sources: Sequence[PairSource]) -> UserError:
     return UserError(f"{names}: no pair has text on both sides.")
 
 
-def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> Overlap:
-    """Compare the held-out texts of a side with the training texts of that side."""
-    if store is None:
-        return Overlap()
-    texts = np.concatenate(held.hashes)[:, side]
-    known = np.flatnonzero(np.isin(texts, np.concatenate(train.hashes)[:, side]))
-    if not known.size:
-        return Overlap()
+def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
+    """Count the held-out texts of a side that are training texts, and return the first."""
+    texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
+    known = np.flatnonzero(np.isin(texts, others))
+    if store is None or not known.size:
+        return 0, ""
     (shard,) = store.shards
     begin, end = shard.sentence_offsets[2 * known[0] + side :][:2]
-    return Overlap(known.size, train.tokenizer.decode(shard.tokens[begin:end]))
+    return known.size, train.tokenizer.decode(shard.tokens[begin:end])
 
 
 def _encoded(
@@ -224,15 +209,10 @@ def _encoded(
     bar: Any,
 ) -> Iterator[EncodedPairs]:
     """Yield the blocks of sources in order; the first targets are added to `sample`."""
-    blocks = _blocks(sources, sample)
-    first = list(itertools.islice(blocks, 2))
     encoded = map_ordered(
-        encode_pairs,
-        itertools.chain(first, blocks),
-        num_workers if len(first) > 1 else 1,  # starting processes costs more than a megabyte
-        initializer=start_worker,
-        arguments=(tokenizer, "lines"),
-    )
+        encode_pairs, _blocks(sources, sample), num_workers,
+        initializer=start_worker, arguments=(tokenizer, "lines"),
+    )  # fmt: skip
     before = bar.n
     with contextlib.closing(encoded):
         for block in encoded:

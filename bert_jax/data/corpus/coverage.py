@@ -1,8 +1,9 @@
 """Coverage of text by a tokenizer, script by script."""
 
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -30,15 +31,14 @@ class ScriptCounts:
     fallback: int = 0
     """Tokens that are single bytes, or another part of a character."""
 
-    def add(self, other: "ScriptCounts | Mapping[str, Any]") -> None:
-        """Add other counts, or what `as_json` made of them."""
-        values = other if isinstance(other, Mapping) else asdict(other)
-        for name in asdict(self):
-            setattr(self, name, getattr(self, name) + values[name])
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Add other counts by name, such as what `as_json` made of them."""
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + other[name])
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts and their ratio as JSON values."""
-        return {**asdict(self), "tokens_per_word": self.tokens / self.words if self.words else None}
+        return {**vars(self), "tokens_per_word": self.tokens / self.words if self.words else None}
 
 
 @lru_cache(maxsize=1 << 16)
@@ -80,17 +80,16 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Sc
 
     A token belongs to the script of its first letter in the text.
     """
-    counts: dict[str, ScriptCounts] = {}
+    counts: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
     is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk
-    continues = tokenizer.continues_word
     for each in texts:
         text = tokenizer.word_prefix + each  # as a build has it: sentences follow one another
         encoding = tokenizer.encode(text)
         ids, offsets = encoding.ids.tolist(), encoding.offsets.tolist()
         for id, (begin, end) in zip(ids, offsets, strict=True):
-            one = counts.setdefault(text_script(text[begin:end]), ScriptCounts())
+            one = counts[text_script(text[begin:end])]
             one.tokens += 1
-            one.words += not continues[id]
+            one.words += not tokenizer.continues_word[id]
             one.unknown += id == unknown
             one.fallback += id != unknown and is_part(id)
     return counts
@@ -107,7 +106,7 @@ def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, Sc
         Counts by script as in `measure_coverage`; [UNK] and parts of characters have no script and
         stand by themselves.
     """
-    found: dict[str, ScriptCounts] = {}
+    found: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
     is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk
     for id in np.flatnonzero(counts).tolist():
         number = int(counts[id])
@@ -117,7 +116,7 @@ def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, Sc
             script = "parts of characters"
         else:
             script = text_script(tokenizer.decode([id]))
-        one = found.setdefault(script, ScriptCounts())
+        one = found[script]
         one.tokens += number
         one.words += number * (not tokenizer.continues_word[id])
         one.unknown += number * (id == unknown)

@@ -1,6 +1,7 @@
 """Documents, and the sources that they come from."""
 
 import contextlib
+import copy
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -49,9 +50,7 @@ class ReadOptions:
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of a row that its document keeps."""
-        if not self.keep:
-            return NO_FIELDS
-        return {name: row[name] for name in self.keep if name in row}
+        return {name: row[name] for name in self.keep if name in row} if self.keep else NO_FIELDS
 
 
 class Source(ABC):
@@ -87,12 +86,12 @@ class Source(ABC):
                 was named.
         """
         self.bytes_read, number = 0, 0
-        self.check_state()
+        self._check_state()
         for text, fields in self._rows():
             if text:
                 number += 1
                 yield Document(text, self.name, number, fields)
-        self.check_state()
+        self._check_state()
         if not number and self.part is None:
             field = f" in the field {self._field!r}" if self._field else ""
             what = f"holds no text{field}" if self.size else "is empty"
@@ -108,19 +107,21 @@ class Source(ABC):
         Only the places of the cuts are read. A format that has to be read from its beginning is
         not divided.
         """
-        del size
         return [self]
 
     def head(self, size: int) -> "Source":
         """Return a source of about the first bytes of this one, at least one document."""
         return _Head(self, size)
 
-    def check_state(self) -> None:
+    def _of(self, part: tuple[int, int], size: int) -> "Source":
+        """Return the source of a part of this one, of so many bytes."""
+        other = copy.copy(self)
+        other.part, other.size = part, size
+        return other
+
+    def _check_state(self) -> None:
         """Refuse, with a UserError, a file that is another one than when the source was named."""
-        if self.state is None:
-            return
-        now = file_state(self.name)
-        if now != self.state:
+        if self.state is not None and (now := file_state(self.name)) != self.state:
             raise UserError(
                 f"{self.name} changed while the corpus was built: it had {self.state.size:,} bytes "
                 f"and has {now.size:,} (version {self.state.version}, now {now.version}). Wait "

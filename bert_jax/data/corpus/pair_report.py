@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.build import DEFAULT_LENGTH
+from bert_jax.data.corpus.build import DEFAULT_LENGTH, rate_line
 from bert_jax.data.pair_packing import losses, plan_translations
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
@@ -62,21 +62,20 @@ class RoundTrip(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of exact round trips."""
+        """Share of the texts that came back."""
         return self.num_exact / max(self.num_texts, 1)
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Held-out texts of a side that are training texts too."""
+class BuiltPairs(NamedTuple):
+    """Result of `build_pairs`, and peculiarities of the pairs."""
 
-    count: int = 0
-    example: str = ""
-
-
-class Findings(NamedTuple):
-    """Peculiarities of the pairs of a corpus."""
-
+    path: Path
+    train: TokenStore
+    heldout: TokenStore | None
+    """None where nothing was held out."""
+    text_bytes: int
+    """UTF-8 bytes of text that were tokenized."""
+    seconds: float
     empty: Cases
     """Pairs without tokens on a side; in no store."""
     duplicates: Cases
@@ -85,31 +84,16 @@ class Findings(NamedTuple):
     """Whether these are in no store."""
     equal: Cases
     """Pairs whose target is their source."""
-    overlaps: tuple[Overlap, ...]
-    """Overlap of the sources, and of the targets."""
+    overlaps: tuple[tuple[int, str], ...]
+    """Of sources, and of targets: held-out texts that are training texts too, and the first."""
     round_trip: RoundTrip
-    swapped: bool
+    is_swapped: bool
     """Whether the held-out sources look like training targets, and the other way round."""
-
-
-class BuiltPairs(NamedTuple):
-    """Result of `build_pairs`."""
-
-    path: Path
-    train: TokenStore
-    heldout: TokenStore | None
-    """None where nothing was held out."""
-    findings: Findings
-    text_bytes: int
-    """UTF-8 bytes of text that were tokenized."""
-    seconds: float
 
     def summary(self) -> str:
         """Return counts, lengths, findings and warnings, for people."""
-        rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
         lines = [
-            f"{self.path}: {self.text_bytes / 1e6:.1f} MB of pairs in {self.seconds:.1f} s "
-            f"({rate:.1f} MB/s)",
+            rate_line(self.path, "pairs", self.text_bytes, self.seconds),
             *_sizes("train", self.train),
             *(_sizes("heldout", self.heldout) if self.heldout else ["  heldout: none"]),
         ]
@@ -125,49 +109,43 @@ class BuiltPairs(NamedTuple):
                 f"{len(plan):,} rows; {clause}"
             )
             warnings += [warning] if warning else []
-        lines += self._notes()
+        if self.empty.count:
+            lines.append(f"  left out, empty on a side: {self.empty}")
+        if self.duplicates.count:
+            dropping = "kept; --drop-duplicates exact drops them"
+            kept = "left out" if self.dropped_duplicates else dropping
+            lines.append(f"  pairs that occur before: {self.duplicates}, {kept}")
+        if self.equal.count:
+            lines.append(f"  pairs of two equal sides: {self.equal}")
+        lines.append(
+            f"  targets that come back exactly from their tokens: {self.round_trip.share:.1%} of "
+            f"{self.round_trip.num_texts:,}"
+        )
         return "\n".join([*lines, *warnings, *self._warnings()])
 
-    def _notes(self) -> list[str]:
-        found, notes = self.findings, []
-        if found.empty.count:
-            notes.append(f"  left out, empty on a side: {found.empty}")
-        if found.duplicates.count:
-            dropping = "kept; --drop-duplicates exact drops them"
-            kept = "left out" if found.dropped_duplicates else dropping
-            notes.append(f"  pairs that occur before: {found.duplicates}, {kept}")
-        if found.equal.count:
-            notes.append(f"  pairs of two equal sides: {found.equal}")
-        trips = found.round_trip
-        notes.append(
-            f"  targets that come back exactly from their tokens: {trips.share:.1%} of "
-            f"{trips.num_texts:,}"
-        )
-        return notes
-
     def _warnings(self) -> list[str]:
-        found, warnings = self.findings, []
-        for overlap, side in zip(found.overlaps, ("sources", "targets"), strict=True):
-            if overlap.count and self.heldout:
+        warnings = []
+        for (count, example), side in zip(self.overlaps, ("sources", "targets"), strict=True):
+            if count and self.heldout:
                 warnings.append(
-                    f"Warning: {overlap.count:,} of {self.heldout.num_documents:,} held-out {side} "
-                    f"are in the training pairs too, for example {overlap.example!r}"
+                    f"Warning: {count:,} of {self.heldout.num_documents:,} held-out {side} are in "
+                    f"the training pairs too, for example {example!r}"
                 )
-        if found.swapped:
+        if self.is_swapped:
             warnings.append(
                 "Warning: the held-out sources look like training targets and the held-out targets "
                 "like training sources; are the files of --heldout-pairs swapped?"
             )
         num_pairs = self.train.num_documents + (self.heldout.num_documents if self.heldout else 0)
-        if found.equal.count > _MANY_EQUAL * num_pairs:
+        if self.equal.count > _MANY_EQUAL * num_pairs:
             warnings.append(
-                f"Warning: {found.equal.count / num_pairs:.1%} of the pairs have two equal sides; "
+                f"Warning: {self.equal.count / num_pairs:.1%} of the pairs have two equal sides; "
                 "is one file given twice, or a part of the text not translated?"
             )
-        if found.round_trip.share < _LEAST_ROUND_TRIPS:
-            text, decoded = found.round_trip.example
+        if self.round_trip.share < _LEAST_ROUND_TRIPS:
+            text, decoded = self.round_trip.example
             warnings.append(
-                f"Warning: {1 - found.round_trip.share:.1%} of the targets do not come back from "
+                f"Warning: {1 - self.round_trip.share:.1%} of the targets do not come back from "
                 f"their tokens, for example {text!r} comes back as {decoded!r}: the best "
                 "translation is still wrong there. What helps: a tokenizer that keeps case and "
                 "spaces (bert-jax tokenizer --kind unigram)"
@@ -176,11 +154,7 @@ class BuiltPairs(NamedTuple):
 
 
 def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
-    """Say whether the sides of two parts match better crosswise.
-
-    Args:
-        train, heldout: (2, vocab_size) counts of the ids of sources and targets.
-    """
+    """Say whether the sides of two parts, (2, vocab_size) counts of ids, match better crosswise."""
     train, heldout = (
         counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1.0)
         for counts in (train, heldout)

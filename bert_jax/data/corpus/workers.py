@@ -1,6 +1,7 @@
 """Worker processes that never outlive, block or surprise their parent."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -108,8 +109,9 @@ def map_ordered(
     """Map over processes: results in the order of the items, with few items in flight.
 
     Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
-    worker everything runs in this process. Each worker has a connection of its own and a thread
-    here that waits for its answers: what dies in the middle of an answer closes the connection.
+    worker or one item everything runs in this process. Each worker has a connection of its own and
+    a thread here that waits for its answers: what dies in the middle of an answer closes the
+    connection.
 
     Items are read as results are taken, at most three for each worker ahead. Each process runs
     `initializer` first.
@@ -118,7 +120,10 @@ def map_ordered(
         UserError: a worker was killed.
         Exception: what `function` or reading `items` raised; the workers are gone by then.
     """
-    if num_workers == 1:
+    items = iter(items)
+    first = list(itertools.islice(items, 2))
+    items = itertools.chain(first, items)
+    if num_workers == 1 or len(first) < 2:
         if initializer is not None:
             initializer(*arguments)
         yield from map(function, items)

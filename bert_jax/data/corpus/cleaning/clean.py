@@ -9,7 +9,6 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -51,14 +50,12 @@ class CleaningReport:
             }  # fmt: skip
             self._keep(reason, [sample])
 
-    def merge(self, others: Iterable["CleaningReport"]) -> "CleaningReport":
-        """Add the counts and samples of other reports; return this report."""
-        for other in others:
-            self.documents.update(other.documents)
-            self.lines.update(other.lines)
-            for reason, samples in other.samples.items():
-                self._keep(reason, samples)
-        return self
+    def merge(self, other: "CleaningReport") -> None:
+        """Add the counts and samples of another report."""
+        self.documents.update(other.documents)
+        self.lines.update(other.lines)
+        for reason, samples in other.samples.items():
+            self._keep(reason, samples)
 
     def _keep(self, reason: str, samples: list[dict[str, Any]]) -> None:
         found = [*self.samples.get(reason, ()), *samples]
@@ -73,11 +70,7 @@ class CleaningReport:
         }
 
     def write_samples(self, directory: Path) -> None:
-        """Write a JSON lines file for each reason.
-
-        Raises:
-            UserError: the directory cannot be written.
-        """
+        """Write a JSON lines file for each reason."""
         for reason, samples in self.samples.items():
             lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in samples]
             replace_file(directory / f"{reason}.jsonl", "".join(lines).encode())
@@ -99,12 +92,6 @@ class Drops:
     """(m, 2) int64, document and number of each paragraph to leave out, ascending."""
 
     @classmethod
-    def none(cls) -> "Drops":
-        """Return decisions that drop nothing."""
-        nothing, pairs = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
-        return cls(nothing, nothing, np.zeros(0, bool), pairs, pairs)
-
-    @classmethod
     def load(cls, path: Path) -> "Drops":
         """Read what `save` wrote."""
         with np.load(path) as arrays:
@@ -115,10 +102,6 @@ class Drops:
         with staged_file(path) as file:
             np.savez(file, **{each.name: getattr(self, each.name) for each in fields(self)})
 
-    def is_filtered(self, number: int) -> bool:
-        """Return true for a document that a filter drops."""
-        return number in self._filtered
-
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
         """Return exactness, and task and number of the first; None for no duplicate."""
         at = self._duplicates.get(number)
@@ -127,13 +110,14 @@ class Drops:
         task, first = self.firsts[at].tolist()
         return bool(self.exact[at]), task, first
 
-    def dropped_paragraphs(self, number: int) -> Iterator[int]:
-        """Yield the numbers of a document's paragraphs to leave out, ascending."""
+    def dropped_paragraphs(self, number: int) -> list[int]:
+        """Return the numbers of a document's paragraphs to leave out, ascending."""
         begin, end = np.searchsorted(self.paragraphs[:, 0], [number, number + 1])
-        yield from map(int, self.paragraphs[begin:end, 1])
+        return self.paragraphs[begin:end, 1].tolist()
 
     @cached_property
-    def _filtered(self) -> frozenset[int]:
+    def filtered_numbers(self) -> frozenset[int]:
+        """Numbers of the documents that a filter drops."""
         return frozenset(self.filtered.tolist())
 
     @cached_property
@@ -151,8 +135,7 @@ class Dropped(NamedTuple):
     """A document that is left out."""
 
     reason: str
-    """Name of the filter, or language, duplicate, near-duplicate, evaluation-text or
-    no-lines-left."""
+    """Filter, or language, duplicate, near-duplicate, evaluation-text or no-lines-left."""
     detail: str
     """Measured value and bound, or the document that stays."""
 
@@ -184,47 +167,36 @@ class Cleaner:
         """Counts and samples of what was dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Clean a document: return its text without the lines that are left out.
-
-        Args:
-            number: number of the document in the task, from 0.
-            text: paragraphs joined by newlines, as `Source.documents` yields them.
-        """
+        """Return the text of a document, numbered in the task from 0, without lines left out."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
         return found
 
     def _clean(self, number: int, text: str) -> str | Dropped:
-        text = self._edited(text)
-        if not text:
-            return Dropped(NO_LINES, "all lines were left out")
-        if self._passages is not None and not (text := self._without(text, self._passages)):
-            return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
-        if self._drops is None:
-            return self._unwanted(text) or text
-        if self._drops.is_filtered(number) and (unwanted := self._unwanted(text)):
-            return unwanted
-        if duplicate := self._drops.duplicate(number):
-            exact, task, first = duplicate
-            reason = "duplicate" if exact else "near-duplicate"
-            return Dropped(reason, f"document {first} of task {task} stays")
-        paragraphs = text.split("\n")
-        for paragraph in reversed(list(self._drops.dropped_paragraphs(number))):
-            self.report.lines["duplicate-paragraph"] += 1
-            del paragraphs[paragraph]
-        return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs stand elsewhere")
-
-    def _edited(self, text: str) -> str:
         for name, edit in self._edits.items():
             lines = text.split("\n")
             kept = [changed for line in lines if (changed := edit.change(line))]
             if len(kept) < len(lines):
                 self.report.lines[name] += len(lines) - len(kept)
             if not kept:
-                return ""
+                return Dropped(NO_LINES, "all lines were left out")
             text = "\n".join(kept)
-        return text
+        if self._passages is not None and not (text := self._without(text, self._passages)):
+            return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
+        if self._drops is None:
+            return self._unwanted(text) or text
+        if number in self._drops.filtered_numbers and (unwanted := self._unwanted(text)):
+            return unwanted
+        if duplicate := self._drops.duplicate(number):
+            exact, task, first = duplicate
+            reason = "duplicate" if exact else "near-duplicate"
+            return Dropped(reason, f"document {first} of task {task} stays")
+        paragraphs = text.split("\n")
+        for paragraph in reversed(self._drops.dropped_paragraphs(number)):
+            self.report.lines["duplicate-paragraph"] += 1
+            del paragraphs[paragraph]
+        return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs stand elsewhere")
 
     def _without(self, text: str, passages: NgramTable) -> str:
         """Leave out the paragraphs with a word of an n-gram of the evaluation texts."""

@@ -1,7 +1,6 @@
 """Settings of cleaning, and the language of a text, by py3langid (Lui and Baldwin 2012)."""
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -110,10 +109,7 @@ class CleaningConfig:
         if edits:
             found["edits"] = list(edits)
         if filters:
-            found["filters"] = {
-                name: {"low": _finite(each.low), "high": _finite(each.high), "source": each.source}
-                for name, each in filters.items()
-            }
+            found["filters"] = {name: each.record() for name, each in filters.items()}
         if self.language:
             found["language"] = {
                 "code": self.language, "threshold": self.language_threshold,
@@ -133,7 +129,3 @@ class CleaningConfig:
                 {"name": each.name, "sha256": each.digest, "ngram": NGRAM} for each in sets
             ]
         return found
-
-
-def _finite(bound: int | float) -> int | float | None:
-    return bound if math.isfinite(bound) else None

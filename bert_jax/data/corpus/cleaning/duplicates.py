@@ -173,9 +173,6 @@ def find_duplicates(
         directory: existing, empty directory for the decisions; like the scans, within reach of
             all processes of `map_`.
         map_: see `Map`; its functions and items can be pickled.
-
-    Raises:
-        UserError: the disk is full.
     """
     work = _Work(scans, directory, config)
     try:
@@ -187,8 +184,10 @@ def find_duplicates(
             for later, first in np.load(path, mmap_mode="r"):
                 _join(parents, int(later), int(first))
         for begin in range(0, len(parents), RANGE_ENTRIES):
-            part = slice(begin, min(begin + RANGE_ENTRIES, len(parents)))
-            parents[part] = _roots(parents, np.arange(part.start, part.stop))
+            nodes = np.arange(begin, min(begin + RANGE_ENTRIES, len(parents)))
+            while ((above := parents[nodes]) != nodes).any():
+                nodes = above
+            parents[begin : begin + RANGE_ENTRIES] = nodes
         parents.flush()
         ranges = _ranges(work.paragraph_keys)
         spills = list(map_(functools.partial(_repeated_paragraphs, work), ranges))
@@ -363,9 +362,3 @@ def _root(parents: MutableSequence[int] | np.ndarray, node: int) -> int:
 def _join(parents: MutableSequence[int] | np.ndarray, one: int, other: int) -> None:
     one, other = _root(parents, one), _root(parents, other)
     parents[max(one, other)] = min(one, other)
-
-
-def _roots(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    while ((above := parents[nodes]) != nodes).any():
-        nodes = above
-    return nodes

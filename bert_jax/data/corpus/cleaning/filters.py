@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bert_jax.data.corpus.overlap.ngrams import ngram_hashes, word_hashes
-from bert_jax.data.corpus.sentences import get_splitter
+from bert_jax.data.corpus.overlap.ngrams import covered_words, ngram_hashes, word_hashes
+from bert_jax.data.corpus.sentences import split_fast
 from bert_jax.errors import UserError, nearest
 
 
@@ -37,10 +37,7 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
 def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
     """Return the share of the characters in the n-gram that has most of them; 0 if none repeats.
 
-    Args:
-        hashes: (n,) uint64, of the words.
-        lengths: (n,) int64, characters of the words.
-        size: words of an n-gram.
+    Words are given by their hashes, (n,) uint64, and characters, (n,) int64.
     """
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):
@@ -52,20 +49,14 @@ def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
 
 
 def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
-    """Return the share of the characters in repeated n-grams; overlaps are counted once.
-
-    For the arguments, see `top_ngram`.
-    """
+    """Return the share of the characters in repeated n-grams, with the arguments of `top_ngram`."""
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):
         return 0.0
     repeated = np.ones(len(grams), bool)
     repeated[np.unique(grams, return_index=True)[1]] = False
-    starts = np.flatnonzero(repeated)
-    edges = np.zeros(len(hashes) + 1, np.int64)
-    np.add.at(edges, starts, 1)
-    np.add.at(edges, starts + size, -1)
-    return float(lengths[np.cumsum(edges)[:-1] > 0].sum() / lengths.sum())
+    covered = covered_words(len(hashes), [(size, np.flatnonzero(repeated))])
+    return float(lengths[covered].sum() / lengths.sum())
 
 
 def _repeats(grams: np.ndarray) -> bool:
@@ -141,6 +132,12 @@ class Filter:
         side = f"below {self.low:g}" if value < self.low else f"above {self.high:g}"
         return f"{self.what}: {value:.4g}, {side}"
 
+    def record(self) -> dict[str, int | float | str | None]:
+        """Return the bounds, None where there is none, and their source."""
+        bounds = {"low": self.low, "high": self.high}
+        finite = {name: each if math.isfinite(each) else None for name, each in bounds.items()}
+        return {**finite, "source": self.source}
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -153,10 +150,6 @@ class Edit:
     """Publication that the rule is from."""
 
 
-def _alphabetic(prose: Prose) -> float:
-    return prose.share(sum(1 for w in prose.words if w.isalpha() or _LETTER.search(w)))
-
-
 def _stop_words(prose: Prose) -> int:
     return len(_STOP_WORDS & {word.strip(_STRIPPED).lower() for word in prose.words})
 
@@ -164,11 +157,6 @@ def _stop_words(prose: Prose) -> int:
 def _symbols(prose: Prose) -> float:
     ellipses = sum(map(prose.text.count, _ELLIPSES))
     return prose.share(max(prose.text.count("#"), ellipses))
-
-
-def _sentences(prose: Prose) -> int:
-    split = get_splitter("fast")
-    return sum(len(list(split(line))) for line in prose.lines)
 
 
 def _unless(unwanted: Callable[[str], bool]) -> Callable[[str], str]:
@@ -189,7 +177,10 @@ FILTERS: dict[str, Filter] = {
         lambda p: p.share_of_lines(lambda line: line.endswith(_ELLIPSES)),
         "share of lines that end with an ellipsis", _GOPHER, high=0.3,
     ),
-    "alphabetic": Filter(_alphabetic, "share of words with a letter", _GOPHER, 0.8),
+    "alphabetic": Filter(
+        lambda p: p.share(sum(1 for word in p.words if word.isalpha() or _LETTER.search(word))),
+        "share of words with a letter", _GOPHER, 0.8,
+    ),
     "stop-words": Filter(
         _stop_words, "different words of the, be, to, of, and, that, have, with", _GOPHER, 2
     ),
@@ -214,7 +205,9 @@ FILTERS: dict[str, Filter] = {
         )
         for size, high in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
     },
-    "sentences": Filter(_sentences, "sentences", _C4, 3),
+    "sentences": Filter(
+        lambda p: sum(len(split_fast(line)) for line in p.lines), "sentences", _C4, 3
+    ),
     "lorem-ipsum": Filter(
         lambda p: p.text.lower().count("lorem ipsum"), "placeholders, lorem ipsum", _C4, high=0
     ),
@@ -265,8 +258,7 @@ def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Fi
     """
     chosen: dict[str, Filter | None] = {}
     for spec in specs:
-        for name, found in _resolve(spec):
-            chosen[name] = found
+        chosen.update(_resolve(spec))
     filters = {name: found for name in FILTERS if (found := chosen.get(name)) is not None}
     return {name: each for name, each in EDITS.items() if name in chosen}, filters
 

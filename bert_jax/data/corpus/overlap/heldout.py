@@ -79,11 +79,7 @@ def heldout_twins(
 ) -> HeldoutReport:
     """Compare the held-out documents of a corpus with all of its training documents.
 
-    Args:
-        corpus: directory with the stores `train` and `heldout`.
-        threshold: lowest similarity of a near-duplicate.
-        num_workers: processes.
-        show: function that wraps an iterable of known length, such as tqdm.
+    `threshold` is the lowest similarity of a near-duplicate; `show` wraps a sequence, as tqdm does.
 
     Raises:
         UserError: one of the stores is not there, or rensa is not installed.
@@ -146,30 +142,23 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
     """Return at most `MAX_DOCUMENTS` documents, evenly spread, by their numbers."""
     total = store.num_documents
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
-    texts: dict[int, str] = {}
-    number = 0
-    for span in store_spans(store):
-        for text in decoded(store, tokenizer, span):
-            if number in chosen:
-                texts[number] = text
-            number += 1
-    return texts
+    texts = (text for span in store_spans(store) for text in decoded(store, tokenizer, span))
+    return {number: text for number, text in enumerate(texts) if number in chosen}
 
 
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
     """Compute row of the index, number of the text, and similarity, of near-duplicates."""
     found = sign(list(texts))
-    offsets = np.concatenate([[0], np.cumsum(found.sketch_lengths)])
     keys = found.bands.reshape(-1)
     begins = np.searchsorted(index.keys, keys)
     counts = np.searchsorted(index.keys, keys, side="right") - begins
     hits = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     mine = np.repeat(np.arange(len(keys)) // found.bands.shape[1], counts)
     pairs = np.unique(np.column_stack([index.documents[hits], mine]), axis=0)
+    sketches = np.split(found.sketches, np.cumsum(found.sketch_lengths)[:-1])
     twins = []
     for document, other in pairs.tolist():
-        sketch = found.sketches[offsets[other] : offsets[other + 1]]
-        value = similarity(index.sketches[document], sketch)
+        value = similarity(index.sketches[document], sketches[other])
         if value >= index.threshold:
             twins.append((document, other, value))
     return twins

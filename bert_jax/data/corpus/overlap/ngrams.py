@@ -58,9 +58,7 @@ def word_hashes(words: Sequence[str]) -> np.ndarray:
 def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
     """Return the hashes of all n-grams of `size` words, (max(0, n - size + 1),) uint64.
 
-    Args:
-        hashes: (n,) uint64, from `word_hashes`.
-        size: words in an n-gram, at least 1.
+    Words are given by `word_hashes`, (n,) uint64.
     """
     ((_, found),) = several_ngram_hashes(hashes, [size])
     return found
@@ -81,6 +79,15 @@ def several_ngram_hashes(
             yield size, mixed(found)
 
 
+def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
+    """Return the words that n-grams cover, (num_words,) bool, by sizes and the places of each."""
+    edges = np.zeros(num_words + 1, np.int64)
+    for size, starts in ngrams:
+        np.add.at(edges, starts, 1)
+        np.add.at(edges, starts + size, -1)
+    return np.cumsum(edges)[:-1] > 0
+
+
 def mixed(hashes: np.ndarray) -> np.ndarray:
     """Spread the differences of hashes over all of their 64 bits."""
     hashes = (hashes ^ (hashes >> np.uint64(32))) * _MIX
@@ -93,11 +100,7 @@ _FILTER_BITS = 22
 
 
 class NgramTable:
-    """N-grams of some texts; texts are numbered in their order.
-
-    Args:
-        texts: words of each.
-    """
+    """N-grams of some texts, given as words; texts are numbered in their order."""
 
     def __init__(self, texts: Iterable[Sequence[str]]) -> None:
         hashes: dict[int, list[np.ndarray]] = {}
@@ -126,10 +129,7 @@ class NgramTable:
             self._filters[size][_bits(self._grams[size])] = True
 
     def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Return where n-grams of the texts stand in a document.
-
-        Args:
-            hashes: (n,) uint64, of the document's words, from `word_hashes`.
+        """Find n-grams of the texts in a document, given by the (n,) hashes of its words.
 
         Returns:
             By size of n-gram, position of the first word and number of the n-gram, (k,) each;
@@ -147,11 +147,8 @@ class NgramTable:
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
         """Return the words of a document that an n-gram of the texts covers, (n,) bool."""
-        edges = np.zeros(len(hashes) + 1, np.int64)
-        for size, (starts, _) in self.find(hashes).items():
-            np.add.at(edges, starts, 1)
-            np.add.at(edges, starts + size, -1)
-        return np.cumsum(edges)[:-1] > 0
+        found = self.find(hashes)
+        return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
         """Return marks of n-grams by size, none of them set, for `mark`."""
@@ -163,10 +160,7 @@ class NgramTable:
             seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the n-grams of each text and how many of them are marked, (num_texts,) int64.
-
-        A text that is too short has none.
-        """
+        """Count n-grams of each text, none of a short one, and the marked: (num_texts,) int64."""
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ DIRECTORY = "contamination"
 HELDOUT = "heldout.json"
 """Report of held-out documents, see `heldout`."""
 FORMAT = "bert_jax contamination"
-VERSION = 1
+VERSION = 2
 _MAX_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class Report:
-    """Shares of the n-grams of evaluation texts that a corpus holds."""
+    """Shares of the n-grams of evaluation texts that a corpus holds; its file has these fields."""
 
     corpus: str
     """Name of the corpus."""
@@ -38,19 +37,21 @@ class Report:
     """sha256 of the evaluation texts."""
     files: tuple[tuple[str, str], ...]
     """Name and sha256 of each evaluation file."""
-    splits: tuple[str, ...]
-    """Name of the split of each example."""
-    examples: tuple[tuple[str, ...], ...]
-    """Keys of the texts of each example, see `evaluation.text_key`."""
+    examples: Mapping[str, tuple[tuple[str, ...], ...]]
+    """Keys of the texts of each example, by split; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
     """n-grams of each text, and those that the corpus has, by key; (0, 0) where it is too short."""
-    settings: Mapping[str, int]
-    """Words of an n-gram (ngram) and of the shortest text that is looked for (min_words)."""
+    ngram: int
+    """Words of an n-gram."""
+    min_words: int
+    """Words of the shortest text that is looked for."""
 
-    @cached_property
-    def shares(self) -> np.ndarray:
-        """Share of the n-grams of each example that the corpus holds; NaN: too short."""
-        return np.array([share_of(self.texts, keys) for keys in self.examples])
+    def shares(self) -> dict[str, np.ndarray]:
+        """Return the share of each example's n-grams in the corpus, by split; NaN: too short."""
+        return {
+            split: np.array([share_of(self.texts, keys) for keys in examples])
+            for split, examples in self.examples.items()
+        }
 
     def counts(self) -> dict[str, dict[str, int | float]]:
         """Return, by split and for `all`, examples, those too short, seen, and all but seen.
@@ -58,13 +59,14 @@ class Report:
         `seen` examples share an n-gram with the corpus, `half` at least half of their n-grams,
         `whole` all; `share` is the mean share of those judged.
         """
-        shares, splits = self.shares, np.array(self.splits)
-        found = {name: _counts(shares[splits == name]) for name in dict.fromkeys(self.splits)}
-        return found if len(found) == 1 else {**found, "all": _counts(shares)}
+        shares = self.shares()
+        if len(shares) > 1:
+            shares["all"] = np.concatenate([*shares.values()])
+        return {split: _counts(each) for split, each in shares.items()}
 
     def lines(self) -> list[str]:
         """Return the counts as a table for people."""
-        ngram, shortest = self.settings["ngram"], self.settings["min_words"]
+        ngram, shortest = self.ngram, self.min_words
         head = ("split", "examples", "too short", "seen", "half seen", "all seen", "mean share")
         rows = [
             (name, *(f"{each[key]:,.0f}" for key in ("examples", "short", "seen", "half", "whole")),
@@ -84,7 +86,8 @@ class Report:
         return {
             "corpus": self.corpus, "corpus_fingerprint": self.fingerprint,
             "evaluation": self.evaluation, "evaluation_sha256": self.digest,
-            **self.settings, **(counts.get("all") or next(iter(counts.values()))),
+            "ngram": self.ngram, "min_words": self.min_words,
+            **(counts.get("all") or next(iter(counts.values()))),
         }  # fmt: skip
 
     def save(self, path: Path) -> None:
@@ -93,20 +96,7 @@ class Report:
         Raises:
             UserError: the place cannot be written.
         """
-        names = np.array(self.splits)
-        splits = [
-            {"name": name, "examples": [self.examples[at] for at in np.flatnonzero(names == name)]}
-            for name in dict.fromkeys(self.splits)
-        ]
-        value = {
-            "format": FORMAT, "version": VERSION,
-            "corpus": {"name": self.corpus, "fingerprint": self.fingerprint},
-            "evaluation": {
-                "name": self.evaluation, "sha256": self.digest,
-                "files": [{"name": name, "sha256": digest} for name, digest in self.files],
-            },
-            **self.settings, "counts": self.counts(), "splits": splits, "texts": dict(self.texts),
-        }  # fmt: skip
+        value = {"format": FORMAT, "version": VERSION, **vars(self), "counts": self.counts()}
         replace_file(path, (json.dumps(value, ensure_ascii=False) + "\n").encode())
 
     @property
@@ -129,20 +119,16 @@ def read_report(path: Path) -> Report:
             "writes one"
         )
     try:
-        splits = value["splits"]
-        texts = {str(key): (int(total), int(seen)) for key, (total, seen) in value["texts"].items()}
+        found = value["examples"].items()
         return Report(
-            corpus=str(value["corpus"]["name"]),
-            fingerprint=str(value["corpus"]["fingerprint"]),
-            evaluation=str(value["evaluation"]["name"]),
-            digest=str(value["evaluation"]["sha256"]),
-            files=tuple((str(f["name"]), str(f["sha256"])) for f in value["evaluation"]["files"]),
-            splits=tuple(str(each["name"]) for each in splits for _ in each["examples"]),
-            examples=tuple(tuple(map(str, keys)) for each in splits for keys in each["examples"]),
-            texts=texts,
-            settings={name: int(value[name]) for name in ("ngram", "min_words")},
+            *(str(value[name]) for name in ("corpus", "fingerprint", "evaluation", "digest")),
+            files=tuple((str(name), str(digest)) for name, digest in value["files"]),
+            examples={split: tuple(tuple(map(str, e)) for e in listed) for split, listed in found},
+            texts={key: (int(total), int(seen)) for key, (total, seen) in value["texts"].items()},
+            ngram=int(value["ngram"]),
+            min_words=int(value["min_words"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -170,11 +156,10 @@ def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float
 
 def _counts(shares: np.ndarray) -> dict[str, int | float]:
     judged = shares[~np.isnan(shares)]
+    bounds = {"seen": judged > 0, "half": judged >= 0.5, "whole": judged == 1}
     return {
         "examples": len(shares),
         "short": len(shares) - len(judged),
-        "seen": int((judged > 0).sum()),
-        "half": int((judged >= 0.5).sum()),
-        "whole": int((judged == 1).sum()),
+        **{name: int(chosen.sum()) for name, chosen in bounds.items()},
         "share": float(judged.mean()) if len(judged) else 0.0,
     }

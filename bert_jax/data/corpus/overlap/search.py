@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,10 @@ Span = tuple[int, int, int]
 def search_store(
     path: Path, evaluation: EvaluationSet, *, num_workers: int = 1, show: Callable = iter
 ) -> Report:
-    """Look for evaluation texts in a token store.
+    """Look for evaluation texts in a token store; `show` wraps a sequence, as tqdm does.
 
     The store has tokens: documents are decoded, and the evaluation texts are encoded and decoded
     by the same tokenizer, so that both have lost the same case, accents and characters.
-
-    Args:
-        path: directory of the store.
-        evaluation: texts to look for.
-        num_workers: processes.
-        show: function that wraps an iterable of known length, such as tqdm.
 
     Raises:
         UserError: no store there, or a damaged one.
@@ -88,17 +83,16 @@ def map_spans(
     function: Callable, state: Any, path: Path, spans: Iterable[Span], num_workers: int
 ) -> Iterator[Any]:
     """Apply a function to `state` and the texts of each span of a store, in processes."""
-    given = function, state, path
+    given = functools.partial(function, state), path
     return map_ordered(_of_span, spans, num_workers, initializer=_start, arguments=given)
 
 
 _worker: tuple[Callable[[Iterable[str]], Any], TokenStore, Tokenizer] | None = None
 
 
-def _start(function: Callable, state: Any, path: Path) -> None:
+def _start(function: Callable, path: Path) -> None:
     global _worker
-    bound = functools.partial(function, state)
-    _worker = bound, open_store(path), load_tokenizer(path / "tokenizer")
+    _worker = function, open_store(path), load_tokenizer(path / "tokenizer")
 
 
 def _of_span(span: Span) -> Any:
@@ -127,14 +121,17 @@ def _report(
         for size, numbers in block.items():
             seen[size][numbers] = True
     counts = map(tuple, np.column_stack(table.counts(seen)).tolist())
+    examples: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for each in evaluation.examples:
+        examples[each.split].append(tuple(map(text_key, each.texts)))
     return Report(
         corpus=name,
         fingerprint=fingerprint,
         evaluation=evaluation.name,
         digest=evaluation.digest,
         files=evaluation.files,
-        splits=tuple(each.split for each in evaluation.examples),
-        examples=tuple(tuple(map(text_key, each.texts)) for each in evaluation.examples),
+        examples={split: tuple(keys) for split, keys in examples.items()},
         texts=dict(zip(map(text_key, evaluation.texts), counts, strict=True)),
-        settings={"ngram": NGRAM, "min_words": MIN_WORDS},
+        ngram=NGRAM,
+        min_words=MIN_WORDS,
     )

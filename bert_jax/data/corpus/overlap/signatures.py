@@ -45,12 +45,9 @@ class Signatures(NamedTuple):
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
-    """Return the signatures of documents.
+    """Return the signatures of documents, paragraphs joined by newlines.
 
-    Args:
-        texts: documents, paragraphs joined by newlines.
-        near: False leaves bands and sketches empty.
-        paragraphs: False leaves paragraphs empty.
+    Without `near` bands and sketches are empty, without `paragraphs` paragraphs.
 
     Raises:
         UserError: near-duplicates are asked for, and rensa is not installed.

@@ -5,17 +5,16 @@ import functools
 import hashlib
 import json
 import shutil
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_jax.data.corpus.cleaning.clean import CleaningReport, Drops
 from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
-from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds, store_meta
-from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine, Task
+from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
+from bert_jax.data.corpus.sharded.engine import Engine, Task
 from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.corpus.workers import progress_bar
 from bert_jax.data.store import COUNTS, ShardEntry, open_shard, read_manifest
@@ -28,11 +27,6 @@ _FORMAT = 2
 """Number of the way in which tasks make shards; a mark of another is done again."""
 
 
-def _stay(task: Task) -> None:
-    """Move no bar: another process has it."""
-    del task
-
-
 @dataclass(frozen=True)
 class Job:
     """Settings that all tasks of a build have in common."""
@@ -43,14 +37,6 @@ class Job:
     samples: int = 0
     drops: Path | None = None
     """Directory of the decisions of a scan, a file for each task."""
-    num_workers: int = 1
-    """Processes of one task."""
-    advance: Callable[[Task], None] = _stay
-    """Function that is called after each block of a task that is run in this process."""
-
-    def load_drops(self, task: Task) -> Drops | None:
-        """Return the decisions about a task's documents."""
-        return None if self.drops is None else Drops.load(self.drops / f"{task.name}.npz")
 
     def key(self, task: Task) -> str:
         """Return a digest of all that the task's shard depends on."""
@@ -73,31 +59,33 @@ class Built:
     """Languages, licences and coverage, by corpus."""
 
 
-def make_shard(job: Job, task: Task) -> dict[str, Any]:
-    """Write the shard of a task, of each corpus and part, and return the task's mark."""
+def make_shard(
+    job: Job, task: Task, num_workers: int = 1, advance: Callable[[Task], None] = lambda task: None
+) -> dict[str, Any]:
+    """Write the shard of a task, of each corpus and part, and return the task's mark.
+
+    Args:
+        job: settings of the build.
+        task: sources.
+        num_workers: processes of the task.
+        advance: function that is called after each block.
+    """
+    drops = None if job.drops is None else Drops.load(job.drops / f"{task.name}.npz")
     with job.workspace.scratch() as root:
 
         def place(corpus: str, part: str) -> Path:
             return root / corpus / part / "shards" / task.name
 
         with Pass(
-            job.recipe,
-            place,
-            thresholds=job.thresholds,
-            drops=job.load_drops(task),
-            samples=job.samples,
+            job.recipe, place, thresholds=job.thresholds, drops=drops, samples=job.samples
         ) as made:
-            made.run(task.sources, job.num_workers, lambda: job.advance(task))
+            made.run(task.sources, num_workers, lambda: advance(task))
             shards = made.finish()
             mark = {
                 "key": job.key(task),
                 "shards": [[*each, entry._asdict()] for each, entry in shards.items()],
-                "corpora": {name: asdict(each) for name, each in made.written().items()},
-                "report": {
-                    "documents": dict(made.report.documents),
-                    "lines": dict(made.report.lines),
-                    "samples": made.report.samples,
-                },
+                "corpora": {name: vars(each) for name, each in made.written().items()},
+                "report": vars(made.report),
                 "sources": made.sources,
                 "tallies": {name: each.as_json() for name, each in made.tallies.items()},
             }
@@ -142,15 +130,20 @@ def build_shards(
     workspace.keep_only(
         f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]
     )
+    cleaning = {} if recipe.cleaning.is_empty else {
+        "cleaning": recipe.cleaning.record(), **built.report.record()
+    }  # fmt: skip
     with workspace.scratch() as root:
         for (corpus, part), entries in stores.items():
             path = paths[corpus, part]
-            text_bytes = built.written[corpus].text_bytes
-            accounted = account(built.tallies[corpus], built.sources, provenance or Provenance())
-            meta = store_meta(recipe, part, text_bytes, built.report, accounted)
             files = (f"{path}/shards/{entry.name}/{COUNTS}.bin" for entry in entries)
-            counts = map(workspace.read, files)
-            write_manifest(root / path, entries, recipe.tokenizer, counts, **meta)
+            write_manifest(
+                root / path, entries, recipe.tokenizer, map(workspace.read, files),
+                part=part, heldout_rate=recipe.heldout_rate, splitter=recipe.splitter,
+                text_bytes=built.written[corpus].text_bytes,
+                **account(built.tallies[corpus], built.sources, provenance or Provenance()),
+                **cleaning,
+            )  # fmt: skip
             if workspace.local is not None:
                 store = read_manifest(root / path)
                 for number in range(len(entries)):
@@ -180,85 +173,72 @@ def find_drops(
         UserError: bad input, or a full disk.
     """
     scans, drops = directory / "scans", directory / "drops"
-    job = _ScanJob(recipe, scans)
-    todo = [task for task in tasks if not job.is_done(task)]
-    _completed(engine, _scan_task, job, todo, "reading for duplicates", progress)
+
+    def is_done(task: Task) -> bool:
+        mark = scans / task.name / "key"
+        return mark.is_file() and mark.read_text() == _scan_key(recipe, task)
+
+    todo = [task for task in tasks if not is_done(task)]
+    work = functools.partial(_scan_task, recipe, scans)
+    _completed(engine, work, todo, "reading for duplicates", progress)
     shutil.rmtree(drops, ignore_errors=True)
     drops.mkdir(parents=True)
     find_duplicates([scans / task.name for task in tasks], recipe.cleaning, drops, map_=engine.map)
     return drops
 
 
-@dataclass(frozen=True)
-class _ScanJob:
-    recipe: Recipe
-    directory: Path
-    num_workers: int = 1
-    advance: Callable[[Task], None] = _stay
-
-    def key(self, task: Task) -> str:
-        return _digest([self.recipe.cleaning.record(), task.identity()])
-
-    def is_done(self, task: Task) -> bool:
-        mark = self.directory / task.name / "key"
-        return mark.is_file() and mark.read_text() == self.key(task)
+def _scan_key(recipe: Recipe, task: Task) -> str:
+    return _digest([recipe.cleaning.record(), task.identity()])
 
 
-def _scan_task(job: _ScanJob, task: Task) -> None:
-    directory = job.directory / task.name
+def _scan_task(
+    recipe: Recipe, scans: Path, task: Task, num_workers: int = 1, advance: object = None
+) -> None:
+    del advance  # a scan reads ahead of what it has signed
+    directory = scans / task.name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     texts = (document.text for source in task.sources for document in source.documents())
-    scan(texts, job.recipe.cleaning, directory, num_workers=job.num_workers)
-    replace_file(directory / "key", job.key(task).encode())
+    scan(texts, recipe.cleaning, directory, num_workers=num_workers)
+    replace_file(directory / "key", _scan_key(recipe, task).encode())
 
 
 def _run(job: Job, tasks: Sequence[Task], engine: Engine, progress: bool) -> list[dict[str, Any]]:
     """Return the marks of all tasks, in their order; those that are complete are not run."""
-    complete = job.workspace.marks()
-    marks: dict[str, dict[str, Any]] = {}
-    for task in tasks:
-        if task.name in complete:
-            mark = job.workspace.read_mark(task.name)
-            if mark.get("key") == job.key(task):
-                marks[task.name] = mark
-    todo = [task for task in tasks if task.name not in marks]
-    made = _completed(engine, make_shard, job, todo, "corpus", progress)
-    marks |= {task.name: mark for task, mark in zip(todo, made, strict=True)}
+    there = {name: job.workspace.read_mark(name) for name in job.workspace.marks()}
+    todo = [each for each in tasks if there.get(each.name, {}).get("key") != job.key(each)]
+    work = functools.partial(make_shard, job)
+    made = _completed(engine, work, todo, "corpus", progress)
+    marks = there | {task.name: mark for task, mark in zip(todo, made, strict=True)}
     return [marks[task.name] for task in tasks]
 
 
 def _completed(
     engine: Engine,
-    function: Callable[[Any, Task], Any],
-    job: Any,
+    work: Callable[..., Any],
     todo: Sequence[Task],
     description: str,
     progress: bool,
 ) -> list[Any]:
-    """Run tasks and return their results, with a bar on a terminal.
+    """Run `work(task, num_workers, advance)` for tasks and return the results, with a bar.
 
     Few tasks are run one by one; each takes all processes of this machine.
     """
     found: list[Any] = []
     bar = progress_bar(sum(task.size for task in todo), description, progress)
 
-    def advance(task: Task) -> None:
-        done = sum(each.size for each in todo[: len(found)])
-        bar.update(done + sum(source.bytes_read for source in task.sources) - bar.n)
+    def advance(task: Task | None = None) -> None:
+        read = sum(source.bytes_read for source in task.sources) if task else 0
+        bar.update(sum(each.size for each in todo[: len(found)]) + read - bar.n)
 
-    with bar, contextlib.ExitStack() as stack:
-        results: Iterator[Any]
-        if isinstance(engine, LocalEngine) and len(todo) < max(2, engine.num_workers):
-            job = replace(job, num_workers=engine.num_workers, advance=advance)
-            results = map(functools.partial(function, job), todo)
-        else:
-            results = engine.map(functools.partial(function, job), todo)
-        if isinstance(results, Generator):
-            stack.enter_context(contextlib.closing(results))
-        for _, result in zip(todo, results, strict=True):
+    if engine.is_local and len(todo) < max(2, engine.num_workers):
+        results = (work(task, engine.num_workers, advance) for task in todo)
+    else:
+        results = engine.map(work, todo)
+    with bar, contextlib.closing(results):
+        for result in results:
             found.append(result)
-            bar.update(sum(each.size for each in todo[: len(found)]) - bar.n)
+            advance()
     return found
 
 
@@ -270,11 +250,7 @@ def _merged(marks: Sequence[Mapping[str, Any]], samples: int, tokenizer: Tokeniz
         for corpus, counts in mark["corpora"].items():
             built.written.setdefault(corpus, Written()).add(Written(**counts))
         built.sources += mark["sources"]
-        found = mark["report"]
-        one = CleaningReport(
-            samples, Counter(found["documents"]), Counter(found["lines"]), found["samples"]
-        )
-        built.report.merge([one])
+        built.report.merge(CleaningReport(**mark["report"]))
     return built
 
 

@@ -4,9 +4,11 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
+
+from typing_extensions import override
 
 from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
@@ -70,25 +72,7 @@ _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 own is nobody else's."""
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Processes, here or elsewhere."""
-
-    num_workers: int
-    """Processes of this machine for work that is not divided into tasks."""
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Apply a function that can be pickled; results come in the order of the items.
-
-        Raises:
-            UserError: a process was killed, or what `function` raised.
-        """
-
-    def close(self) -> None:
-        """Give back what the engine holds."""
-
-
-class LocalEngine:
+class Engine:
     """Processes of this machine.
 
     Args:
@@ -98,18 +82,25 @@ class LocalEngine:
         UserError: fewer than one, or too many.
     """
 
+    is_local = True
+
     def __init__(self, num_workers: int | None = None) -> None:
         self.num_workers = worker_count(num_workers)
+        """Processes of this machine for work that is not divided into tasks."""
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Apply a function in processes, or in this one where there is one item or worker."""
-        return map_ordered(function, items, max(1, min(self.num_workers, len(items))))
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
+        """Apply a function that can be pickled; results come in the order of the items.
+
+        Raises:
+            UserError: a process was killed, or what `function` raised.
+        """
+        return map_ordered(function, items, self.num_workers)
 
     def close(self) -> None:
-        """Do nothing: the processes end with each call of `map`."""
+        """Give back what the engine holds; local processes end with each call of `map`."""
 
 
-class RayEngine:
+class RayEngine(Engine):
     """A cluster of Ray; a task is one process with one core.
 
     What a killed process or node was doing is done again by another one.
@@ -123,8 +114,10 @@ class RayEngine:
         UserError: Ray is not installed, or the cluster cannot be reached.
     """
 
+    is_local = False
+
     def __init__(self, address: str | None = None, num_workers: int | None = None) -> None:
-        self.num_workers = worker_count(num_workers)
+        super().__init__(num_workers)
         if address is None:
             os.environ.update(_LOOPBACK)
         with needs_package(
@@ -151,8 +144,8 @@ class RayEngine:
                 "says how one does."
             ) from error
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Apply a function on the nodes of the cluster."""
+    @override
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         ray = self._ray
         remote = ray.remote(_call).options(
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
@@ -182,9 +175,9 @@ class RayEngine:
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.cancel(left, force=False)
 
+    @override
     def close(self) -> None:
-        """Leave the cluster; a Ray that was started here ends."""
-        self._ray.shutdown()
+        self._ray.shutdown()  # a Ray that was started here ends
 
 
 def open_engine(
@@ -201,7 +194,7 @@ def open_engine(
         raise UserError(f"there is no engine {name!r}; there are {' and '.join(NAMES)}.")
     if address is not None:
         raise UserError(f"--engine=local:{address}: an address belongs to --engine=ray.")
-    return LocalEngine(num_workers)
+    return Engine(num_workers)
 
 
 def _reach(address: str) -> None:

@@ -11,6 +11,7 @@ from bert_jax.data.corpus.cleaning.duplicates import scan
 from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.passes import Pass, Recipe
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, plan_tasks
+from bert_jax.data.store import ARRAYS
 from bert_jax.errors import UserError
 
 SAMPLE_BYTES = 32 << 20
@@ -84,8 +85,10 @@ def estimate_corpus(
         with Pass(recipe, lambda corpus, part: directory / f"{corpus}-{part}") as made:
             made.run(sample)
             seconds = time.process_time() - begin
-            tokens, store_bytes = made.sizes()
+            tokens = sum(entry.num_tokens for entry in made.finish().values())
             documents = sum(source["documents"] for source in made.sources)
+        files = (file for name in ARRAYS for file in directory.glob(f"*/{name}.bin"))
+        store_bytes = sum(file.stat().st_size for file in files)
     total, sampled = sum(each.size for each in sources), sum(each.bytes_read for each in sample)
     if not tokens or not sampled:
         raise UserError("the sample of the sources holds no text that gives a token.")
@@ -98,7 +101,7 @@ def estimate_corpus(
         sampled=sampled,
         documents=int(documents * scale),
         tokens=int(tokens * scale),
-        text_bytes=int(made.text_bytes * scale),
+        text_bytes=int(sum(each.text_bytes for each in made.written().values()) * scale),
         store_bytes=int(store_bytes * scale),
         processor_seconds=seconds * scale,
         process_bytes=memory,

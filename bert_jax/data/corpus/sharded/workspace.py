@@ -103,15 +103,11 @@ class LocalWorkspace(Workspace):
     def keep_only(self, shards: Iterable[str]) -> None:
         kept = {self.path / each for each in shards} | {self.path / MARKS}
         parents = {parent for each in kept for parent in each.parents}
-
-        def clean(directory: Path) -> None:
+        stays = kept | parents
+        for directory in filter(Path.is_dir, parents - set(self.path.parents)):
             for path in directory.iterdir():
-                if path in parents:
-                    clean(path)
-                elif path.is_dir() and path not in kept:
+                if path.is_dir() and path not in stays:
                     shutil.rmtree(path)
-
-        clean(self.path)
 
     @override
     def remove_marks(self) -> None:

@@ -103,7 +103,7 @@ def test_the_report_says_which_examples_were_seen(tmp_path):
     evaluation = EvaluationSet("eval/set", (("a.tsv", "0" * 64),), examples)
     documents = [" ".join(words_of(0, 16)), f"so {' '.join(words_of(2, 8))}!"]
     report = search_texts("books", documents, evaluation)
-    assert report.shares[:3] == pytest.approx((4 / 18, 0, 1))
+    assert np.concatenate([*report.shares().values()])[:3] == pytest.approx((4 / 18, 0, 1))
     counts = report.counts()["all"]
     assert counts == {
         "examples": 4, "short": 1, "seen": 2, "half": 1, "whole": 1,
