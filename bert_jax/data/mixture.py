@@ -48,10 +48,7 @@ class Mixture:
 def weights_of(
     stores: Sequence[TokenStore], weights: Sequence[float], temperature: float
 ) -> tuple[float, ...]:
-    """Weigh corpora by size: weight x tokens^temperature (Conneau et al. 2020, section 3.1).
-
-    A temperature of 0 leaves the weights as they are, 1 mixes in proportion to the sizes.
-    """
+    """Weigh corpora by size: weight x tokens^temperature (Conneau et al. 2020, section 3.1)."""
     sizes = [store.num_tokens for store in stores]
     # Ratios to the largest, which neither overflow nor lose small ones.
     return tuple(
@@ -61,15 +58,9 @@ def weights_of(
 
 
 class Mixing:
-    """The corpus of each row; a pure function of shares and key."""
+    """The corpus of each row; a pure function of positive weights and key."""
 
     def __init__(self, weights: Sequence[float], key: int) -> None:
-        """Divide the interval.
-
-        Args:
-            weights: Weight of each corpus, positive.
-            key: Key of the permutations within blocks.
-        """
         total = math.fsum(weights)
         shares = [math.fsum(weights[: n + 1]) / total for n in range(len(weights))]
         self._ends = [round(BLOCK * _ONE * share) for share in shares]
@@ -151,10 +142,9 @@ class CorpusProgress(NamedTuple):
 
 
 class PhaseRows:
-    """Rows of a phase by number, from one corpus or several."""
+    """Rows of a phase by number, from one corpus, which needs no mixing, or several."""
 
     def __init__(self, corpora: Sequence[CorpusRows], mixing: Mixing | None) -> None:
-        """Read nothing yet; a single corpus needs no mixing."""
         self.corpora, self._mixing = tuple(corpora), mixing
         self._prepared = [0] * len(corpora)
 

@@ -67,6 +67,10 @@ class PackedPlan:
             "pair_labels": np.full(rows.size, -1, np.int32),
         }
 
+    def losses(self, shard: Shard) -> tuple[str, str | None]:
+        """Say nothing: every token is in a row."""
+        return "", None
+
 
 def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the pieces in rows, (n,), row by row, and how many each row has."""
@@ -125,7 +129,7 @@ def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 
     at a random offset first, so that the same rows do not come again.
 
     Raises:
-      UserError: the length, special tokens included, is not 3 to 65,535, or the corpus is empty.
+        UserError: the length is not 3 to 65,535, or the corpus is empty.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -214,14 +218,12 @@ def deal(
 
 
 def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Best-fit decreasing on a histogram of piece lengths.
+    """Pack a histogram of piece lengths, (n,), by best-fit decreasing into rows of `length`.
 
-    Args:
-      histogram: (n,) how many pieces have each length, special tokens not counted.
-      length: L; a piece of length k takes k + 2 positions.
+    A piece of length k takes k + 2 positions.
 
     Returns:
-      (number of rows, the lengths of the pieces in each of these rows), longest first.
+        Number of rows, and the lengths of the pieces in each of these rows, longest first.
     """
     # Rows that are alike so far, by the positions still free in them: [how many, their pieces]. The
     # rooms are in the order in which they were first looked at, which is the order of the rows.

@@ -79,18 +79,11 @@ class ExampleStream:
         seed: int = 0,
         stores: Mapping[int, TokenStore | Mixture] | None = None,
     ) -> None:
-        """Check the phases.
-
-        Args:
-          store: training text.
-          config: how examples are made.
-          phases: phases of the run.
-          seed: seed of pairing and order.
-          stores: text in the place of `store`, by the number of the phase.
+        """Check the phases; `stores` has text in the place of `store`, by the number of the phase.
 
         Raises:
-          UserError: no phase; a length, batch size or step count that cannot be; a store that the
-            pairing cannot serve.
+            UserError: no phase; a length, batch size or step count that cannot be; a store that the
+                pairing cannot serve.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
         texts = [(stores or {}).get(number, store) for number in range(len(phases))]
@@ -112,6 +105,7 @@ class ExampleStream:
         rows = (phase.num_rows for phase in self.phases)
         self._first_row = list(accumulate(rows, initial=0))
         self._first_step = list(accumulate((p.num_steps for p in self.phases), initial=0))
+        self.num_steps = self._first_step[-1]
         # Stores are checked now, not when the first batch is asked for.
         self._store_rows: dict[tuple[int, int], StoreRows] = {}
         for number, text in enumerate(self._texts):
@@ -119,11 +113,6 @@ class ExampleStream:
                 self._add_store(each, self.phases[number].length)
         self._of_phase = Kept(self._open_phase, len(self.phases))
         self._row_block = Kept(self._make_row_block, _BLOCKS)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of all phases."""
-        return self._first_step[-1]
 
     def phase_of(self, step: int) -> int:
         """Return the index of the phase that holds a step; IndexError beyond the last."""
@@ -309,20 +298,19 @@ class EvalBatches:
         """Plan the rows.
 
         Args:
-          config: pairing, target_length and short_rate are used.
-          batch_size: B over all processes.
-          max_rows: most rows, a fixed random sample.
-          process_index, process_count: slice of each batch to read, and number of slices.
-          seed: not the training seed: runs are compared on the same rows.
+            config: pairing, target_length and short_rate are used.
+            batch_size: B over all processes.
+            max_rows: most rows, a fixed random sample.
+            process_index, process_count: slice of each batch to read, and number of slices.
+            seed: not the training seed: runs are compared on the same rows.
 
         Raises:
-          UserError: the batch does not divide among the processes, or the store cannot serve the
-            pairing.
+            UserError: the batch does not divide among the processes, or the store cannot serve the
+                pairing.
         """
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
         self._share = Share(process_index, process_count).of(batch_size)
         self._key = hash_key(seed, _EVALUATION)
-        self._pairing = PAIRINGS[config.pairing]
         shards, once = range(len(store.counts)), replace(config, num_passes=1)
         self._store_rows = StoreRows(store, once, length, self._key, len(shards))
         self._ends = np.cumsum([len(self._store_rows.plan(shard)) for shard in shards])
@@ -332,14 +320,6 @@ class EvalBatches:
 
     def __len__(self) -> int:
         return -(-self.num_rows // self._batch_size)
-
-    @property
-    def majority_rate(self) -> float | None:
-        """Share of the more frequent label in the rows of all processes; None without labels."""
-        shards, rows = self._rows(0, self.num_rows)
-        plans = map(self._store_rows.plan, range(len(self._ends)))
-        parts = [(plan, rows[shards == shard]) for shard, plan in enumerate(plans)]
-        return self._pairing.majority_rate(parts)
 
     def _rows(self, start: int, stop: int) -> Places:
         """Return rows in a fixed order other than the store's: the first are a sample of all."""

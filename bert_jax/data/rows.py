@@ -50,28 +50,24 @@ class Window(NamedTuple):
 
 
 class ShardOrder:
-    """The order of the rows of all epochs; a pure function of quotas, window and key."""
+    """The order of the rows of all epochs; a pure function of quotas, window and key.
+
+    Args:
+        quotas: Places of each shard in an epoch, at least 1.
+        window: Shards read together; 0: all.
+        shuffle: Words of the key of the order.
+    """
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:
-        """Permute nothing yet.
-
-        Args:
-            quotas: Places of each shard in an epoch, at least 1.
-            window: Shards read together; 0: all.
-            shuffle: Words of the key of the order.
-        """
         self.quotas = np.array(quotas, np.int64)
         self.num_rows = int(self.quotas.sum())
         """Rows of an epoch."""
         self.window = min(window or len(self.quotas), len(self.quotas))
         """Shards of a window."""
+        self.num_windows = -(-len(self.quotas) // self.window)
+        """Windows of an epoch."""
         self._shuffle = tuple(shuffle)
         self._windows = Kept(self._make_windows, _EPOCHS)
-
-    @cached_property
-    def num_windows(self) -> int:
-        """Windows of an epoch."""
-        return -(-len(self.quotas) // self.window)
 
     def places(self, numbers: np.ndarray) -> Places:
         """Return the places of rows, given by their (n,) int64 numbers over all epochs."""
@@ -125,25 +121,16 @@ _POSITIONS = 1 << 17
 class StoreRows:
     """Rows of one length of a store; safe to read from several threads.
 
-    Shards are planned when their rows are first read. A plan is a pure function of (store, config,
-    length, seed, number of the shard).
+    Shards are planned when their rows are first read, and `num_plans` plans are kept. A plan is a
+    pure function of (store, config, length, seed, number of the shard).
+
+    Raises:
+        UserError: The corpus cannot serve the pairing.
     """
 
     def __init__(
         self, store: TokenStore, config: DataConfig, length: int, seed: int, num_plans: int
     ) -> None:
-        """Plan nothing yet.
-
-        Args:
-            store: Text.
-            config: Way to make rows.
-            length: Tokens of a row.
-            seed: Seed of the plans.
-            num_plans: Plans to keep.
-
-        Raises:
-            UserError: The corpus cannot serve the pairing.
-        """
         self.store, self._config, self._length, self._seed = store, config, length, seed
         self._pairing = PAIRINGS[config.pairing]
         self._pairing.check(store)
@@ -190,10 +177,7 @@ class StoreRows:
         }
 
     def prepare(self, shards: Iterable[int]) -> None:
-        """Plan shards ahead, in a thread.
-
-        An error is left to who reads the shard.
-        """
+        """Plan shards ahead, in a thread; an error is left to who reads the shard."""
 
         def work() -> None:
             with contextlib.suppress(Exception):

@@ -25,7 +25,7 @@ from bert_jax.data.shard import (
     Shard,
     Shards,
     StoreTokenizer,
-    check_arrays,
+    check_digests,
     check_manifest,
     check_offsets,
     check_tokens,
@@ -64,11 +64,7 @@ class ShardEntry(NamedTuple):
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "ShardEntry":
-        """Make an entry of its JSON.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: The JSON makes no sense.
-        """
+        """Make an entry of its JSON; see `_described` for what JSON without sense raises."""
         name, *numbers = (entry[field] for field in cls._fields[:4])
         if not _NAME.fullmatch(name) or not all(
             type(number) is int and 0 < number < 1 << 48 for number in numbers
@@ -84,7 +80,6 @@ class TokenStore:
     """A tokenized corpus: what its manifest says, and its shards."""
 
     shards: Shards
-    """Shards by number."""
     counts: tuple[ShardEntry, ...]
     """Sizes and digests of the shards, which are known without opening them."""
     unigram_counts: np.ndarray
@@ -197,12 +192,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Compute the fingerprint of a store from its tokenizer and the sha256 of each array file.
-
-    Args:
-        tokenizer_fingerprint: Fingerprint of the tokenizer.
-        digests: sha256 of each shard, by array.
-    """
+    """Compute the fingerprint of a store from its tokenizer's and the sha256 of shards by array."""
     # Run records hold fingerprints, so the numbers are the versions that stores once had.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
@@ -240,8 +230,8 @@ def open_store(
         if number not in checked:
             checked.add(number)
             assert shard.path is not None
-            digests = {array: store.counts[number].crc32c[array] for array in ARRAYS}
-            store.checks.add(functools.partial(check_arrays, shard.path, digests))
+            digests = {f"{array}.bin": store.counts[number].crc32c[array] for array in ARRAYS}
+            store.checks.add(functools.partial(check_digests, shard.path, digests))
             if not background:
                 store.checks.wait()
         return shard
@@ -286,10 +276,7 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    Args:
-        store, number: store, and number of the shard.
-        check: whether to look at the beginning of the shard's offsets.
-        verify: whether to look at all offsets.
+    `check` looks at the beginning of the shard's offsets, `verify` at all of them.
 
     Raises:
         UserError: missing or cut off; names the shard.

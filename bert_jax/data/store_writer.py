@@ -66,9 +66,7 @@ class ShardWriter:
         self._dtype = token_dtype(tokenizer.vocab_size)
         self.unigram_counts = np.zeros(tokenizer.vocab_size, OFFSET_DTYPE)
         """(vocab_size,): how often each id occurs so far."""
-        self.num_tokens = 0
-        self.num_sentences = 0
-        self.num_documents = 0
+        self.num_tokens = self.num_sentences = self.num_documents = 0
         self._staged = StagedDirectory(path, _is_shard, overwrite=True)
         self.path = self._staged.target
         self._files: dict[str, BinaryIO] = {}
@@ -77,9 +75,8 @@ class ShardWriter:
             for name in ARRAYS:
                 self._files[name] = open(self._staged.path / f"{name}.bin", "wb")  # noqa: SIM115
                 self._digests[name] = hashlib.sha256()
-            zero = np.zeros(1, OFFSET_DTYPE)
-            self._write("sentence_offsets", zero)
-            self._write("document_offsets", zero)
+            for name in ("sentence_offsets", "document_offsets"):
+                self._write(name, np.zeros(1, OFFSET_DTYPE))
         except BaseException:
             self.close()
             raise

@@ -23,12 +23,12 @@ from bert_jax.tokenization.tokenizer_parts import Reading
 from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
 
 
-def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPieceTokenizer:
+def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
     """Read `vocab.txt` or `tokenizer.json`, with the `tokenizer_config.json` beside it if any.
 
-    A `vocab.txt` does not say whether text is lower-cased. In this order: `tokenizer_config.json`,
-    `lowercase`, and else a vocabulary without upper-case words means lower-cased text. Added tokens
-    come from `tokenizer.json` and from the files beside it that name some.
+    A `vocab.txt` does not say whether text is lower-cased: where `tokenizer_config.json` does not
+    say it, a vocabulary without upper-case words means lower-cased text. Added tokens come from
+    `tokenizer.json` and from the files beside it that name some.
 
     Raises:
         UserError: the file is not sound, or two sources contradict each other.
@@ -38,19 +38,12 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
     config.whole = reading.config
     flags = (None, True, False)
     stated = config.one_of("do_lower_case", config.whole.get("do_lower_case"), flags)
-    if None not in (lowercase, stated) and lowercase != stated:
-        config.refuse(
-            f"do_lower_case is {stated}, the option says lowercase={lowercase}; drop the option or "
-            "correct the file"
-        )
-    wanted = lowercase if stated is None else stated
     if path.suffix == ".json":
         vocab, options = _read_tokenizer_json(reading)
-        if wanted is not None and wanted != options.lowercase:
-            source = "the option" if stated is None else f"do_lower_case in {CONFIG_NAME}"
+        if stated is not None and stated != options.lowercase:
             reading.refuse(
-                f"normalizer.lowercase is {options.lowercase}, {source} says {wanted}; they must "
-                "agree (transformers would follow tokenizer_config.json)"
+                f"normalizer.lowercase is {options.lowercase}, do_lower_case in {CONFIG_NAME} says "
+                f"{stated}; they must agree (transformers would follow {CONFIG_NAME})"
             )
         listed, where = reading.whole.get("added_tokens"), f"{path}, model.vocab entry {{}}"
         beside = path.with_name("vocab.txt")
@@ -59,7 +52,7 @@ def load_wordpiece(reading: Reading, *, lowercase: bool | None = None) -> WordPi
         accents = config.whole.get("strip_accents")
         cjk = config.whole.get("tokenize_chinese_chars", True)
         options = WordPieceOptions(
-            lowercase=not has_upper_case(vocab) if wanted is None else wanted,
+            lowercase=not has_upper_case(vocab) if stated is None else stated,
             strip_accents=config.one_of("strip_accents", accents, flags),
             split_cjk=config.one_of("tokenize_chinese_chars", cjk, flags[1:]),
             max_word_chars=_max_word_chars(config, "", config.whole),
@@ -113,13 +106,9 @@ def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]
         "model", "WordPiece", unk_token=("[UNK]",), continuing_subword_prefix=(CONTINUATION,)
     )
     normalizer = check(
-        "normalizer",
-        "BertNormalizer",
-        clean_text=(True,),
-        lowercase=both,
-        strip_accents=(None, *both),
-        handle_chinese_chars=both,
-    )
+        "normalizer", "BertNormalizer", clean_text=(True,), lowercase=both,
+        strip_accents=(None, *both), handle_chinese_chars=both,
+    )  # fmt: skip
     check("pre_tokenizer", "BertPreTokenizer")
     return reading.vocab(model), WordPieceOptions(
         lowercase=normalizer["lowercase"],
@@ -129,21 +118,17 @@ def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]
     )
 
 
-def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
-    Args:
-        path: a directory holding `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or
-            one `*.model`, or such a file. A `tokenizer.json` that is no WordPiece counts before a
-            `*.model` beside it (XLM-R's has other ids), unless that is an exported one of ours.
-        lowercase: whether a `vocab.txt` without `tokenizer_config.json` is of lower-cased text;
-            defaults to true unless the vocabulary has upper-case words.
+    Files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`. A
+    `tokenizer.json` that is no WordPiece counts before a `*.model` beside it (XLM-R's has other
+    ids), unless that is an exported one of ours.
 
     Raises:
         UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
     """
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
-    from bert_jax.tokenization.load import load_wordpiece
     from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
     from bert_jax.tokenization.tokenizer_json import read_pipeline
 
@@ -156,18 +141,13 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
             "*.model, or a directory holding one"
         )
     reading = Reading(path)
-    is_model = path.suffix == ".model"
-    if is_model or path.name == "vocab.json" or _is_fast(reading):
-        if lowercase is not None:
-            raise UserError(
-                f"{path} says itself how text is normalised; drop the option lowercase={lowercase}"
-            )
-        if is_model:
-            model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
-            return SentencePieceTokenizer(model, where=f"{path}")
+    if path.suffix == ".model":
+        model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
+        return SentencePieceTokenizer(model, where=f"{path}")
+    if path.name == "vocab.json" or _is_fast(reading):
         return FastTokenizer(read_pipeline(reading), where=f"{path}")
     if path.suffix in (".json", ".txt"):
-        return load_wordpiece(reading, lowercase=lowercase)
+        return load_wordpiece(reading)
     raise UserError(
         f"{path}: a tokenizer file ends in .json (tokenizer.json), .txt (vocab.txt) or .model "
         "(SentencePiece)"

@@ -44,7 +44,6 @@ def train_wordpiece(
     *,
     lowercase: bool = True,
     strip_accents: bool | None = None,
-    split_cjk: bool = True,
     min_frequency: int = 2,
     limit_alphabet: int | None = None,
     character_coverage: float | None = None,
@@ -60,7 +59,7 @@ def train_wordpiece(
     Args:
         texts: read once; memory grows with the number of distinct words only.
         vocab_size: tokens in all, the five special ones included.
-        lowercase, strip_accents, split_cjk: see `WordPieceOptions`.
+        lowercase, strip_accents: see `WordPieceOptions`.
         min_frequency: least number of times that a merged pair occurs.
         limit_alphabet: number of characters, the most frequent, that get tokens; words with others
             become [UNK].
@@ -76,13 +75,13 @@ def train_wordpiece(
         UserError: no words in `texts`, an option out of range, or `vocab_size` smaller than the
             special tokens and the alphabet.
     """
-    options = WordPieceOptions(lowercase, strip_accents, split_cjk)
+    options = WordPieceOptions(lowercase, strip_accents)
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
     if vocab_size <= len(SPECIAL_TOKENS):  # said before the texts are read
         raise UserError(
-            f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens alone take "
-            f"{len(SPECIAL_TOKENS)}. BERT has 30522; a few thousand do for a small corpus"
+            f"vocab_size is {vocab_size}; the special tokens alone take {len(SPECIAL_TOKENS)}. "
+            "BERT has 30522; a few thousand do for a small corpus"
         )
     for name, value in (("min_frequency", min_frequency), ("limit_alphabet", limit_alphabet)):
         if value is not None and value < 1:
@@ -223,25 +222,16 @@ class _Alphabet:
 def train_bytelevel(
     texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
 ) -> FastTokenizer:
-    """Learn a vocabulary: the same texts in any order give the same one.
+    """Learn a vocabulary as `train_wordpiece` does, of bytes.
 
     Text is NFC-normalised and cut by GPT-2's pattern; a word begins with the space before it, and a
     text begins without one. Characters are UTF-8 bytes, and pairs are merged most frequent first,
     so that no text is lost to [UNK] and case, spaces and line breaks come back. Rows are [CLS] A
     [SEP] B [SEP], and [MASK] stands for a word with its space (Warner et al. 2024, ModernBERT).
 
-    Args:
-        texts: read once; memory grows with the number of distinct words only.
-        vocab_size: tokens in all, the five special ones and 256 bytes included.
-        min_frequency: least number of times that a merged pair occurs.
-        progress: show how far the training is.
-
-    Returns:
-        A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
-        have too few pairs.
-
     Raises:
-        UserError: no text, or an option out of range.
+        UserError: no text, or an option out of range; 256 bytes and five special tokens are part of
+            `vocab_size`.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     reserved = len(SPECIAL_TOKENS) + len(alphabet)
@@ -277,17 +267,10 @@ def train_bytelevel(
     warn_of_few(len(vocab), vocab_size, f"no remaining pair occurs {min_frequency} times")
     divide = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     pipeline = Pipeline(
-        kind="byte_level_bpe",
-        vocab=tuple(vocab),
-        scores=(),
+        kind="byte_level_bpe", vocab=tuple(vocab), scores=(),
         merges=tuple((left, right) for left, right in model["merges"]),
-        normalizer=({"type": "NFC"},),
-        pre_tokenizer=(divide | {"trim_offsets": True},),
-        byte_fallback=False,
-        fuse_unk=False,
-        unk_in_model=False,
-        roles=SPECIAL_TOKENS,
-        eats_space=("[MASK]",),
-        trim_offsets=True,
-    )
+        normalizer=({"type": "NFC"},), pre_tokenizer=(divide | {"trim_offsets": True},),
+        byte_fallback=False, fuse_unk=False, unk_in_model=False, roles=SPECIAL_TOKENS,
+        eats_space=("[MASK]",), trim_offsets=True,
+    )  # fmt: skip
     return FastTokenizer(pipeline)

@@ -224,8 +224,6 @@ def test_another_kind_is_not_saved_over(made, tmp_path):
     with pytest.raises(UserError, match="another kind"):
         made["bpe"].save(tmp_path / "a")
     wordpiece.save(tmp_path / "a")
-    with pytest.raises(UserError, match="drop the option lowercase=True"):
-        load_tokenizer(write_fast(tmp_path / "b", "bpe"), lowercase=True)
 
 
 def changed(kind, path, value):

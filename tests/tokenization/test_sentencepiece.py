@@ -191,8 +191,6 @@ def test_saved_and_loaded_is_the_same(made: SentencePieceTokenizer, tmp_path: Pa
         assert loaded.fingerprint == made.fingerprint
         assert loaded.encode(TEXTS[0]).ids.tolist() == made.encode(TEXTS[0]).ids.tolist()
     assert pickle.loads(pickle.dumps(made)).fingerprint == made.fingerprint
-    with pytest.raises(UserError, match="drop the option lowercase=True"):
-        load_tokenizer(tmp_path / "t", lowercase=True)
 
 
 def test_fingerprints_differ() -> None:
@@ -213,12 +211,6 @@ def test_training_gives_the_same_bytes_every_time(kind: Kind) -> None:
         check=True, env={"PATH": "", "PYTHONHASHSEED": "7"}, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert out.stdout.strip() == here.fingerprint
-
-
-def test_lowercase_folds_case() -> None:
-    made = train_sentencepiece(TEXTS, 350, lowercase=True)
-    assert made.encode("THE Fox").ids.tolist() == made.encode("the fox").ids.tolist()
-    assert "".join(covered(made, "THE")) == "THE"
 
 
 def test_long_lines_and_reserved_characters_are_not_dropped() -> None:

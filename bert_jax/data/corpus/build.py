@@ -24,7 +24,7 @@ from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
 from bert_jax.data.corpus.sharded.workspace import open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
-from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
+from bert_jax.data.pairs import plan_pairs
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
@@ -80,7 +80,7 @@ class BuiltCorpus:
             plan = plan_pairs(first, DEFAULT_LENGTH)
         except UserError as error:
             return "\n".join([*lines, f"Warning: {error}"])
-        clause, warning = losses(plan, first, DEFAULT_PAIRING)
+        clause, warning = plan.losses(first)
         where = " of the first shard" if len(self.train.counts) > 1 else ""
         lines.append(
             f"  as sentence pairs{where}: {len(plan):,} rows of {plan.length} tokens; {clause}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.corpus.build import DEFAULT_LENGTH, rate_line
-from bert_jax.data.pair_packing import losses, plan_translations
+from bert_jax.data.pair_packing import plan_translations
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Origin
@@ -103,7 +103,7 @@ class BuiltPairs(NamedTuple):
         except UserError as error:
             warnings.append(f"Warning: {error}")
         else:
-            clause, warning = losses(plan, shard)
+            clause, warning = plan.losses(shard)
             lines.append(
                 f"  as rows of {plan.length} source and {plan.target_length} target tokens: "
                 f"{len(plan):,} rows; {clause}"

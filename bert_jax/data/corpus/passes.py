@@ -153,7 +153,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
             for corpus, block, report in encoded:
                 self._append(corpus, block)
                 if report is not None:
-                    self.report.merge(report)
+                    self.report.merge(vars(report))
                 advance()
 
     def written(self) -> dict[str, Written]:

@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -50,11 +51,11 @@ class CleaningReport:
             }  # fmt: skip
             self._keep(reason, [sample])
 
-    def merge(self, other: "CleaningReport") -> None:
-        """Add the counts and samples of another report."""
-        self.documents.update(other.documents)
-        self.lines.update(other.lines)
-        for reason, samples in other.samples.items():
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add the counts and samples of another report, by the names of its fields."""
+        self.documents.update(other["documents"])
+        self.lines.update(other["lines"])
+        for reason, samples in other["samples"].items():
             self._keep(reason, samples)
 
     def _keep(self, reason: str, samples: list[dict[str, Any]]) -> None:

@@ -250,7 +250,7 @@ def _merged(marks: Sequence[Mapping[str, Any]], samples: int, tokenizer: Tokeniz
         for corpus, counts in mark["corpora"].items():
             built.written.setdefault(corpus, Written()).add(Written(**counts))
         built.sources += mark["sources"]
-        built.report.merge(CleaningReport(**mark["report"]))
+        built.report.merge(mark["report"])
     return built
 
 
