@@ -96,15 +96,9 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Sc
 
 
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, ScriptCounts]:
-    """Divide the tokens of a corpus by the scripts of the vocabulary's entries; reads no text.
+    """Divide (vocab_size,) occurrences of ids by the scripts of the vocabulary's entries.
 
-    Args:
-        tokenizer: Tokenizer of the corpus.
-        counts: (vocab_size,) occurrences of each id.
-
-    Returns:
-        Counts by script as in `measure_coverage`; [UNK] and parts of characters have no script and
-        stand by themselves.
+    No text is read. [UNK] and parts of characters have no script and stand by themselves.
     """
     found: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
     is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk

@@ -24,7 +24,6 @@ class Document(NamedTuple):
     text: str
     """Non-blank paragraphs, stripped, joined by newlines."""
     source: str
-    """Name of the source."""
     number: int
     """Number from 1 among the documents with text of the source, or of the part of it."""
     fields: Mapping[str, Any] = NO_FIELDS
@@ -73,10 +72,7 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Read documents with their fields from the beginning; those without text are empty.
-
-        Sets `_sha256` and `bytes_read`.
-        """
+        """Read texts, maybe empty, with their fields; sets `_sha256` and `bytes_read`."""
 
     def documents(self) -> Generator[Document, None, None]:
         """Read the source from its beginning.
@@ -93,8 +89,8 @@ class Source(ABC):
                 yield Document(text, self.name, number, fields)
         self._check_state()
         if not number and self.part is None:
-            field = f" in the field {self._field!r}" if self._field else ""
-            what = f"holds no text{field}" if self.size else "is empty"
+            what = "holds no text" if self.size else "is empty"
+            what += f" in the field {self._field!r}" if self.size and self._field else ""
             raise UserError(f"{self.name} {what}. Take it out of the input, or fetch it again.")
 
     def texts(self) -> Iterator[str]:
@@ -167,8 +163,7 @@ class _Head(Source):
 
 def paragraphs(text: str) -> str:
     """Return a document's text as its paragraphs joined by newlines: stripped, none blank."""
-    lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
-    return "\n".join(lines)
+    return "\n".join(filter(None, map(str.strip, text.splitlines())))
 
 
 def field_text(example: Mapping[str, Any], field: str) -> str:
@@ -196,7 +191,5 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 def missing_field(field: str, present: list[str]) -> str:
     """Say that a field is not there, which ones are, and the nearest of them."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
-    near = nearest(field, present)
-    hint = f" Did you mean {near!r}?" if near else ""
-    listed = ", ".join(present[:20]) or "none"
-    return f"no field {field!r}; the fields present are {listed}.{hint}"
+    hint = f" Did you mean {near!r}?" if (near := nearest(field, present)) else ""
+    return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

@@ -52,21 +52,17 @@ def resolve_sources(
         if not isinstance(spec, str):
             sources.append(spec)
             continue
-        for name in _names(spec):
+        if spec == PYTHON_DOCS or spec.startswith("tfds:"):
+            names = [spec]
+        else:
+            is_hub = spec.startswith("hf:") and not is_url(spec)
+            names = match_hub(spec) if is_hub else match_files(spec)
+        for name in names:
             key = name if name == spec or is_url(name) else str(Path(name).resolve())
             if key not in seen:
                 seen.add(key)
                 sources.append(_open(name, options))
     return sources
-
-
-def _names(spec: str) -> list[str]:
-    """Return the names of the sources that a name stands for."""
-    if spec == PYTHON_DOCS or spec.startswith("tfds:"):
-        return [spec]
-    if spec.startswith("hf:") and not is_url(spec):
-        return match_hub(spec)
-    return match_files(spec)
 
 
 def match_files(spec: str) -> list[str]:

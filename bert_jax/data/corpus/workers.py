@@ -37,11 +37,7 @@ def num_cores() -> int:
 
 
 def worker_count(asked: int | None) -> int:
-    """Return the number of processes, all cores by default.
-
-    Raises:
-        UserError: fewer than one, or too many.
-    """
+    """Return the number of processes, all cores by default; UserError out of range."""
     if asked is not None and not 1 <= asked <= _MAX_WORKERS:
         raise UserError(f"num_workers is {asked}; it must be 1 to {_MAX_WORKERS}.")
     return asked or num_cores()

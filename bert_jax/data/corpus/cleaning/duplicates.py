@@ -78,7 +78,9 @@ def scan(
                 filtered.append(unwanted)
                 file.write(found.sketches.tobytes())
                 signatures.append(found._replace(sketches=found.sketches[:0]))
-        _write(directory, numbers, filtered, signatures)
+        arrays = _arrays(numbers, signatures) | {"filtered": np.concatenate(filtered)}
+        for name, array in arrays.items():
+            np.save(directory / f"{name}.npy", array)
     except OSError as error:
         raise disk_full(directory, error) from error
 
@@ -101,28 +103,17 @@ def _sign_block(
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
     """Return the numbers of documents that stay, of those that do not, and signatures."""
     cleaner = Cleaner(config)
-    kept: dict[int, str] = {}
-    filtered: list[int] = []
-    for number, text in block:
-        cleaned = cleaner.clean(number, text)
-        if isinstance(cleaned, str):
-            kept[number] = cleaned
-        else:
-            filtered.append(number)
-    found = sign(
-        list(kept.values()),
-        near=config.near_duplicates is not None,
-        paragraphs=config.duplicate_paragraphs,
-    )
-    return np.array(list(kept), np.int64), np.array(filtered, np.int64), found
+    cleaned = {number: cleaner.clean(number, text) for number, text in block}
+    kept = {number: text for number, text in cleaned.items() if isinstance(text, str)}
+    filtered = np.array([number for number in cleaned if number not in kept], np.int64)
+    near, paragraphs = config.near_duplicates is not None, config.duplicate_paragraphs
+    found = sign(list(kept.values()), near=near, paragraphs=paragraphs)
+    return np.array(list(kept), np.int64), filtered, found
 
 
-def _write(
-    directory: Path,
-    numbers: Sequence[np.ndarray],
-    filtered: Sequence[np.ndarray],
-    signatures: Sequence[Signatures],
-) -> None:
+def _arrays(
+    numbers: Sequence[np.ndarray], signatures: Sequence[Signatures]
+) -> dict[str, np.ndarray]:
     firsts = np.cumsum([0, *map(len, numbers)])  # row of each block's first document
     keys, rows, paragraphs, places = [], [], [], []
     for first, each in zip(firsts, signatures, strict=False):
@@ -133,7 +124,6 @@ def _write(
         places.append(each.paragraphs[:, 1:] + np.array([first, 0], np.uint64))
     arrays = {
         "numbers": _joined(numbers, np.int64),
-        "filtered": _joined(filtered, np.int64),
         "hashes": _joined([each.hashes for each in signatures], np.uint64),
         "sketch_offsets": np.cumsum(
             _joined([np.zeros(1), *(each.sketch_lengths for each in signatures)], np.int64)
@@ -147,8 +137,7 @@ def _write(
         order = np.argsort(found, kind="stable")
         arrays[key] = found[order]
         arrays[place] = _joined(where, np.uint32)[order]
-    for name, array in arrays.items():
-        np.save(directory / f"{name}.npy", array)
+    return arrays
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
@@ -238,7 +227,9 @@ class _Work:
                 if name == "document"
                 else (scan.paragraph_keys, scan.paragraph_places)
             )
-            begin, end = (_place(sorted_keys, key) for key in span)
+            # The first key of the range, and the last, which a number of 64 bits can hold.
+            begin = np.searchsorted(sorted_keys, np.uint64(span[0]))
+            end = np.searchsorted(sorted_keys, np.uint64(span[1] - 1), side="right")
             keys.append(sorted_keys[begin:end])
             place = found[begin:end].astype(np.int64)
             place[:, 0] += self.bases[task]
@@ -251,11 +242,6 @@ class _Work:
 @functools.lru_cache(32)  # a memory map holds a file descriptor
 def _opened(path: Path, stamp: int) -> Scan:
     return open_scan(path)
-
-
-def _place(keys: np.ndarray, key: int) -> int:
-    """Return the number of sorted keys below a key, which may be 2^64."""
-    return int(np.searchsorted(keys, np.uint64(key))) if key < 1 << 64 else len(keys)
 
 
 def _ranges(num_entries: int) -> list[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """Data sets of the Hugging Face Hub: names of their files, which are read where they lie."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
@@ -20,12 +21,10 @@ _SECONDS = 30
 def match_hub(spec: str) -> list[str]:
     """Return URLs of the parquet and JSON lines files of a data set, sorted.
 
-    The files of a configuration and a split are those that the data set's card names; without an
-    entry there, those in a directory of the configuration's name and with the split in theirs. The
-    URLs name the commit: what is pushed later changes nothing.
-
-    Args:
-        spec: `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; split `train` by default.
+    The name is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. The
+    files of a configuration and a split are those that the data set's card names; without an entry
+    there, those in a directory of the configuration's name and with the split in theirs. The URLs
+    name the commit: what is pushed later changes nothing.
 
     Raises:
         UserError: no such data set, configuration or split, no access, or no file that is read.
@@ -61,32 +60,21 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
 
     try:
         return huggingface_hub.HfApi().dataset_info(repo, revision=revision, timeout=_SECONDS)
-    except errors.GatedRepoError as error:
-        raise UserError(
-            f"{spec}: the owner grants access by request: ask for it at "
-            f"{constants.ENDPOINT}/datasets/{repo}, then `hf auth login`"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(
-            f"{spec}: the Hub has no data set {repo}, or it is private (`hf auth login`)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(
-            f"{spec}: the Hub has {repo}, but no such branch, tag or commit of it"
-        ) from error
     except (*errors.HfHubHTTPError.__bases__, errors.HFValidationError) as error:
         reason = (f"{error}".splitlines() or [""])[0][:200]
-        raise UserError(
-            f"{spec}: {constants.ENDPOINT} cannot be asked: {type(error).__name__}: {reason}"
-        ) from error
+        said = f"{constants.ENDPOINT} cannot be asked: {type(error).__name__}: {reason}"
+        if isinstance(error, errors.GatedRepoError):  # one of those that are not found
+            place = f"{constants.ENDPOINT}/datasets/{repo}, then `hf auth login`"
+            said = f"the owner grants access by request: ask for it at {place}"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            said = f"the Hub has no data set {repo}, or it is private (`hf auth login`)"
+        elif isinstance(error, errors.RevisionNotFoundError):
+            said = f"the Hub has {repo}, but no such branch, tag or commit of it"
+        raise UserError(f"{spec}: {said}") from error
 
 
 def _by_card(
-    spec: str,
-    configs: Sequence[Mapping[str, Any]],
-    config: str,
-    split: str,
-    present: Sequence[str],
+    spec: str, configs: Sequence[Mapping[str, Any]], config: str, split: str, present: Sequence[str]
 ) -> list[str] | None:
     """Return the files that the card names for a configuration and a split; None: no entry."""
     by_name = {str(each.get("config_name")): each for each in configs if "data_files" in each}
@@ -104,14 +92,12 @@ def _by_card(
     if entry is None:
         raise UserError(_unknown(spec, "configuration", config, sorted(by_name)))
     files = entry["data_files"]
-    splits: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = defaultdict(list)
     for each in files if isinstance(files, list) else [files]:
         if isinstance(each, str):
             each = {"split": "train", "path": each}
         paths = each.get("path", [])
-        splits.setdefault(str(each.get("split")), []).extend(
-            [paths] if isinstance(paths, str) else paths
-        )
+        splits[str(each.get("split"))] += [paths] if isinstance(paths, str) else paths
     if split not in splits:
         raise UserError(_unknown(spec, "split", split, sorted(splits)))
     found = [name for name in present if any(fnmatch(name, path) for path in splits[split])]

@@ -21,6 +21,7 @@ _TYPED = re.compile(
 )
 # "axis (int): the axis" or "axis: the axis" of Google's style.
 _NAMED = re.compile(r"^\s*[`*]{0,2}[a-z_][\w.]*[`*]{0,2}(?:\s*\([^)]*\))?:\s+(?=\S)")
+_CODE = re.compile(r"[=({\[]\S|^\s*(?:from|import|def|for)\s")
 _HEADING = re.compile(r"^\s*[A-Z][\w \-/]{0,40}:\s*$")
 _SKIPPED_SECTIONS = frozenset({"references", "see also", "see-also", "authors", "author", "todo"})
 
@@ -96,9 +97,7 @@ def _blocks(text: str) -> list[str]:
     blocks: list[str] = []
     block: list[str] = []
     literal: int | None = None  # drop what is indented deeper than this: code follows a "::"
-    skipping = False  # in a section of references
-    doctest = False
-    fence = False
+    skipping = doctest = fence = False  # in a section of references, an example, a code block
 
     def flush() -> None:
         nonlocal literal
@@ -118,13 +117,10 @@ def _blocks(text: str) -> list[str]:
             flush()
             fence = not fence
             continue
-        if fence:
-            continue
-        if not line.strip():
+        if not fence and not line.strip():
             flush()
             doctest = False
-            continue
-        if doctest:
+        if fence or doctest or not line.strip():
             continue
         if literal is not None:
             if _indent(line) > literal:
@@ -171,16 +167,11 @@ def _blocks(text: str) -> list[str]:
                 ):
                     flush()
                     line = " " * _indent(line) + line[match.end() :]
-        if not block and line.startswith("    ") and _looks_like_code(line):
+        is_indented = not block and line.startswith("    ")
+        if is_indented and (not line.strip()[:1].isalpha() or _CODE.search(line)):
             literal = _indent(line) - 1
             continue
         if line.strip():
             block.append(line)
     flush()
     return blocks
-
-
-def _looks_like_code(line: str) -> bool:
-    return not line.strip()[0].isalpha() or bool(
-        re.search(r"[=({\[]\S|^\s*(?:from|import|def|for)\s", line)
-    )

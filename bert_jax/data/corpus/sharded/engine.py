@@ -183,11 +183,7 @@ class RayEngine(Engine):
 def open_engine(
     name: str = "local", *, address: str | None = None, num_workers: int | None = None
 ) -> Engine:
-    """Return an engine by its name.
-
-    Raises:
-        UserError: no such engine, or see the engines.
-    """
+    """Return an engine by its name; UserError where there is none, or see the engines."""
     if name == "ray":
         return RayEngine(address, num_workers)
     if name != "local":
@@ -198,12 +194,7 @@ def open_engine(
 
 
 def _reach(address: str) -> None:
-    """Connect to the head of a cluster once; Ray itself tries for minutes.
-
-    Raises:
-        OSError: there is no host of the name, or nothing answers.
-        ValueError: the port is no number.
-    """
+    """Connect to the head of a cluster once; Ray itself tries for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()

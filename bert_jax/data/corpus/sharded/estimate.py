@@ -28,7 +28,7 @@ class Estimate:
     total: int
     """Bytes of all sources; rows or examples where a source counts those."""
     sampled: int
-    """Bytes of them that were read."""
+    """Bytes that were read."""
     documents: int
     tokens: int
     text_bytes: int

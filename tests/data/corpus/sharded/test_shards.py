@@ -18,7 +18,7 @@ from bert_jax.data.corpus.passes import Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded import build as shard_build
 from bert_jax.data.corpus.sharded.engine import Engine, open_engine, plan_tasks
 from bert_jax.data.corpus.sharded.estimate import estimate_corpus
-from bert_jax.data.corpus.sharded.workspace import LocalWorkspace
+from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
@@ -318,7 +318,7 @@ def test_a_shard_is_made_again_where_other_documents_are_duplicates_now(
 
 
 def test_a_mark_is_that_of_one_task_and_its_settings(texts, tmp_path):
-    job = shard_build.Job(RECIPE, LocalWorkspace(tmp_path), {})
+    job = shard_build.Job(RECIPE, Workspace(tmp_path), {})
     first, second, *_ = plan_tasks(resolve_sources([texts]), SHARD_BYTES)
     others = (
         replace(job, recipe=replace(RECIPE, heldout_rate=0.2)),
