@@ -147,11 +147,8 @@ class PhaseRows:
     def __init__(self, corpora: Sequence[CorpusRows], mixing: Mixing | None) -> None:
         self.corpora, self._mixing = tuple(corpora), mixing
         self._prepared = [0] * len(corpora)
-
-    @property
-    def most_shards(self) -> int:
+        self.most_shards = sum(corpus.order.window for corpus in corpora)
         """Largest number of shards that rows of one time come from."""
-        return sum(corpus.order.window for corpus in self.corpora)
 
     def counts(self, num_rows: int) -> list[int]:
         """Count the rows of each corpus among the first ones of the phase."""

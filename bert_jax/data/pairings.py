@@ -105,7 +105,6 @@ class Pairing(ABC):
     """A way to make rows of a token store."""
 
     min_length: int
-    """Least length of a row."""
     has_labels: bool = False
     """Whether rows are sentence pairs with a label to learn."""
 

@@ -110,13 +110,11 @@ def described(phase: Mapping[str, Any]) -> str:
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
         "accumulation",
     )  # fmt: skip
-    given = {name: phase.get(name, getattr(PhaseConfig, name)) for name in names}
-    parts = [
+    return ", ".join(
         f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:g}'}"
-        for name, value in given.items()
-        if value != getattr(PhaseConfig, name)
-    ]
-    return ", ".join(parts)
+        for name in names
+        if (value := phase.get(name, getattr(PhaseConfig, name))) != getattr(PhaseConfig, name)
+    )
 
 
 @dataclass(frozen=True)

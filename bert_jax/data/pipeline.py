@@ -108,9 +108,12 @@ class ExampleStream:
         self.num_steps = self._first_step[-1]
         # Stores are checked now, not when the first batch is asked for.
         self._store_rows: dict[tuple[int, int], StoreRows] = {}
-        for number, text in enumerate(self._texts):
+        for phase, text in zip(self.phases, self._texts, strict=True):
             for each in text.stores:
-                self._add_store(each, self.phases[number].length)
+                shards, window = len(each.counts), config.window
+                num_plans = min(shards, 2 * window + 1) if window else shards
+                rows_of = StoreRows(each, config, phase.length, seed, num_plans)
+                self._store_rows.setdefault((id(each), phase.length), rows_of)
         self._of_phase = Kept(self._open_phase, len(self.phases))
         self._row_block = Kept(self._make_row_block, _BLOCKS)
 
@@ -164,8 +167,7 @@ class ExampleStream:
         """Return one process's rows of a step: a contiguous slice, without building the others.
 
         Raises:
-          UserError: the batch does not divide among the processes, or the store is damaged.
-          IndexError: the step is beyond the last phase.
+            UserError: the batch does not divide among the processes, or the store is damaged.
         """
         number = self.phase_of(step)
         step -= self._first_step[number]
@@ -182,12 +184,6 @@ class ExampleStream:
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
-
-    def _add_store(self, store: TokenStore, length: int) -> None:
-        shards, window = len(store.counts), self.config.window
-        num_plans = shards if not window else min(shards, 2 * window + 1)
-        rows = StoreRows(store, self.config, length, self._seed, num_plans)
-        self._store_rows.setdefault((id(store), length), rows)
 
     def _open_phase(self, number: int) -> PhaseRows:
         text, length, corpora = self._texts[number], self.phases[number].length, []
@@ -238,11 +234,7 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Begin to read.
-
-        Raises:
-          UserError: a batch does not divide among the processes, or the step is beyond the end.
-        """
+        """Begin to read; UserError for a batch that does not divide, or a step beyond the end."""
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)

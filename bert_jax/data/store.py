@@ -96,25 +96,14 @@ class TokenStore:
     """Comparison of the arrays of shards with their digests; see `open_store`."""
 
     @classmethod
-    def of(
-        cls,
-        shards: Sequence[Shard],
-        unigram_counts: np.ndarray,
-        tokenizer_fingerprint: str = "",
-        fingerprint: str = "",
-    ) -> "TokenStore":
+    def of(cls, shards: Sequence[Shard], unigram_counts: np.ndarray) -> "TokenStore":
         """Make a store of shards in memory; the first one says what they share."""
         first = shards[0]
+        sizes = ((each.num_tokens, each.num_sentences, each.num_documents) for each in shards)
         return cls(
-            Shards(len(shards), shards.__getitem__),
-            tuple(ShardEntry("", s.num_tokens, s.num_sentences, s.num_documents) for s in shards),
-            unigram_counts,
-            first.vocab_size,
-            first.special_ids,
-            tokenizer_fingerprint,
-            fingerprint,
-            meta=first.meta,
-        )
+            Shards(len(shards), shards.__getitem__), tuple(ShardEntry("", *each) for each in sizes),
+            unigram_counts, first.vocab_size, first.special_ids, "", "", meta=first.meta,
+        )  # fmt: skip
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -135,11 +124,6 @@ class TokenStore:
         """Return the directory of a shard of a store on disk."""
         assert self.path is not None
         return self.path / "shards" / shard.name
-
-    @property
-    def token_dtype(self) -> np.dtype:
-        """Stored integer type of the tokens."""
-        return token_dtype(self.vocab_size)
 
     @property
     def unknown_rate(self) -> float:
@@ -181,14 +165,8 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def is_store(path: str | Path) -> bool:
-    """Return true when `path` is a directory that holds a complete token store.
-
-    A store of version 1, which has its arrays beside the manifest, counts too: opening it says why
-    it is refused.
-    """
-    path = Path(path)
-    has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
-    return has_arrays and (path / "corpus.json").is_file()
+    """Return true when `path` is a directory that holds a complete token store."""
+    return (Path(path) / "shards").is_dir() and (Path(path) / "corpus.json").is_file()
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
@@ -246,11 +224,7 @@ def open_store(
 
 
 def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> TokenStore:
-    """Read the manifest of a store and its counts of ids, and make a store without shards.
-
-    Raises:
-        UserError: see `open_store`, whose arguments these are.
-    """
+    """Read the manifest of a store and its counts of ids, without shards; see `open_store`."""
     path = Path(path)
     header = _read_header(path)
     try:
@@ -284,7 +258,7 @@ def open_shard(
     entry = store.counts[number]
     path = store.shard_path(entry)
     shard = Shard(
-        map_array(path, "tokens", store.token_dtype, entry.num_tokens),
+        map_array(path, "tokens", token_dtype(store.vocab_size), entry.num_tokens),
         map_array(path, "sentence_offsets", OFFSET_DTYPE, entry.num_sentences + 1),
         map_array(path, "document_offsets", OFFSET_DTYPE, entry.num_documents + 1),
         store.vocab_size,

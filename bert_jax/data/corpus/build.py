@@ -48,7 +48,6 @@ class BuiltCorpus:
     """None in a bucket, and where nothing was held out: a rate of 0, or fewer than four distinct
     documents."""
     written: Written
-    """Counts."""
     seconds: float
 
     @classmethod
@@ -240,14 +239,12 @@ def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
         for lines in grouped(block.splitlines(keepends=True), len, piece_bytes + 1)
     )
     kept: list[bytes] = []
-    size = 0
-    stride = 1
+    size, stride = 0, 1
     for number, piece in enumerate(pieces):
         if number % stride == 0:
             kept.append(piece)
             size += len(piece)
         while size > max_bytes and len(kept) > 1:
             kept = kept[::2]
-            size = sum(map(len, kept))
-            stride *= 2
+            size, stride = sum(map(len, kept)), 2 * stride
     return kept

@@ -88,7 +88,6 @@ class BuiltPairs(NamedTuple):
     heldout: TokenStore | None
     """None where nothing was held out."""
     text_bytes: int
-    """UTF-8 bytes of text that were tokenized."""
     seconds: float
     empty: Cases
     """Pairs without tokens on a side; in no store."""

@@ -27,7 +27,6 @@ class ScriptCounts:
     """Tokens that begin a word."""
     tokens: int = 0
     unknown: int = 0
-    """Tokens that are [UNK]."""
     fallback: int = 0
     """Tokens that are single bytes, or another part of a character."""
 

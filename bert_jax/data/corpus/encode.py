@@ -24,7 +24,6 @@ class PairBlock(NamedTuple):
     """Some pairs of a source, for `encode_pairs`."""
 
     name: str
-    """Name of the source."""
     numbers: list[int]
     """Line or row of each pair."""
     texts: list[str]
@@ -35,7 +34,6 @@ class EncodedPairs(NamedTuple):
     """Tokens of a block of n pairs, those without tokens on a side included."""
 
     name: str
-    """Name of the source."""
     numbers: np.ndarray
     """(n,) int64, line or row."""
     tokens: np.ndarray
@@ -45,7 +43,6 @@ class EncodedPairs(NamedTuple):
     hashes: np.ndarray
     """(n, 2) uint64, of the text of source and target."""
     text_bytes: int
-    """UTF-8 bytes of the texts."""
 
 
 class Block(NamedTuple):

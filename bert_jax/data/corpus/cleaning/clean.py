@@ -35,7 +35,6 @@ class CleaningReport:
     samples_limit: int = 0
     """Samples kept for each reason; 0 keeps none."""
     documents: Counter[str] = field(default_factory=Counter)
-    """Dropped documents."""
     lines: Counter[str] = field(default_factory=Counter)
     """Lines left out of documents that stay, and of those dropped for want of lines."""
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

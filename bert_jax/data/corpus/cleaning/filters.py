@@ -118,11 +118,8 @@ class Filter:
     what: str
     """Name of the measure, for people."""
     source: str
-    """Publication that the bounds are from."""
     low: int | float = -math.inf
-    """Lowest value that stays."""
     high: int | float = math.inf
-    """Highest value that stays."""
 
     def reason(self, prose: Prose) -> str | None:
         """Say why a document is dropped; None where it stays."""
@@ -147,7 +144,6 @@ class Edit:
     what: str
     """Lines or marks that are left out, for people."""
     source: str
-    """Publication that the rule is from."""
 
 
 def _stop_words(prose: Prose) -> int:

@@ -83,9 +83,8 @@ class ParquetSource(Source):
                 if self.size * rows >= total * size * len(cuts):
                     cuts.append(group)
             parts = list(itertools.pairwise([*cuts, file.num_row_groups]))
-        if len(parts) < 2:
-            return [self]
-        return [self._of(part, self.size // len(parts)) for part in parts]
+        share = self.size // len(parts)
+        return [self._of(part, share) for part in parts] if len(parts) > 1 else [self]
 
 
 class DelimitedSource(FileSource):

@@ -60,11 +60,7 @@ class FileSource(Source):
         return ((text, NO_FIELDS) for text in self._plain_texts(blocks))
 
     def lines(self) -> Iterator[str]:
-        """Read all lines from the beginning, blank ones too, without their ends.
-
-        Raises:
-            UserError: the file cannot be read or is not text.
-        """
+        """Read all lines from the beginning, blank ones too, without their ends."""
         self.bytes_read = 0
         for _, lines in self._blocks(self._content()):
             yield from lines
@@ -112,12 +108,11 @@ class FileSource(Source):
 
     def _line(self, number: int) -> int:
         """Return the line of the file that a line of the part is."""
-        before = 0
         if self._begin:
             with open_binary(self.name) as file:
                 while data := file.read(min(_CUT_BLOCK, self._begin - file.tell())):
-                    before += data.count(b"\n")
-        return before + number
+                    number += data.count(b"\n")
+        return number
 
     def _content(self) -> Iterator[bytes]:
         """Read the plain content of the file, or of the part of it."""

@@ -27,7 +27,6 @@ class Twin:
     """A held-out document and the most similar training document."""
 
     document: int
-    """Number of the held-out document."""
     train_document: int
     similarity: float
     """Jaccard similarity of their word 5-shingles."""
@@ -40,17 +39,14 @@ class HeldoutReport:
     """Near-duplicates between the two stores of a corpus."""
 
     corpus: str
-    """Name of the corpus."""
     threshold: float
     """Lowest similarity of a near-duplicate."""
     documents: int
     """Held-out documents that were compared, evenly spread over the store."""
     of: int
-    """Held-out documents of the store."""
     twins: tuple[Twin, ...]
     """Near-duplicates, by number of the held-out document."""
     fingerprints: dict[str, str]
-    """Fingerprints of the two stores."""
 
     def lines(self) -> list[str]:
         """Return the result for people, with the most similar pairs."""
@@ -134,7 +130,6 @@ class _Index:
     documents: np.ndarray
     """(n,) row of each key."""
     sketches: tuple[np.ndarray, ...]
-    """Sketch of each row."""
     threshold: float
 
 

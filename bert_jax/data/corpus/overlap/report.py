@@ -28,7 +28,6 @@ class Report:
     """Shares of the n-grams of evaluation texts that a corpus holds; its file has these fields."""
 
     corpus: str
-    """Name of the corpus."""
     fingerprint: str
     """Fingerprint of the token store; empty for text files."""
     evaluation: str
@@ -42,7 +41,6 @@ class Report:
     texts: Mapping[str, tuple[int, int]]
     """n-grams of each text, and those that the corpus has, by key; (0, 0) where it is too short."""
     ngram: int
-    """Words of an n-gram."""
     min_words: int
     """Words of the shortest text that is looked for."""
 

@@ -28,7 +28,6 @@ class Estimate:
     total: int
     """Bytes of all sources; rows or examples where a source counts those."""
     sampled: int
-    """Bytes that were read."""
     documents: int
     tokens: int
     text_bytes: int
