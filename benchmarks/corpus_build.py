@@ -82,7 +82,7 @@ def prepare(text: str, vocab: str | None, directory: Path, parts: int) -> None:
 
 def run_ours(role: str, directory: Path, cores: int) -> None:
     from bert_jax.data.corpus.build import build_corpora
-    from bert_jax.data.corpus.cleaning.config import CleaningConfig
+    from bert_jax.data.corpus.cleaning.clean import CleaningConfig
     from bert_jax.data.corpus.passes import Recipe
     from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, open_engine
     from bert_jax.tokenization.load import load_tokenizer

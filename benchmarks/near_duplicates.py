@@ -14,8 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bert_jax.data.corpus.cleaning.clean import Drops
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig, Drops
 from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
 from bert_jax.data.corpus.overlap.ngrams import normalised_words
 from bert_jax.data.corpus.sources import resolve_sources

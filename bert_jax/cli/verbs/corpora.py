@@ -198,8 +198,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         from bert_jax.data.corpus.build import build_corpora
         from bert_jax.data.corpus.datasheet import Provenance
         from bert_jax.data.corpus.passes import Recipe
+        from bert_jax.data.corpus.sharded.build import estimate_corpus
         from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, open_engine
-        from bert_jax.data.corpus.sharded.estimate import estimate_corpus
         from bert_jax.data.corpus.sources import resolve_sources
         from bert_jax.data.corpus.workers import worker_count
         from bert_jax.tokenization.load import load_tokenizer

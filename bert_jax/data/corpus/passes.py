@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningReport, Drops
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, CleaningReport, Drops
 from bert_jax.data.corpus.datasheet import Tally
 from bert_jax.data.corpus.documents import Document, Source
 from bert_jax.data.corpus.encode import Block, EncodedBlock, clean_and_encode, start_worker

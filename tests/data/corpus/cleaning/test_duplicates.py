@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus.cleaning import duplicates
-from bert_jax.data.corpus.cleaning.clean import Cleaner, Dropped, Drops
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Dropped, Drops
 from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
 from bert_jax.data.corpus.overlap.signatures import SKETCH, sign, similarity
 

@@ -1,7 +1,12 @@
 import pytest
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningReport, Dropped
-from bert_jax.data.corpus.cleaning.config import CleaningConfig, identify
+from bert_jax.data.corpus.cleaning.clean import (
+    Cleaner,
+    CleaningConfig,
+    CleaningReport,
+    Dropped,
+    identify,
+)
 from bert_jax.data.corpus.cleaning.filters import EDITS, FILTERS, GROUPS, Prose, resolve_filters
 from bert_jax.errors import UserError
 

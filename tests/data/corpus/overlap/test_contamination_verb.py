@@ -12,7 +12,7 @@ from task_examples import TOKENIZER, put
 from bert_jax.artefacts.saved.contamination import reports_on_ancestors
 from bert_jax.cli.main import main
 from bert_jax.data.corpus.overlap import heldout, search
-from bert_jax.data.corpus.overlap.report import read_report, reports_of
+from bert_jax.data.corpus.overlap.search import read_report, reports_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DRAW = random.Random(0)

@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, Dropped
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Dropped
 from bert_jax.data.corpus.overlap.evaluation import (
     EvaluationSet,
     Example,
@@ -22,8 +21,7 @@ from bert_jax.data.corpus.overlap.ngrams import (
     normalised_words,
     word_hashes,
 )
-from bert_jax.data.corpus.overlap.report import read_report
-from bert_jax.data.corpus.overlap.search import search_texts
+from bert_jax.data.corpus.overlap.search import read_report, search_texts
 from bert_jax.errors import UserError
 
 WORDS = [f"w{number}" for number in range(4000)]

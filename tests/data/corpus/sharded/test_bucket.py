@@ -14,7 +14,7 @@ from made_texts import make_text
 from word_tokenizer import WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded import workspace
 from bert_jax.data.corpus.sharded.engine import Engine

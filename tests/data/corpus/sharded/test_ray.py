@@ -18,7 +18,7 @@ from ray_cluster import QUIET, Cluster, running_cluster
 from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded.engine import Engine, open_engine
 from bert_jax.errors import UserError

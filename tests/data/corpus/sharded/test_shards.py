@@ -13,11 +13,11 @@ from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.data.corpus import passes
 from bert_jax.data.corpus.build import build_corpora, build_corpus
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded import build as shard_build
+from bert_jax.data.corpus.sharded.build import estimate_corpus
 from bert_jax.data.corpus.sharded.engine import Engine, open_engine, plan_tasks
-from bert_jax.data.corpus.sharded.estimate import estimate_corpus
 from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
