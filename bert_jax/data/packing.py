@@ -90,7 +90,7 @@ def lay_out(
     *,
     closed: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Build packed rows of pieces, each as [CLS] piece [SEP], and padding.
+    """Build packed rows of pieces, each as [CLS] piece [SEP], or [CLS] piece if not `closed`.
 
     Args:
         starts: (n,) first token of each piece in the shard.
@@ -98,7 +98,6 @@ def lay_out(
         counts: (B,) pieces of each row, at least 1; of sum n.
         length: L.
         dtype: type of the segment ids; holds the largest number of pieces in a row.
-        closed: whether a piece ends in [SEP]; else it is [CLS] piece.
 
     Returns:
         Tokens (B, L) of the shard's dtype, and segment ids (B, L): 0 padding, 1.. pieces.
@@ -181,13 +180,12 @@ def deal(
     patterns: list[tuple[int, tuple[int, ...]]],
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deal pieces to rows, at random among pieces of a kind.
+    """Deal pieces to rows, at random, by `key`, among pieces of a kind.
 
     Args:
         kinds: (n,) kind of each piece, such as its length.
         histogram: how many pieces are of each kind.
         patterns: number of rows, and the kinds of the pieces in each; equal kinds adjacent.
-        key: key of the random order.
 
     Returns:
         (n,) numbers of the pieces, row by row, and (num_rows,) how many each row holds.

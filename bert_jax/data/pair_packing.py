@@ -79,14 +79,9 @@ class TranslationPlan:
         start, source_len = self.source_start[pair], self.source_len[pair]
         tokens, segment_ids = lay_out(shard, start, source_len, counts, self.length, dtype)
         target_tokens, target_segment_ids = lay_out(
-            shard,
-            start.astype(np.int64) + source_len,
-            self.target_len[pair],
-            counts,
-            self.target_length,
-            dtype,
-            closed=False,
-        )
+            shard, start.astype(np.int64) + source_len, self.target_len[pair], counts,
+            self.target_length, dtype, closed=False,
+        )  # fmt: skip
         return {
             "tokens": tokens,
             "type_ids": np.zeros(tokens.shape, np.uint8),
@@ -134,12 +129,7 @@ def check_pairs(shard: Shard) -> None:
 
 
 def plan_translations(
-    shard: Shard,
-    length: int,
-    target_length: int,
-    *,
-    seed: int = 0,
-    num_passes: int = 1,
+    shard: Shard, length: int, target_length: int, *, seed: int = 0, num_passes: int = 1
 ) -> TranslationPlan:
     """Plan rows of pairs; every pair that fits a row is in exactly one row of each pass.
 

@@ -103,9 +103,8 @@ class Shard:
         np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
         highest = int(rows.max(initial=0))
         if highest >= self.vocab_size:
-            raise damaged(
-                self.path, f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
-            )
+            said = f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
+            raise damaged(self.path, said)
         real = np.arange(length, dtype=np.int32) < used.astype(np.int32)
         np.copyto(rows, np.asarray(self.special_ids.pad, rows.dtype), where=~real)
         return rows, real
@@ -160,17 +159,15 @@ def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole
         whole: Whether to look at all of them, not only at the beginning.
     """
     if offsets[0] != 0 or offsets[-1] != end:
-        raise damaged(
-            path, f"{name}_offsets.bin runs from {offsets[0]} to {offsets[-1]}, not 0 to {end}"
-        )
+        ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"
+        raise damaged(path, f"{name}_offsets.bin runs from {ends}")
     offsets = offsets if whole else offsets[:_CHECKED_OFFSETS]
     for begin in range(0, len(offsets) - 1, _CHECK_BLOCK):
         falls = np.flatnonzero(np.diff(offsets[begin : begin + _CHECK_BLOCK + 1]) <= 0)
         if falls.size:
             at = begin + int(falls[0])
-            raise damaged(
-                path, f"{name}_offsets.bin: {offsets[at]} is followed by {offsets[at + 1]} at {at}"
-            )
+            said = f"{offsets[at]} is followed by {offsets[at + 1]} at {at}"
+            raise damaged(path, f"{name}_offsets.bin: {said}")
 
 
 def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
@@ -179,9 +176,8 @@ def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
         block = tokens[begin : begin + _CHECK_BLOCK]
         if block.max() >= vocab_size:
             at = begin + int(np.argmax(block >= vocab_size))
-            raise damaged(
-                path, f"tokens.bin has the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
-            )
+            said = f"the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
+            raise damaged(path, f"tokens.bin has {said}")
 
 
 def check_manifest(path: Path, header: Mapping[str, Any]) -> None:

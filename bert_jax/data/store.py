@@ -189,7 +189,7 @@ def open_store(
     """Open a store without reading it: arrays are memory maps, and shards are opened when used.
 
     Args:
-        path: the store's directory.
+        path: directory.
         tokenizer: refuse a store that another tokenizer built.
         verify: read everything and compare with the fingerprint (about 1 GB/s).
         background: compare a shard with its digests while it is used; `store.checks.wait()` raises.
@@ -261,11 +261,8 @@ def open_shard(
         map_array(path, "tokens", token_dtype(store.vocab_size), entry.num_tokens),
         map_array(path, "sentence_offsets", OFFSET_DTYPE, entry.num_sentences + 1),
         map_array(path, "document_offsets", OFFSET_DTYPE, entry.num_documents + 1),
-        store.vocab_size,
-        store.special_ids,
-        path,
-        store.meta,
-    )
+        store.vocab_size, store.special_ids, path, store.meta,
+    )  # fmt: skip
     if check:
         check_offsets(path, "sentence", shard.sentence_offsets, entry.num_tokens, whole=verify)
         check_offsets(path, "document", shard.document_offsets, entry.num_sentences, whole=verify)
@@ -280,9 +277,8 @@ def _verify(store: TokenStore) -> None:
         check_tokens(shard.path, shard.tokens, store.vocab_size)
         for name, digest in entry.sha256.items():
             if hashlib.sha256(getattr(shard, name).data).hexdigest() != digest:
-                raise damaged(
-                    shard.path, f"{name}.bin does not have the digest that corpus.json names"
-                )
+                said = f"{name}.bin does not have the digest that corpus.json names"
+                raise damaged(shard.path, said)
     digests = (entry.sha256 for entry in store.counts)
     if content_fingerprint(store.tokenizer_fingerprint, *digests) != store.fingerprint:
         raise damaged(store.path, "its content does not have the fingerprint in corpus.json")
@@ -314,16 +310,9 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
         raise ValueError(f"token_dtype {header['token_dtype']!r} with vocab_size {vocab_size}")
     known = {"vocab_size", "special_ids", "tokenizer_fingerprint", "fingerprint", "shards"}
     return TokenStore(
-        shards=Shards(0, ().__getitem__),
-        counts=shards,
-        unigram_counts=np.zeros(0, np.int64),
-        vocab_size=vocab_size,
-        special_ids=special_ids,
-        tokenizer_fingerprint=fingerprints[0],
-        fingerprint=fingerprints[1],
-        path=path,
-        meta={key: value for key, value in header.items() if key not in known},
-    )
+        Shards(0, ().__getitem__), shards, np.zeros(0, np.int64), vocab_size, special_ids,
+        *fingerprints, path, {key: value for key, value in header.items() if key not in known},
+    )  # fmt: skip
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -332,9 +321,8 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not (path / "corpus.json").is_file():
         for part in ("train", "heldout"):
             if is_store(path / part):
-                raise UserError(
-                    f"{path} holds several token stores; name one, such as {path / part}."
-                )
+                said = f"holds several token stores; name one, such as {path / part}."
+                raise UserError(f"{path} {said}")
         raise UserError(
             f"no complete token store at {path}: it has no corpus.json. Build one with "
             "`bert-jax corpus`."

@@ -146,13 +146,10 @@ class ShardWriter:
         except OSError as error:
             raise disk_full(self.path, error) from error
         return ShardEntry(
-            self.path.name,
-            self.num_tokens,
-            self.num_sentences,
-            self.num_documents,
+            self.path.name, self.num_tokens, self.num_sentences, self.num_documents,
             {name: digest.hexdigest() for name, digest in self._digests.items()},
             {name.removesuffix(".bin"): crc for name, crc in crcs.items()},
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Remove what was written unless `finish` has completed; may be called twice."""
@@ -177,18 +174,11 @@ def write_manifest(
     counts: Iterable[bytes | None] | None = None,
     **meta: Any,
 ) -> None:
-    """Make one store of shards that are complete.
+    """Make one store of shards that are complete, in their order, with further entries `meta`.
 
     `corpus.json` is written last: without it there is no store. Rename the directory only
-    afterwards (`StagedDirectory`).
-
-    Args:
-        directory: Directory of the store.
-        shards: Entries of the shards, in the order that the store has.
-        tokenizer: Tokenizer of all shards.
-        counts: Content of each shard's `unigram_counts.bin`, None where that is missing; by
-            default the files are read below `directory`.
-        meta: Further entries of `corpus.json`, such as the sources.
+    afterwards (`StagedDirectory`). `counts` are the contents of each shard's `unigram_counts.bin`,
+    None where that is missing; by default the files are read below `directory`.
 
     Raises:
         UserError: No shards, one whose counts of ids are not as written, or the disk is full.
@@ -207,6 +197,7 @@ def write_manifest(
         (directory / f"{COUNTS}.bin").write_bytes(unigram_counts.tobytes())
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)
         tokenizer.save(directory / "tokenizer")
+        fingerprint = content_fingerprint(tokenizer.fingerprint, *(e.sha256 for e in shards))
         header = {
             **meta,
             "format": FORMAT,
@@ -216,9 +207,7 @@ def write_manifest(
             "vocab_size": tokenizer.vocab_size,
             "special_ids": asdict(tokenizer.special_ids),
             "tokenizer_fingerprint": tokenizer.fingerprint,
-            "fingerprint": content_fingerprint(
-                tokenizer.fingerprint, *(each.sha256 for each in shards)
-            ),
+            "fingerprint": fingerprint,
             "shards": [each._asdict() for each in shards],
             DIGESTS: digests_of(directory),
         }

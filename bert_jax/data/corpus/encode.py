@@ -21,7 +21,7 @@ _ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge doc
 
 
 class PairBlock(NamedTuple):
-    """Some pairs of a source, for `encode_pairs`."""
+    """Some pairs of a source, by its name, for `encode_pairs`."""
 
     name: str
     numbers: list[int]
@@ -122,11 +122,9 @@ def encode_block(block: bytes) -> EncodedBlock:
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
     filled = np.concatenate([[0], np.cumsum(pieces)])
     counts = np.diff(filled[np.array([0, *ends])])
-    return EncodedBlock(
-        (tokens, lengths, counts[counts > 0].astype(np.int32)),
-        _hashes(documents)[counts > 0],
-        len(block),
-    )
+    filled_counts = counts[counts > 0].astype(np.int32)
+    hashes = _hashes(documents)[counts > 0]
+    return EncodedBlock((tokens, lengths, filled_counts), hashes, len(block))
 
 
 def encode_pairs(block: PairBlock) -> EncodedPairs:
@@ -135,13 +133,10 @@ def encode_pairs(block: PairBlock) -> EncodedPairs:
     tokens, lengths = _encode(_worker[0], block.texts)
     encoded = [text.encode() for text in block.texts]
     return EncodedPairs(
-        block.name,
-        np.array(block.numbers, np.int64),
-        tokens,
-        lengths.reshape(-1, 2).astype(np.int64),
-        _hashes(encoded).reshape(-1, 2),
+        block.name, np.array(block.numbers, np.int64), tokens,
+        lengths.reshape(-1, 2).astype(np.int64), _hashes(encoded).reshape(-1, 2),
         sum(map(len, encoded)),
-    )
+    )  # fmt: skip
 
 
 def _hashes(texts: list[bytes]) -> np.ndarray:

@@ -280,13 +280,8 @@ def _report(
     for each in evaluation.examples:
         examples[each.split].append(tuple(map(text_key, each.texts)))
     return Report(
-        corpus=name,
-        fingerprint=fingerprint,
-        evaluation=evaluation.name,
-        digest=evaluation.digest,
-        files=evaluation.files,
+        name, fingerprint, evaluation.name, evaluation.digest, evaluation.files,
         examples={split: tuple(keys) for split, keys in examples.items()},
         texts=dict(zip(map(text_key, evaluation.texts), counts, strict=True)),
-        ngram=NGRAM,
-        min_words=MIN_WORDS,
-    )
+        ngram=NGRAM, min_words=MIN_WORDS,
+    )  # fmt: skip

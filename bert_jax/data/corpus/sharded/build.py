@@ -68,11 +68,7 @@ def make_shard(
 ) -> dict[str, Any]:
     """Write the shard of a task, of each corpus and part, and return the task's mark.
 
-    Args:
-        job: settings of the build.
-        task: sources.
-        num_workers: processes of the task.
-        advance: function that is called after each block.
+    The task has `num_workers` processes; `advance` is called after each block.
     """
     drops = None if job.drops is None else Drops.load(job.drops / f"{task.name}.npz")
     with job.workspace.scratch() as root:
@@ -163,12 +159,7 @@ def find_drops(
 ) -> Path:
     """Read all tasks once, and decide which duplicates to drop.
 
-    Args:
-        recipe: settings.
-        tasks: tasks of the build.
-        directory: directory that all processes reach; scans that are complete there are kept.
-        engine: engine that reads the tasks.
-        progress: whether a bar is shown on a terminal.
+    All processes reach `directory`; scans that are complete there are kept.
 
     Returns:
         Directory with a file for each task, which `Drops.load` reads.
@@ -343,17 +334,9 @@ def estimate_corpus(
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
         memory += int(_SCAN_BYTES * documents * scale / len(tasks))
-    return Estimate(
-        total=total,
-        sampled=sampled,
-        documents=int(documents * scale),
-        tokens=int(tokens * scale),
-        text_bytes=int(sum(each.text_bytes for each in made.written().values()) * scale),
-        store_bytes=int(store_bytes * scale),
-        processor_seconds=seconds * scale,
-        process_bytes=memory,
-        shards=len(tasks),
-    )
+    text_bytes = sum(each.text_bytes for each in made.written().values())
+    figures = (int(each * scale) for each in (documents, tokens, text_bytes, store_bytes))
+    return Estimate(total, sampled, *figures, seconds * scale, memory, len(tasks))
 
 
 def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
