@@ -241,16 +241,16 @@ def build_pairs(
             for block in _encoded(heldout, tokenizer, workers, sample, bar):
                 held.append(block, np.ones(block.numbers.size, bool))
                 text_bytes += block.text_bytes
-            if heldout and not held.writer.num_documents:
-                raise _empty(heldout)
             threshold = 0 if heldout else int(heldout_rate * 2**64)
             for block in _encoded(sources, tokenizer, workers, sample, bar):
                 is_held = block.hashes[:, 0] < np.uint64(threshold)
                 train.append(block, ~is_held)
                 held.append(block, is_held)
                 text_bytes += block.text_bytes
-        if not train.writer.num_documents:
-            raise _empty(sources)
+        for part, read in ((held, heldout), (train, sources)):
+            if read and not part.writer.num_documents:
+                names = ", ".join(source.name for source in read)
+                raise UserError(f"{names}: no pair has text on both sides.")
         round_trip = RoundTrip.measure(tokenizer, sample)
         tally = Tally(tokenizer)
         for text in sample:
@@ -347,11 +347,6 @@ class _Part:
             text_bytes=text_bytes,
             **accounted,
         )
-
-
-def _empty(sources: Sequence[PairSource]) -> UserError:
-    names = ", ".join(source.name for source in sources)
-    return UserError(f"{names}: no pair has text on both sides.")
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:

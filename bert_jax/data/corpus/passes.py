@@ -123,7 +123,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         self._new_cleaner = None
         if not recipe.cleaning.is_empty:
             self._new_cleaner = functools.partial(Cleaner, recipe.cleaning, drops, samples=samples)
-        self._writers: dict[str, dict[str, ShardWriter]] = {}
+        self._writers: dict[tuple[str, str], ShardWriter] = {}
         self._written: dict[str, Written] = {}
         self.report = CleaningReport(samples)
         """Counts and samples of what was dropped."""
@@ -157,22 +157,16 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
 
     def written(self) -> dict[str, Written]:
         """Return the counts of each corpus so far."""
-        for corpus, writers in self._writers.items():
-            for part, writer in writers.items():
-                setattr(self._written[corpus], part, writer.num_documents)
+        for (corpus, part), writer in self._writers.items():
+            setattr(self._written[corpus], part, writer.num_documents)
         return self._written
 
     def finish(self) -> dict[tuple[str, str], ShardEntry]:
         """Complete the shards that have documents, and return their entries by corpus and part."""
-        return {
-            (corpus, part): writer.finish()
-            for corpus, writers in self._writers.items()
-            for part, writer in writers.items()
-            if writer.num_documents
-        }
+        return {of: each.finish() for of, each in self._writers.items() if each.num_documents}
 
     def _append(self, corpus: str, block: EncodedBlock) -> None:
-        if corpus not in self._writers:
+        if corpus not in self._written:
             self._open(corpus)
         smallest = np.unique(block.hashes)[:_MIN_DOCUMENTS].tolist()
         self._written[corpus].add(Written(0, 0, block.text_bytes, smallest))
@@ -181,22 +175,22 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         tokens, sentence_lengths, document_lengths = block.arrays
         for part, kept in zip(PARTS, (~heldout, heldout), strict=True):
             sentences = np.repeat(kept, document_lengths)
-            self._writers[corpus][part].append(
+            self._writers[corpus, part].append(
                 tokens[np.repeat(sentences, sentence_lengths)],
                 sentence_lengths[sentences],
                 document_lengths[kept],
             )
 
     def _open(self, corpus: str) -> None:
-        if len(self._writers) == MAX_CORPORA:
+        if len(self._written) == MAX_CORPORA:
             raise UserError(
                 f"the field {self._recipe.by_field!r} has more than {MAX_CORPORA} values, such as "
                 f"{corpus!r}; --by-column takes a field of few values, such as a language."
             )
-        self._writers[corpus], self._written[corpus] = {}, Written()
+        self._written[corpus] = Written()
         for part in PARTS:
-            place = self._place(corpus, part)
-            self._writers[corpus][part] = ShardWriter(place, self._recipe.tokenizer)
+            writer = ShardWriter(self._place(corpus, part), self._recipe.tokenizer)
+            self._writers[corpus, part] = writer
 
     def _blocks(self, sources: Iterable[Source]) -> Generator[Block, None, None]:
         """Yield about a megabyte of documents each, of one corpus."""
@@ -249,7 +243,5 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         return name
 
     def __exit__(self, *exception: object) -> None:
-        for writers in self._writers.values():
-            for writer in writers.values():
-                writer.close()
-        self._writers = {}
+        while self._writers:
+            self._writers.popitem()[1].close()

@@ -124,9 +124,7 @@ class CleaningConfig:
             UserError: evaluation texts cannot be read.
         """
         edits, filters = resolve_filters(self.filters)
-        found: dict[str, Any] = {}
-        if edits:
-            found["edits"] = list(edits)
+        found: dict[str, Any] = {"edits": list(edits)} if edits else {}
         if filters:
             found["filters"] = {name: each.record() for name, each in filters.items()}
         if self.language:
@@ -134,19 +132,16 @@ class CleaningConfig:
                 "code": self.language, "threshold": self.language_threshold,
                 "py3langid": metadata.version("py3langid"),
             }  # fmt: skip
-        for name in ("duplicates", "duplicate_paragraphs"):
-            if getattr(self, name):
-                found[name] = True
+        flags = ("duplicates", "duplicate_paragraphs")
+        found |= {name: True for name in flags if getattr(self, name)}
         if self.near_duplicates is not None:
             found["near_duplicates"] = {
                 "similarity": self.near_duplicates, "shingle": SHINGLE, "bands": BANDS,
                 "rows": ROWS, "rensa": metadata.version("rensa"),
             }  # fmt: skip
         if self.without:
-            sets = [read_evaluation(spec) for spec in self.without]
-            found["without"] = [
-                {"name": each.name, "sha256": each.digest, "ngram": NGRAM} for each in sets
-            ]
+            sets = map(read_evaluation, self.without)
+            found["without"] = [{"name": s.name, "sha256": s.digest, "ngram": NGRAM} for s in sets]
         return found
 
 
@@ -253,7 +248,6 @@ class Drops:
 
 
 NO_LINES = "no-lines-left"
-"""Reason for dropping a document whose every line was left out."""
 EVALUATION = "evaluation-text"
 """Reason of paragraphs that share an n-gram with evaluation texts, and of such documents."""
 

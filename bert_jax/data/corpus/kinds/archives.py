@@ -32,9 +32,8 @@ class _Archive(FileSource):
     has_cuts = False
 
     def _needs(self, package: str) -> contextlib.AbstractContextManager[None]:
-        return needs_package(
-            f"{self.name}: reading such a file needs {package}: pip install 'bert_jax[corpora]'."
-        )
+        said = f"reading such a file needs {package}: pip install 'bert_jax[corpora]'."
+        return needs_package(f"{self.name}: {said}")
 
 
 class WarcSource(_Archive):

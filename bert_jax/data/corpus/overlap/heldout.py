@@ -91,8 +91,7 @@ def heldout_twins(
     sketches = np.split(signatures.sketches, np.cumsum(signatures.sketch_lengths)[:-1])
     keys = signatures.bands.reshape(-1)
     order = np.argsort(keys, kind="stable")
-    owners = order // signatures.bands.shape[1]
-    index = _Index(keys[order], owners, tuple(sketches), threshold)
+    index = keys[order], order // signatures.bands.shape[1], tuple(sketches), threshold
     best: dict[int, tuple[float, int]] = {}
     bases = np.cumsum([0, *(counts.num_documents for counts in train.counts)])
     spans = store_spans(train)
@@ -120,16 +119,8 @@ def heldout_path(corpus: Path) -> Path:
     return corpus / "heldout" / DIRECTORY / HELDOUT
 
 
-@dataclass(frozen=True)
-class _Index:
-    """Bands of the held-out documents."""
-
-    keys: np.ndarray
-    """(n,) uint64, ascending."""
-    documents: np.ndarray
-    """(n,) row of each key."""
-    sketches: tuple[np.ndarray, ...]
-    threshold: float
+_Index = tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...], float]
+"""Bands of held-out documents, (n,) uint64 ascending, and their rows; sketches; the threshold."""
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
@@ -143,16 +134,17 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
     """Compute row of the index, number of the text, and similarity, of near-duplicates."""
     found = sign(list(texts))
+    known, documents, held, threshold = index
     keys = found.bands.reshape(-1)
-    begins = np.searchsorted(index.keys, keys)
-    counts = np.searchsorted(index.keys, keys, side="right") - begins
+    begins = np.searchsorted(known, keys)
+    counts = np.searchsorted(known, keys, side="right") - begins
     hits = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     mine = np.repeat(np.arange(len(keys)) // found.bands.shape[1], counts)
-    pairs = np.unique(np.column_stack([index.documents[hits], mine]), axis=0)
+    pairs = np.unique(np.column_stack([documents[hits], mine]), axis=0)
     sketches = np.split(found.sketches, np.cumsum(found.sketch_lengths)[:-1])
     twins = []
     for document, other in pairs.tolist():
-        value = similarity(index.sketches[document], sketches[other])
-        if value >= index.threshold:
+        value = similarity(held[document], sketches[other])
+        if value >= threshold:
             twins.append((document, other, value))
     return twins
