@@ -27,10 +27,18 @@ import grain
 import numpy as np
 
 from bert_jax.data.kept import Kept
-from bert_jax.data.mixture import CorpusProgress, CorpusRows, Mixing, Mixture, PhaseRows
+from bert_jax.data.mixture import (
+    CorpusProgress,
+    CorpusRows,
+    Mixing,
+    Mixture,
+    PhaseRows,
+    Places,
+    ShardOrder,
+    StoreRows,
+)
 from bert_jax.data.pairings import MAX_LENGTH, PAIRINGS, DataConfig, ExamplePlan
 from bert_jax.data.phases import Phase, Share, stages_from
-from bert_jax.data.rows import Places, ShardOrder, StoreRows
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute

@@ -13,6 +13,7 @@ from synthetic_store import (
     store_of,
 )
 
+from bert_jax.data.mixture import StoreRows
 from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import (
@@ -20,7 +21,6 @@ from bert_jax.data.pipeline import (
     ExampleStream,
     TrainBatches,
 )
-from bert_jax.data.rows import StoreRows
 from bert_jax.errors import UserError
 
 OBJECTIVES = ("nsp", "sop", "none")

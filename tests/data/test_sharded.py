@@ -8,10 +8,10 @@ from synthetic_store import make_pairs, make_shard, random_shard, store_of
 
 from bert_jax.data import pipeline
 from bert_jax.data.kept import Kept
+from bert_jax.data.mixture import ShardOrder
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import EvalBatches, ExampleStream, TrainBatches, row_keys
-from bert_jax.data.rows import ShardOrder
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 

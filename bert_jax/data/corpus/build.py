@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bert_jax.data.corpus.cleaning.clean import SAMPLES
 from bert_jax.data.corpus.datasheet import FIELDS, Provenance
@@ -107,9 +108,7 @@ def build_corpus(
     heldout_rate: float = 0.01,
     splitter: str = "fast",
     num_workers: int | None = None,
-    options: ReadOptions | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
+    **options: Any,
 ) -> BuiltCorpus:
     """Make the directory `out` with the token stores `train` and `heldout`.
 
@@ -117,10 +116,8 @@ def build_corpus(
     `num_workers` processes do the work, by default one for each core; 1 is this process.
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
-    (built,) = build_corpora(
-        sources, recipe, out, engine=Engine(num_workers), options=options,
-        overwrite=overwrite, progress=progress,
-    )  # fmt: skip
+    engine = Engine(num_workers)
+    (built,) = build_corpora(sources, recipe, out, engine=engine, **options)
     return built
 
 

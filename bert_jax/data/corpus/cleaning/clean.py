@@ -21,13 +21,15 @@ import numpy as np
 from bert_jax.data.corpus.cleaning.filters import Prose, resolve_filters
 from bert_jax.data.corpus.overlap.evaluation import read_evaluation
 from bert_jax.data.corpus.overlap.ngrams import (
+    BANDS,
     NGRAM,
+    ROWS,
+    SHINGLE,
     NgramTable,
     hash_text,
     normalised_words,
     word_hashes,
 )
-from bert_jax.data.corpus.overlap.signatures import BANDS, ROWS, SHINGLE
 from bert_jax.errors import UserError, nearest, needs_package
 from bert_jax.files.staging import replace_file, staged_file
 

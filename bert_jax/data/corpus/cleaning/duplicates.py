@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Drops
-from bert_jax.data.corpus.overlap.signatures import Signatures, sign, similarity
+from bert_jax.data.corpus.overlap.ngrams import Signatures, sign, similarity
 from bert_jax.data.corpus.workers import grouped, map_ordered
 from bert_jax.files.staging import disk_full, staged_file
 

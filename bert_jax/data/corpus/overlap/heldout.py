@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_jax.data.corpus.overlap.ngrams import SHINGLE, sign, similarity
 from bert_jax.data.corpus.overlap.search import DIRECTORY, HELDOUT, decoded, map_spans, store_spans
-from bert_jax.data.corpus.overlap.signatures import SHINGLE, sign, similarity
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file

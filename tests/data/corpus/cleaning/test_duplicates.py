@@ -10,7 +10,7 @@ import pytest
 from bert_jax.data.corpus.cleaning import duplicates
 from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Dropped, Drops
 from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
-from bert_jax.data.corpus.overlap.signatures import SKETCH, sign, similarity
+from bert_jax.data.corpus.overlap.ngrams import SKETCH, sign, similarity
 
 pytest.importorskip("rensa")
 
