@@ -175,10 +175,7 @@ def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.
 
 
 def deal(
-    kinds: np.ndarray,
-    histogram: np.ndarray,
-    patterns: list[tuple[int, tuple[int, ...]]],
-    key: int,
+    kinds: np.ndarray, histogram: np.ndarray, patterns: list[tuple[int, tuple[int, ...]]], key: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Deal pieces to rows, at random, by `key`, among pieces of a kind.
 

@@ -51,7 +51,7 @@ side by side are then read together."""
 _BLOCK_STEPS = 4096  # at most
 _BLOCKS = 4  # kept
 
-# What a random number is for; part of its key. `data.rows` has 0.
+# What a random number is for; part of its key. `data.mixture` has 0.
 _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 
 
@@ -75,7 +75,7 @@ class ExampleStream:
     """Training batches by step number; safe to read from several threads.
 
     Each phase reads the rows of its text and length from the start, every row once in an order of
-    its own, then again in another order (`data.order`), or several such texts (`data.mixture`).
+    its own, then again in another order (`data.mixture`), or several such texts (`data.mixture`).
     Plans are made when a shard is first read.
     """
 

@@ -149,14 +149,9 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 
 
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
-    """Refuse offsets that do not run from 0 to `end`, or do not rise: nothing in a store is empty.
+    """Refuse offsets, (n,), that do not run from 0 to `end`, or do not rise: nothing is empty.
 
-    Args:
-        path: Directory of the store or shard.
-        name: "sentence" or "document".
-        offsets: (n,) int64.
-        end: Last offset.
-        whole: Whether to look at all of them, not only at the beginning.
+    `name` is sentence or document; only where `whole`, more than the beginning is looked at.
     """
     if offsets[0] != 0 or offsets[-1] != end:
         ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"

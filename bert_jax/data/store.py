@@ -165,8 +165,14 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def is_store(path: str | Path) -> bool:
-    """Return true when `path` is a directory that holds a complete token store."""
-    return (Path(path) / "shards").is_dir() and (Path(path) / "corpus.json").is_file()
+    """Return true when `path` is a directory that holds a complete token store.
+
+    A store of version 1, which has its arrays beside the manifest, counts too: opening it says why
+    it is refused.
+    """
+    path = Path(path)
+    has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
+    return has_arrays and (path / "corpus.json").is_file()
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:

@@ -12,14 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bert_jax.data.shard import OFFSET_DTYPE, StoreTokenizer, damaged, token_dtype
-from bert_jax.data.store import (
-    ARRAYS,
-    COUNTS,
-    FORMAT,
-    VERSION,
-    ShardEntry,
-    content_fingerprint,
-)
+from bert_jax.data.store import ARRAYS, COUNTS, FORMAT, VERSION, ShardEntry, content_fingerprint
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, crc_of, digests_of, json_crc
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file

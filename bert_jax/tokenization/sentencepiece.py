@@ -199,7 +199,6 @@ def train_sentencepiece(
     Args:
         texts: read once; lines are training sentences.
         vocab_size: pieces in all, the five special ones and 256 bytes included.
-        model: `unigram` (Kudo 2018) or `bpe`.
         byte_fallback: characters without a piece become bytes instead of [UNK].
         character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
             for small alphabets.

@@ -49,7 +49,7 @@ def train_wordpiece(
     character_coverage: float | None = None,
     progress: bool = False,
 ) -> WordPieceTokenizer:
-    """Learn a vocabulary: the same texts in any order give the same one.
+    """Learn a vocabulary of `vocab_size` tokens: the same texts in any order give the same one.
 
     Pairs of pieces are merged most frequent first, as `tokenizers` does it. Its trainer by itself
     gives another vocabulary on every run, because it numbers the characters in the order of a
@@ -58,7 +58,6 @@ def train_wordpiece(
 
     Args:
         texts: read once; memory grows with the number of distinct words only.
-        vocab_size: tokens in all, the five special ones included.
         lowercase, strip_accents: see `WordPieceOptions`.
         min_frequency: least number of times that a merged pair occurs.
         limit_alphabet: number of characters, the most frequent, that get tokens; words with others

@@ -215,8 +215,6 @@ def build_pairs(
     `build.build_corpora`.
 
     Args:
-        sources: training pairs.
-        tokenizer: picklable tokenizer of both sides.
         heldout: held-out pairs.
         heldout_rate: share of the training pairs to hold out where `heldout` is empty.
         drop_duplicates: whether only the first of equal pairs of `sources` is kept.

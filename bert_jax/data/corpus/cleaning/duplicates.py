@@ -62,7 +62,7 @@ def scan(
     Memory grows with the number of documents, by about 400 bytes for each.
 
     Raises:
-        UserError: the disk is full, or see `signatures.sign`.
+        UserError: the disk is full, or see `ngrams.sign`.
     """
     blocks = grouped(enumerate(documents), lambda item: len(item[1]), _BLOCK_CHARS)
     sign_block = functools.partial(_sign_block, config)

@@ -209,11 +209,7 @@ def _run(job: Job, tasks: Sequence[Task], engine: Engine, progress: bool) -> lis
 
 
 def _completed(
-    engine: Engine,
-    work: Callable[..., Any],
-    todo: Sequence[Task],
-    description: str,
-    progress: bool,
+    engine: Engine, work: Callable[..., Any], todo: Sequence[Task], description: str, progress: bool
 ) -> list[Any]:
     """Run `work(task, num_workers, advance)` for tasks and return the results, with a bar.
 

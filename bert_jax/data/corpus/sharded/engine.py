@@ -73,14 +73,7 @@ own is nobody else's."""
 
 
 class Engine:
-    """Processes of this machine.
-
-    Args:
-        num_workers: processes; all cores by default.
-
-    Raises:
-        UserError: fewer than one, or too many.
-    """
+    """Processes of this machine, all cores by default; UserError for a number out of range."""
 
     is_local = True
 
