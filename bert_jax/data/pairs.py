@@ -186,8 +186,9 @@ def plan_pairs(
             "document(s)"
         )
     # Column by column, so that only one is ever held twice.
-    columns = [np.concatenate([part.pop(0) for part in parts]) for _ in range(5)]
-    return PairPlan(length, *columns, pairing=pairing)
+    columns = (np.concatenate([part.pop(0) for part in parts]) for _ in range(5))
+    a_start, a_len, b_start, b_len, label = columns
+    return PairPlan(length, a_start, a_len, b_start, b_len, label, pairing)
 
 
 def truncate(

@@ -190,6 +190,7 @@ def train_sentencepiece(
     vocab_size: int,
     *,
     model: Literal["unigram", "bpe"] = "unigram",
+    lowercase: bool = False,
     byte_fallback: bool = True,
     character_coverage: float = 0.9995,
     progress: bool = False,
@@ -199,6 +200,7 @@ def train_sentencepiece(
     Args:
         texts: read once; lines are training sentences.
         vocab_size: pieces in all, the five special ones and 256 bytes included.
+        lowercase: case-fold during normalisation.
         byte_fallback: characters without a piece become bytes instead of [UNK].
         character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
             for small alphabets.
@@ -233,7 +235,7 @@ def train_sentencepiece(
             model_type=model,
             vocab_size=vocab_size,
             hard_vocab_limit=False,
-            normalization_rule_name="nmt_nfkc",
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
             byte_fallback=byte_fallback,
             character_coverage=character_coverage,
             max_sentence_length=4 * _LINE_CHARS,

@@ -213,6 +213,12 @@ def test_training_gives_the_same_bytes_every_time(kind: Kind) -> None:
     assert out.stdout.strip() == here.fingerprint
 
 
+def test_lowercase_folds_case() -> None:
+    made = train_sentencepiece(TEXTS, 350, lowercase=True)
+    assert made.encode("THE Fox").ids.tolist() == made.encode("the fox").ids.tolist()
+    assert "".join(covered(made, "THE")) == "THE"
+
+
 def test_long_lines_and_reserved_characters_are_not_dropped() -> None:
     # The library drops lines over 4192 bytes, and those with a tab or U+2585, silently.
     for texts in (

@@ -136,9 +136,8 @@ class Source(ABC):
             found["sha256"] = self._sha256
         elif self.state is not None:  # only a part of the file was read
             found["version"] = self.state.version
-        if self.part is not None:
-            found["part"] = list(self.part)
-        return found | self._details
+        part = {} if self.part is None else {"part": list(self.part)}
+        return found | part | self._details
 
 
 class _Head(Source):

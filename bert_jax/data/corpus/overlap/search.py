@@ -134,7 +134,10 @@ def read_report(path: Path) -> Report:
     try:
         found = value["examples"].items()
         return Report(
-            *(str(value[name]) for name in ("corpus", "fingerprint", "evaluation", "digest")),
+            corpus=str(value["corpus"]),
+            fingerprint=str(value["fingerprint"]),
+            evaluation=str(value["evaluation"]),
+            digest=str(value["digest"]),
             files=tuple((str(name), str(digest)) for name, digest in value["files"]),
             examples={split: tuple(tuple(map(str, e)) for e in listed) for split, listed in found},
             texts={key: (int(total), int(seen)) for key, (total, seen) in value["texts"].items()},
