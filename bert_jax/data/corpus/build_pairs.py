@@ -81,7 +81,7 @@ class BuiltPairs(NamedTuple):
     num_decoded: int
     """Targets that were encoded and decoded: where one changes, no translation can be right."""
     changed: Sequence[tuple[str, str]]
-    """Those that came back otherwise, and as what."""
+    """Targets that came back otherwise, and as what."""
     is_swapped: bool
     """Whether the held-out sources look like training targets, and the other way round."""
 

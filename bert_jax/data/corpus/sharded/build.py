@@ -331,8 +331,10 @@ def estimate_corpus(
     if recipe.cleaning.needs_scan:
         memory += int(_SCAN_BYTES * documents * scale / len(tasks))
     text_bytes = sum(each.text_bytes for each in made.written().values())
-    figures = (int(each * scale) for each in (documents, tokens, text_bytes, store_bytes))
-    return Estimate(total, sampled, *figures, seconds * scale, memory, len(tasks))
+    return Estimate(
+        total, sampled, int(documents * scale), int(tokens * scale), int(text_bytes * scale),
+        int(store_bytes * scale), seconds * scale, memory, len(tasks),
+    )  # fmt: skip
 
 
 def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
