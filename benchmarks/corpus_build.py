@@ -54,7 +54,7 @@ def prepare(text: str, vocab: str | None, directory: Path, parts: int) -> None:
     from bert_jax.data.corpus.build import iter_texts
     from bert_jax.data.corpus.sources import resolve_sources
     from bert_jax.tokenization.load import load_tokenizer
-    from bert_jax.tokenization.wordpiece_training import train_wordpiece
+    from bert_jax.tokenization.training import train_wordpiece
 
     plain = directory / "text.txt"
     if text == "python-docs":
@@ -82,10 +82,9 @@ def prepare(text: str, vocab: str | None, directory: Path, parts: int) -> None:
 
 def run_ours(role: str, directory: Path, cores: int) -> None:
     from bert_jax.data.corpus.build import build_corpora
-    from bert_jax.data.corpus.cleaning.config import CleaningConfig
+    from bert_jax.data.corpus.cleaning.clean import CleaningConfig
     from bert_jax.data.corpus.passes import Recipe
-    from bert_jax.data.corpus.sharded.engine import open_engine
-    from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES
+    from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, open_engine
     from bert_jax.tokenization.load import load_tokenizer
 
     tokenizer = load_tokenizer(directory / "tokenizer")

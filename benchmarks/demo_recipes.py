@@ -28,7 +28,7 @@ from bert_jax.config.mapping import diff
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.pipeline import EvalBatches, ExampleStream
 from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
+from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.pretrain.corpus import evaluation_config, open_corpus, step_config
 from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate

@@ -128,7 +128,7 @@ def write_model(directory: Path, size: str, texts: list[str]) -> None:
     from bert_jax.model.config import SIZES
     from bert_jax.model.embedding import EmbeddingConfig
     from bert_jax.model.heads import init_params
-    from bert_jax.tokenization.wordpiece_training import train_wordpiece
+    from bert_jax.tokenization.training import train_wordpiece
 
     tokenizer = train_wordpiece(texts, 8192)
     config = dataclasses.replace(

@@ -125,7 +125,7 @@ def write_model(directory: Path, size: str, texts: list[Text]) -> None:
     from bert_jax.artefacts.saved.model import Origin, SavedModel
     from bert_jax.model.config import SIZES
     from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
-    from bert_jax.tokenization.wordpiece_training import train_wordpiece
+    from bert_jax.tokenization.training import train_wordpiece
 
     tokenizer = train_wordpiece((part for pair in texts for part in pair if part), 8192)
     config = dataclasses.replace(

@@ -14,11 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.duplicates import find_duplicates
-from bert_jax.data.corpus.cleaning.scan import scan
-from bert_jax.data.corpus.overlap.words import normalised_words
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig, Drops
+from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
+from bert_jax.data.corpus.overlap.ngrams import normalised_words
 from bert_jax.data.corpus.sources import resolve_sources
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)

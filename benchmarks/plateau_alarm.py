@@ -20,7 +20,7 @@ from demo_recipes import Run
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.distributed.parallel.sharding import place_batch
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
+from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import step_config
 from bert_jax.training.pretrain.loss_monitor import MARGIN, LossMonitor

@@ -18,7 +18,7 @@ import numpy as np
 
 from bert_jax.config.mapping import build
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
+from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.pretrain.config import PretrainConfig

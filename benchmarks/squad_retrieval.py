@@ -85,7 +85,7 @@ def main() -> int:
     if options.data is None:
         parser.error("give --data, or BERT_JAX_DATA in the environment")
     import bert_jax
-    from bert_jax.data.corpus.overlap.words import normalised_words
+    from bert_jax.data.corpus.overlap.ngrams import normalised_words
     from bert_jax.tasks.retrieval.bm25 import BM25
 
     squad = Path(options.data) / "squad"

@@ -11,19 +11,13 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Results of a function by argument; the last ones used are kept.
+    """Results of a pure function by argument; the last ones used, `most`, are kept.
 
-    Safe to call from several threads: who asks for a result that is being made waits for it.
+    Safe to call from several threads: who asks for a result that is being made waits for it. A
+    result that was dropped meanwhile, or that failed, is made again.
     """
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
-        """Make nothing yet.
-
-        Args:
-            make: Pure function; called again for a result that was dropped meanwhile, or that
-                failed.
-            most: Results to keep.
-        """
         self._make, self._most = make, most
         self._kept: OrderedDict[Key, Future[Value]] = OrderedDict()
         self._lock = threading.Lock()

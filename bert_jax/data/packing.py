@@ -67,6 +67,10 @@ class PackedPlan:
             "pair_labels": np.full(rows.size, -1, np.int32),
         }
 
+    def losses(self, shard: Shard) -> tuple[str, str | None]:
+        """Say nothing: every token is in a row."""
+        return "", None
+
 
 def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the pieces in rows, (n,), row by row, and how many each row has."""
@@ -86,7 +90,7 @@ def lay_out(
     *,
     closed: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Build packed rows of pieces, each as [CLS] piece [SEP], and padding.
+    """Build packed rows of pieces, each as [CLS] piece [SEP], or [CLS] piece if not `closed`.
 
     Args:
         starts: (n,) first token of each piece in the shard.
@@ -94,7 +98,6 @@ def lay_out(
         counts: (B,) pieces of each row, at least 1; of sum n.
         length: L.
         dtype: type of the segment ids; holds the largest number of pieces in a row.
-        closed: whether a piece ends in [SEP]; else it is [CLS] piece.
 
     Returns:
         Tokens (B, L) of the shard's dtype, and segment ids (B, L): 0 padding, 1.. pieces.
@@ -125,7 +128,7 @@ def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 
     at a random offset first, so that the same rows do not come again.
 
     Raises:
-      UserError: the length, special tokens included, is not 3 to 65,535, or the corpus is empty.
+        UserError: the length is not 3 to 65,535, or the corpus is empty.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -172,18 +175,14 @@ def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.
 
 
 def deal(
-    kinds: np.ndarray,
-    histogram: np.ndarray,
-    patterns: list[tuple[int, tuple[int, ...]]],
-    key: int,
+    kinds: np.ndarray, histogram: np.ndarray, patterns: list[tuple[int, tuple[int, ...]]], key: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deal pieces to rows, at random among pieces of a kind.
+    """Deal pieces to rows, at random, by `key`, among pieces of a kind.
 
     Args:
         kinds: (n,) kind of each piece, such as its length.
         histogram: how many pieces are of each kind.
         patterns: number of rows, and the kinds of the pieces in each; equal kinds adjacent.
-        key: key of the random order.
 
     Returns:
         (n,) numbers of the pieces, row by row, and (num_rows,) how many each row holds.
@@ -214,14 +213,12 @@ def deal(
 
 
 def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Best-fit decreasing on a histogram of piece lengths.
+    """Pack a histogram of piece lengths, (n,), by best-fit decreasing into rows of `length`.
 
-    Args:
-      histogram: (n,) how many pieces have each length, special tokens not counted.
-      length: L; a piece of length k takes k + 2 positions.
+    A piece of length k takes k + 2 positions.
 
     Returns:
-      (number of rows, the lengths of the pieces in each of these rows), longest first.
+        Number of rows, and the lengths of the pieces in each of these rows, longest first.
     """
     # Rows that are alike so far, by the positions still free in them: [how many, their pieces]. The
     # rooms are in the order in which they were first looked at, which is the order of the rows.

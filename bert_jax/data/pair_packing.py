@@ -79,14 +79,9 @@ class TranslationPlan:
         start, source_len = self.source_start[pair], self.source_len[pair]
         tokens, segment_ids = lay_out(shard, start, source_len, counts, self.length, dtype)
         target_tokens, target_segment_ids = lay_out(
-            shard,
-            start.astype(np.int64) + source_len,
-            self.target_len[pair],
-            counts,
-            self.target_length,
-            dtype,
-            closed=False,
-        )
+            shard, start.astype(np.int64) + source_len, self.target_len[pair], counts,
+            self.target_length, dtype, closed=False,
+        )  # fmt: skip
         return {
             "tokens": tokens,
             "type_ids": np.zeros(tokens.shape, np.uint8),
@@ -95,26 +90,25 @@ class TranslationPlan:
             "target_segment_ids": target_segment_ids,
         }
 
-
-def losses(plan: TranslationPlan, shard: Shard) -> tuple[str, str | None]:
-    """Describe how full rows are and what they leave out: a clause, and a warning if much."""
-    pairs = plan.source_len.size
-    source, target = plan.real_shares
-    clause = (
-        f"{source:.1%} of source places and {target:.1%} of target places real, "
-        f"{pairs / len(plan):.1f} pairs a row"
-    )
-    if not plan.num_left_out:
-        return clause, None
-    share = plan.num_left_out / shard.num_documents
-    clause += f"; {plan.num_left_out:,} pairs longer than a row left out"
-    if share <= _MANY_LEFT_OUT:
-        return clause, None
-    return clause, (
-        f"Warning: {share:.1%} of the pairs are longer than a row of {plan.length} source and "
-        f"{plan.target_length} target tokens, and are in no row. What helps: longer rows "
-        "(training.phases[0].length, data.target_length)"
-    )
+    def losses(self, shard: Shard) -> tuple[str, str | None]:
+        """Describe how full rows are and what they leave out: a clause, and a warning if much."""
+        pairs = self.source_len.size
+        source, target = self.real_shares
+        clause = (
+            f"{source:.1%} of source places and {target:.1%} of target places real, "
+            f"{pairs / len(self):.1f} pairs a row"
+        )
+        if not self.num_left_out:
+            return clause, None
+        share = self.num_left_out / shard.num_documents
+        clause += f"; {self.num_left_out:,} pairs longer than a row left out"
+        if share <= _MANY_LEFT_OUT:
+            return clause, None
+        return clause, (
+            f"Warning: {share:.1%} of the pairs are longer than a row of {self.length} source and "
+            f"{self.target_length} target tokens, and are in no row. What helps: longer rows "
+            "(training.phases[0].length, data.target_length)"
+        )
 
 
 def check_pairs(shard: Shard) -> None:
@@ -135,12 +129,7 @@ def check_pairs(shard: Shard) -> None:
 
 
 def plan_translations(
-    shard: Shard,
-    length: int,
-    target_length: int,
-    *,
-    seed: int = 0,
-    num_passes: int = 1,
+    shard: Shard, length: int, target_length: int, *, seed: int = 0, num_passes: int = 1
 ) -> TranslationPlan:
     """Plan rows of pairs; every pair that fits a row is in exactly one row of each pass.
 
@@ -189,15 +178,13 @@ def plan_translations(
 def pack_pairs(
     source: np.ndarray, target: np.ndarray, histogram: np.ndarray, length: int, target_length: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Pack pairs of sizes (source, target) into rows of (length, target_length) places.
+    """Pack pairs into rows of (length, target_length) places.
 
-    Args:
-        source, target: (k,) int64, places that a pair of each kind takes on a side.
-        histogram: (k,) how many pairs are of each kind, at least 1.
-        length, target_length: places of a row.
+    A pair of a kind takes `source` and `target`, (k,), places, and there are `histogram`, (k,), at
+    least 1, of each kind.
 
     Returns:
-        (number of rows, the kinds of the pairs in each of these rows, in rising order).
+        Number of rows, and the kinds of the pairs in each of these rows, in rising order.
     """
     # From the largest, on the side on which a pair takes the larger share of a row.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")

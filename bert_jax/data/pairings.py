@@ -6,9 +6,8 @@ pairing by name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from typing_extensions import override
@@ -24,14 +23,7 @@ from bert_jax.config.bounds import (
     Or,
 )
 from bert_jax.data import packing, pair_packing, pairs
-from bert_jax.data.packing import plan_packing
-from bert_jax.data.pair_packing import (
-    MIN_TARGET_LENGTH,
-    TranslationPlan,
-    check_pairs,
-    plan_translations,
-)
-from bert_jax.data.pairs import PairPlan, plan_pairs
+from bert_jax.data.pair_packing import MIN_TARGET_LENGTH
 from bert_jax.data.phases import MixtureConfig
 from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
@@ -97,6 +89,9 @@ class ExamplePlan(Protocol):
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers: all of a batch but `row_index`."""
 
+    def losses(self, shard: Shard) -> tuple[str, str | None]:
+        """Describe what is in no row: a clause, and a warning that names causes if it is much."""
+
 
 class Column(NamedTuple):
     """An array of a batch, for whatever plans without data."""
@@ -110,7 +105,6 @@ class Pairing(ABC):
     """A way to make rows of a token store."""
 
     min_length: int
-    """Least length of a row."""
     has_labels: bool = False
     """Whether rows are sentence pairs with a label to learn."""
 
@@ -127,27 +121,18 @@ class Pairing(ABC):
     def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
         """Plan the rows of one length of a shard; a pure function of its arguments."""
 
-    @abstractmethod
+    def segment_dtype(self, config: DataConfig, length: int) -> np.dtype:
+        """Return the type of the segment ids."""
+        return np.dtype(np.uint8)
+
     def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
         """Describe the arrays of a batch, but for `row_index`; `tokens` is the store's dtype."""
-
-    def losses(self, plan: Any, shard: Shard) -> tuple[str, str | None]:
-        """Describe what a plan of this pairing leaves out: a clause, and a warning if bad."""
-        del plan, shard
-        return "", None
-
-    def majority_rate(self, parts: Sequence[tuple[Any, np.ndarray]]) -> float | None:
-        """Return the share of the more frequent label in rows of plans; None without labels."""
-        del parts
-        return None
-
-
-def _one_side(length: int, tokens: np.dtype, segments: np.dtype) -> dict[str, Column]:
-    return {
-        "tokens": Column((length,), tokens),
-        "type_ids": Column((length,), np.dtype(np.uint8)),
-        "segment_ids": Column((length,), segments),
-    }
+        return {
+            "tokens": Column((length,), tokens),
+            "type_ids": Column((length,), np.dtype(np.uint8)),
+            "segment_ids": Column((length,), self.segment_dtype(config, length)),
+            "pair_labels": Column((), np.dtype(np.int32)),
+        }
 
 
 @dataclass(frozen=True)
@@ -167,29 +152,11 @@ class SentencePairs(Pairing):
                 pairs.check_documents(path, shard.num_documents)
 
     @override
-    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> PairPlan:
-        return plan_pairs(
-            shard,
-            length,
-            pairing=self.name,
-            short_rate=config.short_rate,
-            seed=seed,
+    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
+        return pairs.plan_pairs(
+            shard, length, pairing=self.name, short_rate=config.short_rate, seed=seed,
             num_passes=config.num_passes,
-        )
-
-    @override
-    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
-        labels = {"pair_labels": Column((), np.dtype(np.int32))}
-        return _one_side(length, tokens, np.dtype(np.uint8)) | labels
-
-    @override
-    def losses(self, plan: PairPlan, shard: Shard) -> tuple[str, str | None]:
-        return pairs.losses(plan, shard, self.name)
-
-    @override
-    def majority_rate(self, parts: Sequence[tuple[PairPlan, np.ndarray]]) -> float | None:
-        labels = np.concatenate([plan.label[rows] for plan, rows in parts])
-        return pairs.majority_rate(labels) if labels.size else None
+        )  # fmt: skip
 
 
 class PackedText(Pairing):
@@ -199,12 +166,11 @@ class PackedText(Pairing):
 
     @override
     def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
-        return plan_packing(shard, length, seed=seed, num_passes=config.num_passes)
+        return packing.plan_packing(shard, length, seed=seed, num_passes=config.num_passes)
 
     @override
-    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
-        labels = {"pair_labels": Column((), np.dtype(np.int32))}
-        return _one_side(length, tokens, packing.segment_dtype(length)) | labels
+    def segment_dtype(self, config: DataConfig, length: int) -> np.dtype:
+        return packing.segment_dtype(length)
 
 
 class Translations(Pairing):
@@ -214,30 +180,26 @@ class Translations(Pairing):
 
     @override
     def check(self, store: TokenStore) -> None:
-        check_pairs(store.shards[0])  # the others when their rows are planned
+        pair_packing.check_pairs(store.shards[0])  # the others when their rows are planned
 
     @override
-    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> TranslationPlan:
-        return plan_translations(
-            shard,
-            length,
-            config.target_length or length,
-            seed=seed,
-            num_passes=config.num_passes,
+    def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
+        target_length = config.target_length or length
+        return pair_packing.plan_translations(
+            shard, length, target_length, seed=seed, num_passes=config.num_passes
         )
 
     @override
-    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
-        target_length = config.target_length or length
-        segments = pair_packing.pair_segment_dtype(length, target_length)
-        return _one_side(length, tokens, segments) | {
-            "target_tokens": Column((target_length,), tokens),
-            "target_segment_ids": Column((target_length,), segments),
-        }
+    def segment_dtype(self, config: DataConfig, length: int) -> np.dtype:
+        return pair_packing.pair_segment_dtype(length, config.target_length or length)
 
     @override
-    def losses(self, plan: TranslationPlan, shard: Shard) -> tuple[str, str | None]:
-        return pair_packing.losses(plan, shard)
+    def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
+        columns, target_length = super().columns(config, length, tokens), config.target_length
+        del columns["pair_labels"]
+        columns["target_tokens"] = Column((target_length or length,), tokens)
+        segments = columns["segment_ids"].dtype
+        return columns | {"target_segment_ids": Column((target_length or length,), segments)}
 
 
 PAIRINGS: dict[str, Pairing] = {

@@ -33,7 +33,6 @@ LABELS = {
     "sop": {0: "A and B in order", 1: "A and B swapped"},
 }
 """Meaning of the labels of pairs, by pairing."""
-DEFAULT_PAIRING: Literal["nsp"] = "nsp"
 MIN_LENGTH = NUM_SPECIAL + 2
 # Part of what determines a plan: the cut of long documents, and the order of the rows.
 _BLOCK_ROWS = 256
@@ -66,6 +65,7 @@ class PairPlan:
     """(num_rows,) as `a_len`, of B."""
     label: np.ndarray
     """(num_rows,) uint8. nsp: 0 next, 1 random. sop: 0 in order, 1 swapped."""
+    pairing: Literal["nsp", "sop"] = "nsp"
 
     def __len__(self) -> int:
         return self.label.size
@@ -102,52 +102,42 @@ class PairPlan:
             "pair_labels": self.label[rows].astype(np.int32),
         }
 
+    def losses(self, shard: Shard) -> tuple[str, str | None]:
+        """Describe tokens left out and labels: a clause, and a warning if bad.
 
-def majority_rate(labels: np.ndarray) -> float:
-    """Return the share of the more frequent label: the accuracy of always answering with it.
-
-    Under `nsp` it is often above a half: chunks of one sentence always take a random partner.
-    """
-    ones = np.count_nonzero(labels) / labels.size
-    return max(ones, 1 - ones)
-
-
-def losses(plan: PairPlan, shard: Shard, pairing: str) -> tuple[str, str | None]:
-    """Describe the tokens that a plan leaves out and its labels: a clause, and a warning if bad.
-
-    The warning names the likely causes in this shard, and what helps.
-    """
-    unheld, random = plan.unheld_rate(shard.num_tokens), float(plan.label.mean())
-    clause = f"{unheld:.1%} of the tokens in no row"
-    trouble, cures = [], ["data.pairing='none' uses every token"]
-    if unheld > _HIGH_UNHELD:
-        sentences = np.diff(shard.sentence_offsets)
-        half = (plan.length - NUM_SPECIAL) // 2
-        long = sentences[sentences > half].sum() / shard.num_tokens
-        lines = ": each line is one" if shard.meta.get("splitter") == "lines" else ""
-        trouble.append(
-            f"{unheld:.0%} of the corpus's tokens are in none of them ({long:.0%} lie in sentences "
-            f"longer than half a row{lines}; what does not fit is cut off)"
-        )
-        cures.append("longer rows hold more")
-        if sentences.max() > _LONGEST:
-            cures.append("`bert-jax corpus` cuts long sentences, which older versions did not")
-    if pairing == "nsp":
-        clause += f", {random:.1%} random pairs"
-        if random > _HIGH_RANDOM:
-            alone = np.mean(np.diff(shard.document_offsets) == 1)
+        The warning names the likely causes in this shard, and what helps.
+        """
+        unheld, random = self.unheld_rate(shard.num_tokens), float(self.label.mean())
+        clause = f"{unheld:.1%} of the tokens in no row"
+        trouble, cures = [], ["data.pairing='none' uses every token"]
+        if unheld > _HIGH_UNHELD:
+            sentences = np.diff(shard.sentence_offsets)
+            half = (self.length - NUM_SPECIAL) // 2
+            long = sentences[sentences > half].sum() / shard.num_tokens
+            lines = ": each line is one" if shard.meta.get("splitter") == "lines" else ""
             trouble.append(
-                f"{random:.0%} of the pairs are random (a chunk of one sentence always takes a "
-                f"random partner; {alone:.0%} of the documents are one sentence)"
+                f"{unheld:.0%} of the corpus's tokens are in none of them ({long:.0%} lie in "
+                f"sentences longer than half a row{lines}; what does not fit is cut off)"
             )
-            if alone > _MANY_ALONE:
-                cures.append("longer documents give more pairs in order")
-    if not trouble:
-        return clause, None
-    return clause, (
-        f"Warning: rows of {plan.length} tokens under pairing '{pairing}': "
-        f"{' and '.join(trouble)}. What helps: {'; '.join(cures)}"
-    )
+            cures.append("longer rows hold more")
+            if sentences.max() > _LONGEST:
+                cures.append("`bert-jax corpus` cuts long sentences, which older versions did not")
+        if self.pairing == "nsp":
+            clause += f", {random:.1%} random pairs"
+            if random > _HIGH_RANDOM:
+                alone = np.mean(np.diff(shard.document_offsets) == 1)
+                trouble.append(
+                    f"{random:.0%} of the pairs are random (a chunk of one sentence always takes a "
+                    f"random partner; {alone:.0%} of the documents are one sentence)"
+                )
+                if alone > _MANY_ALONE:
+                    cures.append("longer documents give more pairs in order")
+        if not trouble:
+            return clause, None
+        return clause, (
+            f"Warning: rows of {self.length} tokens under pairing '{self.pairing}': "
+            f"{' and '.join(trouble)}. What helps: {'; '.join(cures)}"
+        )
 
 
 def check_documents(path: Path | None, num_documents: int) -> None:
@@ -175,8 +165,7 @@ def plan_pairs(
     Passes are plans of the corpus laid end to end, each from other random numbers.
 
     Raises:
-      UserError: the length, special tokens included, is not 5 to 65,535, or the corpus cannot make
-        pairs.
+        UserError: the length is not 5 to 65,535, or the corpus cannot make pairs.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -197,8 +186,9 @@ def plan_pairs(
             "document(s)"
         )
     # Column by column, so that only one is ever held twice.
-    columns = [np.concatenate([part.pop(0) for part in parts]) for _ in range(5)]
-    return PairPlan(length, *columns)
+    columns = (np.concatenate([part.pop(0) for part in parts]) for _ in range(5))
+    a_start, a_len, b_start, b_len, label = columns
+    return PairPlan(length, a_start, a_len, b_start, b_len, label, pairing)
 
 
 def truncate(
@@ -208,16 +198,11 @@ def truncate(
 
     Taking one token at a time from the longer (from B when equal) first levels the two and then
     alternates, so the final lengths are determined; each cut token is a fair coin between front
-    and back, so the number cut at the front is binomial: a count of random bits.
-
-    Args:
-      a_len, b_len: (k,) int64.
-      room: tokens that A and B may have together, at least 2.
-      a_key, b_key: keys of the coins.
-      rows: (k,) counters of the coins.
+    and back, so the number cut at the front is binomial: a count of random bits. Coins have two
+    keys, and the (k,) counters `rows`.
 
     Returns:
-      (tokens cut at A's front, A's new length, tokens cut at B's front, B's new length).
+        Tokens cut at A's front, A's new length, tokens cut at B's front, B's new length.
     """
     excess = np.maximum(a_len + b_len - room, 0)
     level = np.minimum(np.abs(a_len - b_len), excess)

@@ -75,25 +75,20 @@ class PhaseConfig:
     half, for a third of these steps each. More steps than the phase has: a tenth of the phase."""
 
     def check(self, number: int) -> None:
-        """Refuse fields that contradict each other; `number` counts the phases from 0.
-
-        Raises:
-            UserError: Names the phase and the field.
-        """
+        """Refuse fields that contradict each other; `number` counts the phases from 0."""
         if self.mixture and self.corpus:
             raise UserError(
                 f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; give one"
             )
-        end = self.end_rate
         if self.steps is not None and self.share != 1:
             raise UserError(
                 f"training.phases[{number}] has {self.steps} steps and a share, {self.share:g}; "
                 "give one"
             )
-        if end is not None and self.decay in ("", "constant"):
+        if self.end_rate is not None and self.decay in ("", "constant"):
             raise UserError(
-                f"training.phases[{number}].end_rate is {end:g}, but the phase's decay is "
-                f"{self.decay!r}, which has no end; expected linear, cosine or one_minus_sqrt"
+                f"training.phases[{number}].end_rate is {self.end_rate:g}, but the phase's decay "
+                f"is {self.decay!r}, which has no end; expected linear, cosine or one_minus_sqrt"
             )
 
 
@@ -115,13 +110,11 @@ def described(phase: Mapping[str, Any]) -> str:
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
         "accumulation",
     )  # fmt: skip
-    given = {name: phase.get(name, getattr(PhaseConfig, name)) for name in names}
-    parts = [
+    return ", ".join(
         f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:g}'}"
-        for name, value in given.items()
-        if value != getattr(PhaseConfig, name)
-    ]
-    return ", ".join(parts)
+        for name in names
+        if (value := phase.get(name, getattr(PhaseConfig, name))) != getattr(PhaseConfig, name)
+    )
 
 
 @dataclass(frozen=True)

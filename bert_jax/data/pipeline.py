@@ -27,11 +27,18 @@ import grain
 import numpy as np
 
 from bert_jax.data.kept import Kept
-from bert_jax.data.mixture import CorpusProgress, CorpusRows, Mixing, Mixture, PhaseRows
-from bert_jax.data.order import Places, ShardOrder
+from bert_jax.data.mixture import (
+    CorpusProgress,
+    CorpusRows,
+    Mixing,
+    Mixture,
+    PhaseRows,
+    Places,
+    ShardOrder,
+    StoreRows,
+)
 from bert_jax.data.pairings import MAX_LENGTH, PAIRINGS, DataConfig, ExamplePlan
 from bert_jax.data.phases import Phase, Share, stages_from
-from bert_jax.data.rows import StoreRows
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
@@ -44,7 +51,7 @@ side by side are then read together."""
 _BLOCK_STEPS = 4096  # at most
 _BLOCKS = 4  # kept
 
-# What a random number is for; part of its key. `data.rows` has 0.
+# What a random number is for; part of its key. `data.mixture` has 0.
 _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 
 
@@ -68,7 +75,7 @@ class ExampleStream:
     """Training batches by step number; safe to read from several threads.
 
     Each phase reads the rows of its text and length from the start, every row once in an order of
-    its own, then again in another order (`data.order`), or several such texts (`data.mixture`).
+    its own, then again in another order (`data.mixture`), or several such texts (`data.mixture`).
     Plans are made when a shard is first read.
     """
 
@@ -80,18 +87,11 @@ class ExampleStream:
         seed: int = 0,
         stores: Mapping[int, TokenStore | Mixture] | None = None,
     ) -> None:
-        """Check the phases.
-
-        Args:
-          store: training text.
-          config: how examples are made.
-          phases: phases of the run.
-          seed: seed of pairing and order.
-          stores: text in the place of `store`, by the number of the phase.
+        """Check the phases; `stores` has text in the place of `store`, by the number of the phase.
 
         Raises:
-          UserError: no phase; a length, batch size or step count that cannot be; a store that the
-            pairing cannot serve.
+            UserError: no phase; a length, batch size or step count that cannot be; a store that the
+                pairing cannot serve.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
         texts = [(stores or {}).get(number, store) for number in range(len(phases))]
@@ -113,18 +113,17 @@ class ExampleStream:
         rows = (phase.num_rows for phase in self.phases)
         self._first_row = list(accumulate(rows, initial=0))
         self._first_step = list(accumulate((p.num_steps for p in self.phases), initial=0))
+        self.num_steps = self._first_step[-1]
         # Stores are checked now, not when the first batch is asked for.
         self._store_rows: dict[tuple[int, int], StoreRows] = {}
-        for number, text in enumerate(self._texts):
+        for phase, text in zip(self.phases, self._texts, strict=True):
             for each in text.stores:
-                self._add_store(each, self.phases[number].length)
+                shards, window = len(each.counts), config.window
+                num_plans = min(shards, 2 * window + 1) if window else shards
+                rows_of = StoreRows(each, config, phase.length, seed, num_plans)
+                self._store_rows.setdefault((id(each), phase.length), rows_of)
         self._of_phase = Kept(self._open_phase, len(self.phases))
         self._row_block = Kept(self._make_row_block, _BLOCKS)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of all phases."""
-        return self._first_step[-1]
 
     def phase_of(self, step: int) -> int:
         """Return the index of the phase that holds a step; IndexError beyond the last."""
@@ -176,8 +175,7 @@ class ExampleStream:
         """Return one process's rows of a step: a contiguous slice, without building the others.
 
         Raises:
-          UserError: the batch does not divide among the processes, or the store is damaged.
-          IndexError: the step is beyond the last phase.
+            UserError: the batch does not divide among the processes, or the store is damaged.
         """
         number = self.phase_of(step)
         step -= self._first_step[number]
@@ -194,12 +192,6 @@ class ExampleStream:
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
-
-    def _add_store(self, store: TokenStore, length: int) -> None:
-        shards, window = len(store.counts), self.config.window
-        num_plans = shards if not window else min(shards, 2 * window + 1)
-        rows = StoreRows(store, self.config, length, self._seed, num_plans)
-        self._store_rows.setdefault((id(store), length), rows)
 
     def _open_phase(self, number: int) -> PhaseRows:
         text, length, corpora = self._texts[number], self.phases[number].length, []
@@ -250,11 +242,7 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Begin to read.
-
-        Raises:
-          UserError: a batch does not divide among the processes, or the step is beyond the end.
-        """
+        """Begin to read; UserError for a batch that does not divide, or a step beyond the end."""
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)
@@ -310,20 +298,19 @@ class EvalBatches:
         """Plan the rows.
 
         Args:
-          config: pairing, target_length and short_rate are used.
-          batch_size: B over all processes.
-          max_rows: most rows, a fixed random sample.
-          process_index, process_count: slice of each batch to read, and number of slices.
-          seed: not the training seed: runs are compared on the same rows.
+            config: pairing, target_length and short_rate are used.
+            batch_size: B over all processes.
+            max_rows: most rows, a fixed random sample.
+            process_index, process_count: slice of each batch to read, and number of slices.
+            seed: not the training seed: runs are compared on the same rows.
 
         Raises:
-          UserError: the batch does not divide among the processes, or the store cannot serve the
-            pairing.
+            UserError: the batch does not divide among the processes, or the store cannot serve the
+                pairing.
         """
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
         self._share = Share(process_index, process_count).of(batch_size)
         self._key = hash_key(seed, _EVALUATION)
-        self._pairing = PAIRINGS[config.pairing]
         shards, once = range(len(store.counts)), replace(config, num_passes=1)
         self._store_rows = StoreRows(store, once, length, self._key, len(shards))
         self._ends = np.cumsum([len(self._store_rows.plan(shard)) for shard in shards])
@@ -333,14 +320,6 @@ class EvalBatches:
 
     def __len__(self) -> int:
         return -(-self.num_rows // self._batch_size)
-
-    @property
-    def majority_rate(self) -> float | None:
-        """Share of the more frequent label in the rows of all processes; None without labels."""
-        shards, rows = self._rows(0, self.num_rows)
-        plans = map(self._store_rows.plan, range(len(self._ends)))
-        parts = [(plan, rows[shards == shard]) for shard, plan in enumerate(plans)]
-        return self._pairing.majority_rate(parts)
 
     def _rows(self, start: int, stop: int) -> Places:
         """Return rows in a fixed order other than the store's: the first are a sample of all."""

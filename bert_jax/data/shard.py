@@ -103,16 +103,15 @@ class Shard:
         np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
         highest = int(rows.max(initial=0))
         if highest >= self.vocab_size:
-            raise damaged(
-                self.path, f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
-            )
+            said = f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
+            raise damaged(self.path, said)
         real = np.arange(length, dtype=np.int32) < used.astype(np.int32)
         np.copyto(rows, np.asarray(self.special_ids.pad, rows.dtype), where=~real)
         return rows, real
 
 
 class Shards:
-    """The shards of a store, each opened on first use; the last ones used stay open.
+    """The shards of a store, each opened by its number on first use; `num_open` stay open.
 
     Safe to read from several threads.
     """
@@ -120,14 +119,6 @@ class Shards:
     def __init__(
         self, count: int, open_shard: Callable[[int], Shard], num_open: int = OPEN_SHARDS
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            count: Number of shards.
-            open_shard: Function that opens a shard by its number; called again for a shard that
-                was closed meanwhile.
-            num_open: Shards to keep open.
-        """
         self._count, self._open = count, Kept(open_shard, num_open)
 
     def __len__(self) -> int:
@@ -148,11 +139,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map an array file of the store, or the shard, in a directory.
-
-    Raises:
-        UserError: The file is missing, or has another size.
-    """
+    """Map an array file of a store or shard; UserError where it is missing or of another size."""
     file = path / f"{name}.bin"
     size = file.stat().st_size if file.is_file() else None
     if size != length * dtype.itemsize:
@@ -162,70 +149,43 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 
 
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
-    """Refuse offsets that do not run from 0 to `end`, or do not rise: nothing in a store is empty.
+    """Refuse offsets, (n,), that do not run from 0 to `end`, or do not rise: nothing is empty.
 
-    Args:
-        path: Directory of the store or shard.
-        name: "sentence" or "document".
-        offsets: (n,) int64.
-        end: Last offset.
-        whole: Whether to look at all of them, not only at the beginning.
-
-    Raises:
-        UserError: Names the place.
+    `name` is sentence or document; only where `whole`, more than the beginning is looked at.
     """
     if offsets[0] != 0 or offsets[-1] != end:
-        raise damaged(
-            path, f"{name}_offsets.bin runs from {offsets[0]} to {offsets[-1]}, not 0 to {end}"
-        )
+        ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"
+        raise damaged(path, f"{name}_offsets.bin runs from {ends}")
     offsets = offsets if whole else offsets[:_CHECKED_OFFSETS]
     for begin in range(0, len(offsets) - 1, _CHECK_BLOCK):
         falls = np.flatnonzero(np.diff(offsets[begin : begin + _CHECK_BLOCK + 1]) <= 0)
         if falls.size:
             at = begin + int(falls[0])
-            raise damaged(
-                path, f"{name}_offsets.bin: {offsets[at]} is followed by {offsets[at + 1]} at {at}"
-            )
+            said = f"{offsets[at]} is followed by {offsets[at + 1]} at {at}"
+            raise damaged(path, f"{name}_offsets.bin: {said}")
 
 
 def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary; reads all tokens.
-
-    Raises:
-        UserError: Names the first such id.
-    """
+    """Read all tokens, and refuse the first id outside the vocabulary."""
     for begin in range(0, len(tokens), _CHECK_BLOCK):
         block = tokens[begin : begin + _CHECK_BLOCK]
         if block.max() >= vocab_size:
             at = begin + int(np.argmax(block >= vocab_size))
-            raise damaged(
-                path, f"tokens.bin has the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
-            )
+            said = f"the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
+            raise damaged(path, f"tokens.bin has {said}")
 
 
 def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
-    """Compare the manifest of a store, and the small files there, with the digests in it.
-
-    Raises:
-        UserError: Names the file, which may be the manifest.
-    """
+    """Compare the manifest of a store, and the small files there, with the digests in it."""
     header = dict(header)
     if header.pop("crc32", None) not in (None, json_crc(header)):
         why = "corpus.json is not as written (where that is meant, remove its entry crc32)"
         raise damaged(path, why)
-    _check_digests(path, header.get(DIGESTS))
+    check_digests(path, header.get(DIGESTS))
 
 
-def check_arrays(path: Path, digests: Mapping[str, str]) -> None:
-    """Compare the arrays of a shard with their digests in the manifest.
-
-    Raises:
-        UserError: Names the file.
-    """
-    _check_digests(path, {f"{name}.bin": digest for name, digest in digests.items()})
-
-
-def _check_digests(path: Path, digests: Any) -> None:
+def check_digests(path: Path, digests: Any) -> None:
+    """Compare files of a store or shard with their digests in the manifest, by name."""
     if name := differing(path, digests):
         raise damaged(path, f"{name} does not have the digest that corpus.json names")
 

@@ -25,7 +25,7 @@ from bert_jax.data.shard import (
     Shard,
     Shards,
     StoreTokenizer,
-    check_arrays,
+    check_digests,
     check_manifest,
     check_offsets,
     check_tokens,
@@ -64,11 +64,7 @@ class ShardEntry(NamedTuple):
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "ShardEntry":
-        """Make an entry of its JSON.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: The JSON makes no sense.
-        """
+        """Make an entry of its JSON; see `_described` for what JSON without sense raises."""
         name, *numbers = (entry[field] for field in cls._fields[:4])
         if not _NAME.fullmatch(name) or not all(
             type(number) is int and 0 < number < 1 << 48 for number in numbers
@@ -84,7 +80,6 @@ class TokenStore:
     """A tokenized corpus: what its manifest says, and its shards."""
 
     shards: Shards
-    """Shards by number."""
     counts: tuple[ShardEntry, ...]
     """Sizes and digests of the shards, which are known without opening them."""
     unigram_counts: np.ndarray
@@ -101,25 +96,14 @@ class TokenStore:
     """Comparison of the arrays of shards with their digests; see `open_store`."""
 
     @classmethod
-    def of(
-        cls,
-        shards: Sequence[Shard],
-        unigram_counts: np.ndarray,
-        tokenizer_fingerprint: str = "",
-        fingerprint: str = "",
-    ) -> "TokenStore":
+    def of(cls, shards: Sequence[Shard], unigram_counts: np.ndarray) -> "TokenStore":
         """Make a store of shards in memory; the first one says what they share."""
         first = shards[0]
+        sizes = ((each.num_tokens, each.num_sentences, each.num_documents) for each in shards)
         return cls(
-            Shards(len(shards), shards.__getitem__),
-            tuple(ShardEntry("", s.num_tokens, s.num_sentences, s.num_documents) for s in shards),
-            unigram_counts,
-            first.vocab_size,
-            first.special_ids,
-            tokenizer_fingerprint,
-            fingerprint,
-            meta=first.meta,
-        )
+            Shards(len(shards), shards.__getitem__), tuple(ShardEntry("", *each) for each in sizes),
+            unigram_counts, first.vocab_size, first.special_ids, "", "", meta=first.meta,
+        )  # fmt: skip
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -140,11 +124,6 @@ class TokenStore:
         """Return the directory of a shard of a store on disk."""
         assert self.path is not None
         return self.path / "shards" / shard.name
-
-    @property
-    def token_dtype(self) -> np.dtype:
-        """Stored integer type of the tokens."""
-        return token_dtype(self.vocab_size)
 
     @property
     def unknown_rate(self) -> float:
@@ -197,12 +176,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Compute the fingerprint of a store from its tokenizer and the sha256 of each array file.
-
-    Args:
-        tokenizer_fingerprint: Fingerprint of the tokenizer.
-        digests: sha256 of each shard, by array.
-    """
+    """Compute the fingerprint of a store from its tokenizer's and the sha256 of shards by array."""
     # Run records hold fingerprints, so the numbers are the versions that stores once had.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
@@ -221,7 +195,7 @@ def open_store(
     """Open a store without reading it: arrays are memory maps, and shards are opened when used.
 
     Args:
-        path: the store's directory.
+        path: directory.
         tokenizer: refuse a store that another tokenizer built.
         verify: read everything and compare with the fingerprint (about 1 GB/s).
         background: compare a shard with its digests while it is used; `store.checks.wait()` raises.
@@ -240,8 +214,8 @@ def open_store(
         if number not in checked:
             checked.add(number)
             assert shard.path is not None
-            digests = {array: store.counts[number].crc32c[array] for array in ARRAYS}
-            store.checks.add(functools.partial(check_arrays, shard.path, digests))
+            digests = {f"{array}.bin": store.counts[number].crc32c[array] for array in ARRAYS}
+            store.checks.add(functools.partial(check_digests, shard.path, digests))
             if not background:
                 store.checks.wait()
         return shard
@@ -256,11 +230,7 @@ def open_store(
 
 
 def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> TokenStore:
-    """Read the manifest of a store and its counts of ids, and make a store without shards.
-
-    Raises:
-        UserError: see `open_store`, whose arguments these are.
-    """
+    """Read the manifest of a store and its counts of ids, without shards; see `open_store`."""
     path = Path(path)
     header = _read_header(path)
     try:
@@ -286,10 +256,7 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    Args:
-        store, number: store, and number of the shard.
-        check: whether to look at the beginning of the shard's offsets.
-        verify: whether to look at all offsets.
+    `check` looks at the beginning of the shard's offsets, `verify` at all of them.
 
     Raises:
         UserError: missing or cut off; names the shard.
@@ -297,14 +264,11 @@ def open_shard(
     entry = store.counts[number]
     path = store.shard_path(entry)
     shard = Shard(
-        map_array(path, "tokens", store.token_dtype, entry.num_tokens),
+        map_array(path, "tokens", token_dtype(store.vocab_size), entry.num_tokens),
         map_array(path, "sentence_offsets", OFFSET_DTYPE, entry.num_sentences + 1),
         map_array(path, "document_offsets", OFFSET_DTYPE, entry.num_documents + 1),
-        store.vocab_size,
-        store.special_ids,
-        path,
-        store.meta,
-    )
+        store.vocab_size, store.special_ids, path, store.meta,
+    )  # fmt: skip
     if check:
         check_offsets(path, "sentence", shard.sentence_offsets, entry.num_tokens, whole=verify)
         check_offsets(path, "document", shard.document_offsets, entry.num_sentences, whole=verify)
@@ -319,9 +283,8 @@ def _verify(store: TokenStore) -> None:
         check_tokens(shard.path, shard.tokens, store.vocab_size)
         for name, digest in entry.sha256.items():
             if hashlib.sha256(getattr(shard, name).data).hexdigest() != digest:
-                raise damaged(
-                    shard.path, f"{name}.bin does not have the digest that corpus.json names"
-                )
+                said = f"{name}.bin does not have the digest that corpus.json names"
+                raise damaged(shard.path, said)
     digests = (entry.sha256 for entry in store.counts)
     if content_fingerprint(store.tokenizer_fingerprint, *digests) != store.fingerprint:
         raise damaged(store.path, "its content does not have the fingerprint in corpus.json")
@@ -353,16 +316,9 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
         raise ValueError(f"token_dtype {header['token_dtype']!r} with vocab_size {vocab_size}")
     known = {"vocab_size", "special_ids", "tokenizer_fingerprint", "fingerprint", "shards"}
     return TokenStore(
-        shards=Shards(0, ().__getitem__),
-        counts=shards,
-        unigram_counts=np.zeros(0, np.int64),
-        vocab_size=vocab_size,
-        special_ids=special_ids,
-        tokenizer_fingerprint=fingerprints[0],
-        fingerprint=fingerprints[1],
-        path=path,
-        meta={key: value for key, value in header.items() if key not in known},
-    )
+        Shards(0, ().__getitem__), shards, np.zeros(0, np.int64), vocab_size, special_ids,
+        *fingerprints, path, {key: value for key, value in header.items() if key not in known},
+    )  # fmt: skip
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -371,9 +327,8 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not (path / "corpus.json").is_file():
         for part in ("train", "heldout"):
             if is_store(path / part):
-                raise UserError(
-                    f"{path} holds several token stores; name one, such as {path / part}."
-                )
+                said = f"holds several token stores; name one, such as {path / part}."
+                raise UserError(f"{path} {said}")
         raise UserError(
             f"no complete token store at {path}: it has no corpus.json. Build one with "
             "`bert-jax corpus`."

@@ -12,14 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bert_jax.data.shard import OFFSET_DTYPE, StoreTokenizer, damaged, token_dtype
-from bert_jax.data.store import (
-    ARRAYS,
-    COUNTS,
-    FORMAT,
-    VERSION,
-    ShardEntry,
-    content_fingerprint,
-)
+from bert_jax.data.store import ARRAYS, COUNTS, FORMAT, VERSION, ShardEntry, content_fingerprint
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, crc_of, digests_of, json_crc
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
@@ -66,9 +59,7 @@ class ShardWriter:
         self._dtype = token_dtype(tokenizer.vocab_size)
         self.unigram_counts = np.zeros(tokenizer.vocab_size, OFFSET_DTYPE)
         """(vocab_size,): how often each id occurs so far."""
-        self.num_tokens = 0
-        self.num_sentences = 0
-        self.num_documents = 0
+        self.num_tokens = self.num_sentences = self.num_documents = 0
         self._staged = StagedDirectory(path, _is_shard, overwrite=True)
         self.path = self._staged.target
         self._files: dict[str, BinaryIO] = {}
@@ -77,9 +68,8 @@ class ShardWriter:
             for name in ARRAYS:
                 self._files[name] = open(self._staged.path / f"{name}.bin", "wb")  # noqa: SIM115
                 self._digests[name] = hashlib.sha256()
-            zero = np.zeros(1, OFFSET_DTYPE)
-            self._write("sentence_offsets", zero)
-            self._write("document_offsets", zero)
+            for name in ("sentence_offsets", "document_offsets"):
+                self._write(name, np.zeros(1, OFFSET_DTYPE))
         except BaseException:
             self.close()
             raise
@@ -149,13 +139,10 @@ class ShardWriter:
         except OSError as error:
             raise disk_full(self.path, error) from error
         return ShardEntry(
-            self.path.name,
-            self.num_tokens,
-            self.num_sentences,
-            self.num_documents,
+            self.path.name, self.num_tokens, self.num_sentences, self.num_documents,
             {name: digest.hexdigest() for name, digest in self._digests.items()},
             {name.removesuffix(".bin"): crc for name, crc in crcs.items()},
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Remove what was written unless `finish` has completed; may be called twice."""
@@ -180,18 +167,11 @@ def write_manifest(
     counts: Iterable[bytes | None] | None = None,
     **meta: Any,
 ) -> None:
-    """Make one store of shards that are complete.
+    """Make one store of shards that are complete, in their order, with further entries `meta`.
 
     `corpus.json` is written last: without it there is no store. Rename the directory only
-    afterwards (`StagedDirectory`).
-
-    Args:
-        directory: Directory of the store.
-        shards: Entries of the shards, in the order that the store has.
-        tokenizer: Tokenizer of all shards.
-        counts: Content of each shard's `unigram_counts.bin`, None where that is missing; by
-            default the files are read below `directory`.
-        meta: Further entries of `corpus.json`, such as the sources.
+    afterwards (`StagedDirectory`). `counts` are the contents of each shard's `unigram_counts.bin`,
+    None where that is missing; by default the files are read below `directory`.
 
     Raises:
         UserError: No shards, one whose counts of ids are not as written, or the disk is full.
@@ -210,6 +190,7 @@ def write_manifest(
         (directory / f"{COUNTS}.bin").write_bytes(unigram_counts.tobytes())
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)
         tokenizer.save(directory / "tokenizer")
+        fingerprint = content_fingerprint(tokenizer.fingerprint, *(e.sha256 for e in shards))
         header = {
             **meta,
             "format": FORMAT,
@@ -219,9 +200,7 @@ def write_manifest(
             "vocab_size": tokenizer.vocab_size,
             "special_ids": asdict(tokenizer.special_ids),
             "tokenizer_fingerprint": tokenizer.fingerprint,
-            "fingerprint": content_fingerprint(
-                tokenizer.fingerprint, *(each.sha256 for each in shards)
-            ),
+            "fingerprint": fingerprint,
             "shards": [each._asdict() for each in shards],
             DIGESTS: digests_of(directory),
         }

@@ -48,11 +48,7 @@ class FastTokenizer(Tokenizer):
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Build the tokenizer; `where` names the file of the pipeline in error messages.
-
-        Raises:
-            UserError: the library cannot run the pipeline.
-        """
+        """Build the tokenizer; UserError, which names `where`, if the library cannot run it."""
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
@@ -108,8 +104,7 @@ class FastTokenizer(Tokenizer):
     def _definition(self, *, renamed: bool = True) -> dict[str, Any]:
         """Return a `tokenizer.json` for which the five special tokens are text within text.
 
-        Args:
-            renamed: whether special tokens that the model could make of a text are renamed in it.
+        Where `renamed`, special tokens that the model could make of a text have other names in it.
         """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
@@ -199,15 +194,13 @@ class FastTokenizer(Tokenizer):
                 f"the vocabulary of {self.vocab_size:,} tokens and {len(tokens):,} new ones is "
                 f"larger than {MAX_TOKENS:,}, the limit"
             )
-        return FastTokenizer(
-            replace(
-                pipeline,
-                vocab=(*pipeline.vocab, *(token.content for token in tokens)),
-                scores=(*pipeline.scores, *(0.0 for _ in tokens if pipeline.scores)),
-                specials=(*pipeline.specials, *tokens),
-            ),
-            where="the tokenizer with the new tokens",
+        longer = replace(
+            pipeline,
+            vocab=(*pipeline.vocab, *(token.content for token in tokens)),
+            scores=(*pipeline.scores, *(0.0 for _ in tokens if pipeline.scores)),
+            specials=(*pipeline.specials, *tokens),
         )
+        return FastTokenizer(longer, where="the tokenizer with the new tokens")
 
     @property
     def _marks_spaces_early(self) -> bool:
@@ -215,16 +208,11 @@ class FastTokenizer(Tokenizer):
         return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
-        """Return files that `AutoTokenizer` loads too, and makes the same rows with.
-
-        There, special tokens are matched in text.
-        """
+        """Return files that `AutoTokenizer`, which matches special tokens in text, loads too."""
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)
-        roles = [
-            tokenizers.AddedToken(token, lstrip=token in pipeline.eats_space, special=True)
-            for token in pipeline.roles
-        ]
+        eats = pipeline.eats_space
+        roles = [AddedToken(each, lstrip=each in eats, special=True) for each in pipeline.roles]
         definition["added_tokens"] = self._added_entries(roles)
         cls, sep = pipeline.roles[2], pipeline.roles[3]
         definition["decoder"] = json.loads(self._decoder.__getstate__())
@@ -279,10 +267,7 @@ def piece_decoder() -> decoders.Decoder:
 def _without_spaces(
     text: str, spans: Int32[np.ndarray, "n 2"], bare: np.ndarray
 ) -> Int32[np.ndarray, "n 2"]:
-    """Return the library's spans without white space at their ends.
-
-    Those of a `bare` token, which is a space and nothing else, are empty.
-    """
+    """Take white space off the ends of spans, all of the span of a `bare` space."""
     positions = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.array([not char.isspace() for char in text], bool)
     following = np.where(np.append(solid, True), positions, len(text))

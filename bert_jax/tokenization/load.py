@@ -1,22 +1,129 @@
-"""Choice of the tokenizer that a directory holds."""
+"""The tokenizer that a directory holds, and WordPiece from `vocab.txt` and `tokenizer.json`.
 
+A `tokenizer.json` can describe any pipeline. Only BERT's is accepted here, field by field, and the
+tokenizer is built anew from those fields: what else such a file may carry (truncation, padding)
+never takes effect.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import read_bytes
-from bert_jax.tokenization.tokenizer import KIND_FILES, MAX_FILE_BYTES, Tokenizer
+from bert_jax.tokenization.tokenizer import (
+    CONFIG_NAME,
+    KIND_FILES,
+    MAX_FILE_BYTES,
+    MAX_TOKEN_CHARS,
+    SPECIAL_TOKENS,
+    Tokenizer,
+)
 from bert_jax.tokenization.tokenizer_parts import Reading
+from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, WordPieceTokenizer
 
 
-def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokenizer:
+def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
+    """Read `vocab.txt` or `tokenizer.json`, with the `tokenizer_config.json` beside it if any.
+
+    A `vocab.txt` does not say whether text is lower-cased: where `tokenizer_config.json` does not
+    say it, a vocabulary without upper-case words means lower-cased text. Added tokens come from
+    `tokenizer.json` and from the files beside it that name some.
+
+    Raises:
+        UserError: the file is not sound, or two sources contradict each other.
+    """
+    path = reading.path
+    config = Reading(path.with_name(CONFIG_NAME))  # for messages
+    config.whole = reading.config
+    flags = (None, True, False)
+    stated = config.one_of("do_lower_case", config.whole.get("do_lower_case"), flags)
+    if path.suffix == ".json":
+        vocab, options = _read_tokenizer_json(reading)
+        if stated is not None and stated != options.lowercase:
+            reading.refuse(
+                f"normalizer.lowercase is {options.lowercase}, do_lower_case in {CONFIG_NAME} says "
+                f"{stated}; they must agree (transformers would follow {CONFIG_NAME})"
+            )
+        listed, where = reading.whole.get("added_tokens"), f"{path}, model.vocab entry {{}}"
+        beside = path.with_name("vocab.txt")
+    else:
+        vocab, listed, where, beside = reading.lines(path.name), None, f"{path}, line {{}}", None
+        accents = config.whole.get("strip_accents")
+        cjk = config.whole.get("tokenize_chinese_chars", True)
+        options = WordPieceOptions(
+            lowercase=not has_upper_case(vocab) if stated is None else stated,
+            strip_accents=config.one_of("strip_accents", accents, flags),
+            split_cjk=config.one_of("tokenize_chinese_chars", cjk, flags[1:]),
+            max_word_chars=_max_word_chars(config, "", config.whole),
+        )
+    pieces = list(vocab)
+    added = [t for t in reading.added(listed, vocab) if t.content not in SPECIAL_TOKENS]
+    if beside and beside.is_file() and reading.lines(beside.name) not in (pieces, vocab):
+        raise UserError(
+            f"{path} and {beside.name} beside it list different tokens; remove the wrong one"
+        )
+    return WordPieceTokenizer(vocab, options, added, where=where)
+
+
+def says_casing(directory: Path) -> bool:
+    """Whether the files beside a `vocab.txt` say if text is lower-cased."""
+    whole = directory / "tokenizer.json"
+    return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
+
+
+def has_upper_case(vocab: list[str]) -> bool:
+    """Whether any word of letters differs from its lower case: text was not lower-cased.
+
+    Tokens with other characters do not count: uncased vocabularies hold `[CLS]` and `<S>`.
+    """
+    words = (token.removeprefix(CONTINUATION) for token in vocab)
+    return any(word != word.lower() and word.isalpha() for word in words)
+
+
+def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> int:
+    value = found.get("max_input_chars_per_word", WordPieceOptions().max_word_chars)
+    if type(value) is not int or not 1 <= value <= MAX_TOKEN_CHARS:
+        right = f"an integer from 1 to {MAX_TOKEN_CHARS} is needed (cutting one word takes the cube"
+        reading.wrong(f"{part}max_input_chars_per_word", value, f"{right} of that)")
+    return value
+
+
+def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]:
+    """Return vocabulary and options of a BERT `tokenizer.json`; refuse any other pipeline."""
+
+    def check(part: str, kind: str, **right: tuple[Any, ...]) -> dict[str, Any]:
+        found = reading.mapping(part, reading.whole.get(part))
+        if found.get("type") != kind:
+            right_kind = f"BERT's WordPiece tokenizer has {kind}"
+            reading.wrong(f"{part}.type", found.get("type"), right_kind)
+        for field, values in right.items():
+            reading.one_of(f"{part}.{field}", found.get(field), values)
+        return found
+
+    both = (True, False)
+    model = check(
+        "model", "WordPiece", unk_token=("[UNK]",), continuing_subword_prefix=(CONTINUATION,)
+    )
+    normalizer = check(
+        "normalizer", "BertNormalizer", clean_text=(True,), lowercase=both,
+        strip_accents=(None, *both), handle_chinese_chars=both,
+    )  # fmt: skip
+    check("pre_tokenizer", "BertPreTokenizer")
+    return reading.vocab(model), WordPieceOptions(
+        lowercase=normalizer["lowercase"],
+        strip_accents=normalizer.get("strip_accents"),
+        split_cjk=normalizer["handle_chinese_chars"],
+        max_word_chars=_max_word_chars(reading, "model.", model),
+    )
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
-    Args:
-        path: a directory holding `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or
-            one `*.model`, or such a file. A `tokenizer.json` that is no WordPiece counts before a
-            `*.model` beside it (XLM-R's has other ids), unless that is an exported one of ours.
-        lowercase: whether a `vocab.txt` without `tokenizer_config.json` is of lower-cased text;
-            defaults to true unless the vocabulary has upper-case words.
+    Files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`. A
+    `tokenizer.json` that is no WordPiece counts before a `*.model` beside it (XLM-R's has other
+    ids), unless that is an exported one of ours.
 
     Raises:
         UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
@@ -24,7 +131,6 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
     from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
     from bert_jax.tokenization.tokenizer_json import read_pipeline
-    from bert_jax.tokenization.wordpiece_files import load_wordpiece
 
     path = Path(path)
     if path.is_dir():
@@ -35,18 +141,13 @@ def load_tokenizer(path: str | Path, *, lowercase: bool | None = None) -> Tokeni
             "*.model, or a directory holding one"
         )
     reading = Reading(path)
-    is_model = path.suffix == ".model"
-    if is_model or path.name == "vocab.json" or _is_fast(reading):
-        if lowercase is not None:
-            raise UserError(
-                f"{path} says itself how text is normalised; drop the option lowercase={lowercase}"
-            )
-        if is_model:
-            model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
-            return SentencePieceTokenizer(model, where=f"{path}")
+    if path.suffix == ".model":
+        model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
+        return SentencePieceTokenizer(model, where=f"{path}")
+    if path.name == "vocab.json" or _is_fast(reading):
         return FastTokenizer(read_pipeline(reading), where=f"{path}")
     if path.suffix in (".json", ".txt"):
-        return load_wordpiece(reading, lowercase=lowercase)
+        return load_wordpiece(reading)
     raise UserError(
         f"{path}: a tokenizer file ends in .json (tokenizer.json), .txt (vocab.txt) or .model "
         "(SentencePiece)"

@@ -1,17 +1,12 @@
 """Masks in texts, and what fills them as readers see it."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bert_jax.tokenization.tokenizer import Encoding, Id, Tokenizer
+from bert_jax.tokenization.fast_tokenizer import FastTokenizer
+from bert_jax.tokenization.tokenizer import SPACE, Encoding, Id, Tokenizer
 from bert_jax.tokenization.wordpiece import CONTINUATION
-
-if TYPE_CHECKING:
-    from bert_jax.tokenization.tokenizer_json import Pipeline
 
 MASK = "[MASK]"
 
@@ -24,11 +19,7 @@ _BYTE = {chr(byte): byte for byte in _PLAIN} | {
 
 
 def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """Find the masks of a text: `[MASK]`, or as the tokenizer spells its own.
-
-    Returns:
-        The characters [start, end) of each.
-    """
+    """Return the characters [start, end) of each `[MASK]`, also as the tokenizer spells its own."""
     spellings = (MASK, tokenizer.id_to_token(tokenizer.special_ids.mask))
     return [found.span() for found in re.finditer("|".join(map(re.escape, spellings)), text)]
 
@@ -59,9 +50,7 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
     entry = tokenizer.id_to_token(id)
     if tokenizer.kind == "wordpiece":
         return entry
-    if not _is_byte_level(tokenizer):
-        from bert_jax.tokenization.tokenizer import SPACE
-
+    if not isinstance(tokenizer, FastTokenizer) or tokenizer.pipeline.kind != "byte_level_bpe":
         return entry.replace(SPACE, " ")
     added = any(token.content == entry for token in tokenizer.added)
     if added or not all(character in _BYTE for character in entry):
@@ -85,22 +74,8 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
     return f"{before}{token if before else token.lstrip()}{after}"
 
 
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    pipeline = _pipeline(tokenizer)
-    return pipeline is not None and pipeline.kind == "byte_level_bpe"
-
-
 def _keeps_blank(tokenizer: Tokenizer) -> bool:
     """Whether the blank before a mask is a token: in byte-level BPE, and in Gemma's pieces."""
-    pipeline = _pipeline(tokenizer)
-    if pipeline is None or tokenizer.mask_strips_space:
+    if not isinstance(tokenizer, FastTokenizer) or tokenizer.mask_strips_space:
         return False
-    return pipeline.marker["type"] in ("ByteLevel", "Replace")
-
-
-def _pipeline(tokenizer: Tokenizer) -> Pipeline | None:
-    if tokenizer.kind != "fast":
-        return None
-    from bert_jax.tokenization.fast_tokenizer import FastTokenizer
-
-    return tokenizer.pipeline if isinstance(tokenizer, FastTokenizer) else None
+    return tokenizer.pipeline.marker["type"] in ("ByteLevel", "Replace")

@@ -5,6 +5,7 @@ and every other character stays. With byte fallback, the default, a character wi
 becomes its UTF-8 bytes, so no text is lost to [UNK]; it costs 256 of the vocabulary.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -18,8 +19,10 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Int32
 from tqdm import tqdm
+from typing_extensions import override
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.sstable import read_varint
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
@@ -38,6 +41,8 @@ _LINE_CHARS = 4096
 """Longer lines are cut for training; the library drops them without a word (above 4192 bytes)."""
 _THREADS = 16
 """Threads of the trainer; fixed, for the number is stored in the model and splits float sums."""
+_MOST_LINES = 500_000
+"""Size of the sample of lines that is held in memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +63,8 @@ class SentencePieceTokenizer(Tokenizer):
         Raises:
             UserError: not a model, or one whose special pieces are missing or match raw text.
         """
-        if (
-            _count_pieces(model, MAX_TOKENS) > MAX_TOKENS
-        ):  # before the library makes an object of each
+        # Before the library makes an object of each.
+        if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
             raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, the limit")
         self._model = model
         self._fast = sentencepiece.SentencePieceProcessor()
@@ -103,16 +107,16 @@ class SentencePieceTokenizer(Tokenizer):
                 )
         return SpecialIds(*found)
 
+    @override
     def encode(self, text: str) -> Encoding:
-        """Ids and character offsets."""
         text = replace_surrogates(text)
         found = self._fast.encode(text, return_type="offset_mapping")
         normal, starts = self._fast.normalize(text, with_offsets=True)
         spans = _spans(text, found["pieces"], normal, np.array(starts, np.int64))
         return Encoding(np.array(found["ids"], np.int32), spans)
 
+    @override
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text; the arrays are read-only."""
         texts = [replace_surrogates(text) for text in texts]
         return self._fast.encode(texts, return_type="numpy", num_threads=1)
 
@@ -120,7 +124,6 @@ class SentencePieceTokenizer(Tokenizer):
         return self._fast.decode_pieces(tokens)
 
     def _files(self) -> dict[str, bytes]:
-        """Return tokenizer.model, byte for byte as it was loaded, and tokenizer_config.json."""
         config = {"kind": self.kind, **dict(zip(ROLES, SPECIAL_TOKENS, strict=True))}
         text = json.dumps(config, indent=1) + "\n"
         return {"tokenizer.model": self._model, CONFIG_NAME: text.encode()}
@@ -128,31 +131,20 @@ class SentencePieceTokenizer(Tokenizer):
 
 def _count_pieces(model: bytes, limit: int) -> int:
     """Fields 1 of the outer protobuf message, counted to `limit` + 1 or where it is not sound."""
-    count = at = 0
-    while at < len(model) and count <= limit:
-        tag, at = _varint(model, at)
-        kind = tag & 7
-        if kind == 2:
-            size, at = _varint(model, at)
-            at += size
-            count += tag >> 3 == 1
-        elif kind == 0:
-            _, at = _varint(model, at)
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            break
+    count, at, end = 0, 0, len(model)
+    with contextlib.suppress(UserError):  # of a number that is cut off
+        while at < end and count <= limit:
+            tag, at = read_varint(model, at, end, "")
+            kind = tag & 7
+            if kind in (0, 2):
+                value, at = read_varint(model, at, end, "")
+                at += value if kind == 2 else 0
+                count += kind == 2 and tag >> 3 == 1
+            elif kind in (1, 5):
+                at += 8 if kind == 1 else 4
+            else:
+                break
     return count
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a protobuf integer, and where it ends; the end of `data` where it is not sound."""
-    value = 0
-    for i, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            return value, at + i + 1
-    return 0, len(data)
 
 
 def _spans(
@@ -201,7 +193,6 @@ def train_sentencepiece(
     lowercase: bool = False,
     byte_fallback: bool = True,
     character_coverage: float = 0.9995,
-    max_lines: int = 500_000,
     progress: bool = False,
 ) -> SentencePieceTokenizer:
     """Learn a model: the same texts in the same order give the same bytes.
@@ -209,12 +200,10 @@ def train_sentencepiece(
     Args:
         texts: read once; lines are training sentences.
         vocab_size: pieces in all, the five special ones and 256 bytes included.
-        model: `unigram` (Kudo 2018) or `bpe`.
         lowercase: case-fold during normalisation.
         byte_fallback: characters without a piece become bytes instead of [UNK].
         character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
             for small alphabets.
-        max_lines: size of the uniform sample of lines that is held in memory, the same each time.
 
     Returns:
         A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
@@ -234,7 +223,7 @@ def train_sentencepiece(
             f"{' and 256 bytes' if byte_fallback else ''} alone take {reserved}. Ask for several "
             f"times that{', or train without byte_fallback' if byte_fallback else ''}"
         )
-    lines = _sample(_lines(iter(tqdm(texts, "texts", disable=not progress))), max_lines)
+    lines = _sample(_lines(iter(tqdm(texts, "texts", disable=not progress))), _MOST_LINES)
     if not lines:
         raise UserError("the texts to train a SentencePiece model on are empty; give some text")
     pad, unk, cls, sep, mask = SPECIAL_TOKENS

@@ -51,8 +51,6 @@ Id = int | np.integer
 CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
-
-
 ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 """Fields of an added token besides its content."""
 
@@ -170,8 +168,7 @@ class Tokenizer(ABC):
                     f"{directory} holds a tokenizer of another kind ({name}); choose another "
                     "directory"
                 )
-        temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
-        files = self._files()
+        temporary, files = directory.with_name(f"{directory.name}.tmp-{os.getpid()}"), self._files()
         try:
             temporary.mkdir(parents=True)
             for name, content in files.items():
@@ -182,9 +179,8 @@ class Tokenizer(ABC):
             else:
                 os.rename(temporary, directory)
         except OSError as error:
-            raise UserError(
-                f"{directory}: the tokenizer cannot be written: {error.strerror}"
-            ) from error
+            why = f"the tokenizer cannot be written: {error.strerror}"
+            raise UserError(f"{directory}: {why}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -199,10 +195,7 @@ class TokenRow(NamedTuple):
 
 
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
-    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], of (n,) ids of texts.
-
-    The tokenizer says which tokens they are, and how many separators are between two texts.
-    """
+    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], of (n,) ids of texts."""
     special = tokenizer.special_ids
     cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
     if second is None:

@@ -101,7 +101,6 @@ def read_pipeline(reading: Reading) -> Pipeline:
         )
     if any(part.get("use_regex") is False for part in pre_tokenizer[:1]):
         reading.refuse("pre_tokenizer.use_regex is False; True is needed, or a Split before it")
-    vocab: list[str]
     scores: list[float] = []
     merges: list[tuple[str, str]] = []
     if kind == "BPE":
@@ -129,10 +128,8 @@ def read_pipeline(reading: Reading) -> Pipeline:
         made = {left + right for left, right in merges}
         for token in roles[:1] + roles[2:]:
             if token in made or len(token) == 1:
-                reading.refuse(
-                    f"the special token {token[:80]!r} is made from text by model.merges, or is "
-                    "one character; a text could hold it"
-                )
+                said = "is made from text by model.merges, or is one character"
+                reading.refuse(f"the special token {token[:80]!r} {said}; a text could hold it")
     else:
         scores += [0.0] * (len(vocab) - len(scores))
     return Pipeline(

@@ -146,11 +146,8 @@ class Reading:
             "Precompiled": {"precompiled_charsmap": self._charsmap},
         }
         kind = self.one_of("normalizer.type", part.get("type"), tuple(checks))
-        checked = {
-            field: check(f"normalizer.{field}", part.get(field))
-            for field, check in checks[kind].items()
-        }
-        return {"type": kind, **checked}
+        fields = checks[kind].items()
+        return {"type": kind} | {f: check(f"normalizer.{f}", part.get(f)) for f, check in fields}
 
     def _pattern(self, name: str, found: object) -> dict[str, str]:
         pattern = self.mapping(name, found)
@@ -206,17 +203,11 @@ class Reading:
             behavior = self.one_of("pre_tokenizer.behavior", behavior, _BEHAVIORS)
             if kind == "Punctuation":
                 return {"type": kind, "behavior": behavior}
-            return {
-                "type": kind,
-                "pattern": self._split_pattern("pre_tokenizer.pattern", part.get("pattern")),
-                "behavior": behavior,
-                "invert": self.flag("pre_tokenizer.invert", part.get("invert")),
-            }
-        prefix = self.flag(
-            "pre_tokenizer.add_prefix_space",
-            part.get("add_prefix_space", True),
-            default=kind == "Metaspace",
-        )
+            pattern = self._split_pattern("pre_tokenizer.pattern", part.get("pattern"))
+            invert = self.flag("pre_tokenizer.invert", part.get("invert"))
+            return {"type": kind, "pattern": pattern, "behavior": behavior, "invert": invert}
+        asked = part.get("add_prefix_space", True)
+        prefix = self.flag("pre_tokenizer.add_prefix_space", asked, default=kind == "Metaspace")
         if kind == "ByteLevel":
             use_regex = self.flag("pre_tokenizer.use_regex", part.get("use_regex"), default=True)
             rest = {"trim_offsets": True, "use_regex": use_regex}
@@ -224,20 +215,15 @@ class Reading:
         self.one_of("pre_tokenizer.replacement", part.get("replacement"), (SPACE,))
         scheme = part.get("prepend_scheme", "always" if prefix else "never")
         schemes = ("always", "first", "never")
-        return {
-            "type": kind,
-            "replacement": SPACE,
-            "prepend_scheme": self.one_of("pre_tokenizer.prepend_scheme", scheme, schemes),
-            "split": self.flag("pre_tokenizer.split", part.get("split"), default=True),
-        }
+        scheme = self.one_of("pre_tokenizer.prepend_scheme", scheme, schemes)
+        split = self.flag("pre_tokenizer.split", part.get("split"), default=True)
+        return {"type": kind, "replacement": SPACE, "prepend_scheme": scheme, "split": split}
 
     @functools.cached_property
     def pair(self) -> list[str]:
         """Row of the texts A and B; empty where nothing puts special tokens into rows."""
         parts = self.parts("post_processor", "processors")
-        makers = [
-            part for part in parts if part.get("type") != "ByteLevel"
-        ]  # which changes only offsets
+        makers = (each for each in parts if each.get("type") != "ByteLevel")  # of offsets alone
         return [name for maker in makers for name in self._pair(maker)]
 
     def num_between(self, roles: tuple[str, ...]) -> int:

@@ -88,13 +88,10 @@ class WordPieceTokenizer(Tokenizer):
         *,
         where: str = "vocabulary, entry {}",
     ) -> None:
-        """Check the vocabulary and build the tokenizer.
+        """Check the vocabulary, in the order of its ids, and build the tokenizer.
 
-        Args:
-            vocab: tokens in the order of their ids.
-            options: defaults to `WordPieceOptions()`.
-            added: entries of the vocabulary that are kept whole where a text spells them.
-            where: name of an entry in error messages; `{}` becomes its position, from 1.
+        `added` entries are kept whole where a text spells them. `where` names an entry in error
+        messages; `{}` becomes its position, from 1.
 
         Raises:
             UserError: an entry is empty, repeated, too long or not one line of text; a special
@@ -112,11 +109,10 @@ class WordPieceTokenizer(Tokenizer):
         self.continues_word[[ids[token.content] for token in self.added]] = False
         entries = self._added_entries()
         determines: dict[str, Any] = {
-            "kind": "wordpiece",
-            "version": 1,
-            "vocab": self.vocab,
+            "kind": "wordpiece", "version": 1, "vocab": self.vocab,
             "options": asdict(options) | {"strip_accents": options.strips_accents},
-        } | ({"added": entries} if entries else {})
+            **({"added": entries} if entries else {}),
+        }  # fmt: skip
         text = json.dumps(determines, sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self._fast = tokenizers.Tokenizer(
@@ -229,28 +225,21 @@ def _check_vocab(vocab: Sequence[str], where: str) -> None:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}
     for id, token in enumerate(vocab):
+        fault, shown = "", f"{token[:80]!r}"
         if not token:
-            raise UserError(f"{where.format(id + 1)} is empty; each entry is one token")
-        if len(token) > MAX_TOKEN_CHARS:
-            raise UserError(
-                f"{where.format(id + 1)}: a token of {len(token):,} characters "
-                f"({token[:40]!r}...); the limit is {MAX_TOKEN_CHARS:,}"
-            )
-        if "\n" in token or "\r" in token or "\0" in token:
-            raise UserError(
-                f"{where.format(id + 1)}: {token[:80]!r} has a line break or a NUL; vocab.txt has "
-                "one token a line"
-            )
-        if ids.setdefault(token, id) != id:
-            raise UserError(
-                f"{where.format(id + 1)}: {token[:80]!r} is there already "
-                f"({where.format(ids[token] + 1)}); each token has one id"
-            )
-        try:
-            token.encode()
-        except UnicodeEncodeError:
-            at = where.format(id + 1)
-            raise UserError(f"{at}: {token[:80]!r} is not valid Unicode text") from None
+            fault = " is empty; each entry is one token"
+        elif len(token) > MAX_TOKEN_CHARS:
+            size = f"a token of {len(token):,} characters ({token[:40]!r}...)"
+            fault = f": {size}; the limit is {MAX_TOKEN_CHARS:,}"
+        elif "\n" in token or "\r" in token or "\0" in token:
+            fault = f": {shown} has a line break or a NUL; vocab.txt has one token a line"
+        elif ids.setdefault(token, id) != id:
+            there = where.format(ids[token] + 1)
+            fault = f": {shown} is there already ({there}); each token has one id"
+        elif replace_surrogates(token) != token:
+            fault = f": {shown} is not valid Unicode text"
+        if fault:
+            raise UserError(where.format(id + 1) + fault)
     missing = [token for token in SPECIAL_TOKENS if token not in ids]
     if missing:
         source = where.partition(",")[0]

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_store import SPECIAL, make_pair_shard, make_shard
 
-from bert_jax.data.pair_packing import losses, pack_pairs, plan_translations
+from bert_jax.data.pair_packing import pack_pairs, plan_translations
 from bert_jax.errors import UserError
 
 PAIRS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=60)
@@ -60,10 +60,10 @@ def test_pairs_longer_than_a_row_are_left_out_and_told():
     plan = plan_translations(shard, 8, 7)  # 6 tokens and two special ones, 6 and one
     assert plan.num_left_out == 80
     assert (plan.source_len.max(), plan.target_len.max()) == (6, 6)
-    clause, warning = losses(plan, shard)
+    clause, warning = plan.losses(shard)
     assert "80 pairs longer than a row left out" in clause
     assert warning.startswith("Warning: 40.0% of the pairs are longer than a row of 8 source and 7")
-    clause, warning = losses(plan_translations(shard, 9, 8), shard)
+    clause, warning = plan_translations(shard, 9, 8).losses(shard)
     assert "left out" not in clause
     assert warning is None
     with pytest.raises(UserError, match=r"no pair .* fits a row of 8 source and 4 .* takes 9"):

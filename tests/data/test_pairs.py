@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from synthetic_store import SPECIAL, document_of, make_shard, random_shard
 
 from bert_jax.data import pairs
-from bert_jax.data.pairs import losses, majority_rate, plan_pairs, truncate
+from bert_jax.data.pairs import plan_pairs, truncate
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, hash_u64
 
@@ -147,7 +147,7 @@ def test_unheld_rate_beyond_32_bits():
 def test_what_a_plan_leaves_out_is_said():
     def said(documents, pairing="nsp", length=64, **meta):
         shard = dataclasses.replace(make_shard(documents), meta=meta)
-        return losses(plan_pairs(shard, length, pairing=pairing), shard, pairing)
+        return plan_pairs(shard, length, pairing=pairing).losses(shard)
 
     clause, warning = said([[9] * 300] * 4)
     assert re.fullmatch(r"\d\.\d% of the tokens in no row, 5\d\.\d% random pairs", clause)
@@ -239,14 +239,6 @@ def test_single_sentence_documents_serve_with_a_random_partner():
     plan = plan_pairs(make_shard([[5]] * 20), 32)
     assert len(plan) == 20
     assert (plan.label == 1).all()
-    assert majority_rate(plan.label) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("labels", "rate"), [([0], 1.0), ([1, 0], 0.5), ([1, 1, 1, 0], 0.75), ([0, 1, 0, 0], 0.75)]
-)
-def test_majority_rate(labels, rate):
-    assert majority_rate(np.array(labels, np.uint8)) == rate
 
 
 def test_plan_is_a_function_of_seed_and_pass():

@@ -13,6 +13,7 @@ from synthetic_store import (
     store_of,
 )
 
+from bert_jax.data.mixture import StoreRows
 from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import (
@@ -20,7 +21,6 @@ from bert_jax.data.pipeline import (
     ExampleStream,
     TrainBatches,
 )
-from bert_jax.data.rows import StoreRows
 from bert_jax.errors import UserError
 
 OBJECTIVES = ("nsp", "sop", "none")
@@ -120,7 +120,6 @@ def test_evaluation_reads_every_pair_once(process_count):
         assert (tokens == SPECIAL.cls).sum() == PAIRS.num_documents
     fillers = sum((~batch["segment_ids"].any(axis=1)).sum() for batch in batches)
     assert fillers == len(parts[0]) * 8 - parts[0].num_rows > 0
-    assert parts[0].majority_rate is None
 
 
 def test_pairings_refuse_stores_of_the_other_kind():
@@ -316,24 +315,6 @@ def test_evaluation_again_and_sampled():
     assert sum(b["segment_ids"].any(axis=1).sum() for b in some) == 6
     assert_equal_batches(some[0], next(iter(whole)))
     assert EvalBatches(STORE, config, 32, 4, max_rows=10**9).num_rows == whole.num_rows
-
-
-@pytest.mark.parametrize("max_rows", [None, 7])
-@pytest.mark.parametrize("pairing", ["nsp", "sop"])
-def test_majority_rate_is_of_the_rows_that_are_read(pairing, max_rows):
-    config = DataConfig(pairing=pairing)
-    whole = EvalBatches(STORE, config, 32, 4, max_rows=max_rows)
-    labels = np.concatenate([batch["pair_labels"] for batch in whole])
-    share = (labels == 1).sum() / (labels >= 0).sum()
-    assert whole.majority_rate == pytest.approx(max(share, 1 - share))
-    # The same on every process, which reads half of them.
-    half = EvalBatches(STORE, config, 32, 4, max_rows=max_rows, process_index=1, process_count=2)
-    assert half.majority_rate == whole.majority_rate
-
-
-def test_majority_rate_without_labels():
-    assert EvalBatches(STORE, DataConfig(pairing="none"), 32, 4).majority_rate is None
-    assert EvalBatches(STORE, DataConfig(), 32, 4, max_rows=0).majority_rate is None
 
 
 def test_num_passes_lengthen_the_plan():

@@ -12,8 +12,8 @@ from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
 
 KINDS = (
     "pretraining", "mlm", "encoder", "bare", "class", "classes", "one of classes", "score", "tags",

@@ -123,7 +123,7 @@ def altered(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
 
 
 def _tokenizer() -> Any:
-    from bert_jax.tokenization.wordpiece_training import train_wordpiece
+    from bert_jax.tokenization.training import train_wordpiece
 
     return train_wordpiece(TEXTS * 5, 120)
 

@@ -1,6 +1,7 @@
 """Token stores in memory, for tests of what reads them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ def make_shard(
 
 def store_of(*shards: Shard) -> TokenStore:
     """A store in memory."""
-    return TokenStore.of(shards, np.ones(shards[0].vocab_size, np.int64), "tokenizer", "store")
+    store = TokenStore.of(shards, np.ones(shards[0].vocab_size, np.int64))
+    return replace(store, tokenizer_fingerprint="tokenizer", fingerprint="store")
 
 
 def make_store(*arguments: Any, **options: Any) -> TokenStore:

@@ -15,13 +15,13 @@ from modern_files import TEXTS
 
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
-from bert_jax.tokenization.bytelevel_training import train_bytelevel
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.tokenization.training import train_bytelevel
 
 SCRIPT = """
 import json, sys
-from bert_jax.tokenization.bytelevel_training import train_bytelevel
+from bert_jax.tokenization.training import train_bytelevel
 print(train_bytelevel(json.load(sys.stdin), 600).fingerprint)
 """
 

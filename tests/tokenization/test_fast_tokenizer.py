@@ -17,7 +17,7 @@ from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
+from bert_jax.tokenization.training import train_wordpiece
 
 KINDS = ["bpe", "unigram", "pieces"]
 
@@ -224,8 +224,6 @@ def test_another_kind_is_not_saved_over(made, tmp_path):
     with pytest.raises(UserError, match="another kind"):
         made["bpe"].save(tmp_path / "a")
     wordpiece.save(tmp_path / "a")
-    with pytest.raises(UserError, match="drop the option lowercase=True"):
-        load_tokenizer(write_fast(tmp_path / "b", "bpe"), lowercase=True)
 
 
 def changed(kind, path, value):

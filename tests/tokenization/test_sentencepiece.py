@@ -191,8 +191,6 @@ def test_saved_and_loaded_is_the_same(made: SentencePieceTokenizer, tmp_path: Pa
         assert loaded.fingerprint == made.fingerprint
         assert loaded.encode(TEXTS[0]).ids.tolist() == made.encode(TEXTS[0]).ids.tolist()
     assert pickle.loads(pickle.dumps(made)).fingerprint == made.fingerprint
-    with pytest.raises(UserError, match="drop the option lowercase=True"):
-        load_tokenizer(tmp_path / "t", lowercase=True)
 
 
 def test_fingerprints_differ() -> None:

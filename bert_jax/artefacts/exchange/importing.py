@@ -49,10 +49,9 @@ from bert_jax.artefacts.saved.reading import saved_from, with_vectors
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, checked, digests_of
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.load import load_tokenizer, says_casing
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
-from bert_jax.tokenization.wordpiece_files import says_casing
 
 
 @dataclass(frozen=True, eq=False)

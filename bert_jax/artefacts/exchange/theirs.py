@@ -21,9 +21,9 @@ from bert_jax.artefacts.formats.huggingface_config import (
 )
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.heads import has_vocabulary_head
+from bert_jax.tokenization.load import says_casing
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
-from bert_jax.tokenization.wordpiece_files import says_casing
 
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
 """Suffixes of the classes whose outputs are compared; for others only the encoder is."""

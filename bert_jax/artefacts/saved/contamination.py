@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bert_jax.artefacts.saved.lineage import trace
-from bert_jax.data.corpus.overlap.report import Report, reports_of
+from bert_jax.data.corpus.overlap.search import Report, reports_of
 from bert_jax.data.store import is_store
 from bert_jax.errors import UserError
 

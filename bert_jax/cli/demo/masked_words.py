@@ -24,7 +24,7 @@ from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.masks import MASK
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.tokenization.wordpiece_training import train_wordpiece
+from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run_plan import Result

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_jax.cli.inspection.replay import describe_batch
-from bert_jax.data.corpus.coverage import scripts_as_json, vocabulary_scripts
+from bert_jax.data.corpus.datasheet import scripts_as_json, vocabulary_scripts
 from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream

@@ -120,8 +120,7 @@ class Contamination(groups.Workers, groups.Json):
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.overlap.evaluation import read_evaluation
-        from bert_jax.data.corpus.overlap.report import DIRECTORY
-        from bert_jax.data.corpus.overlap.search import search_store, search_texts
+        from bert_jax.data.corpus.overlap.search import DIRECTORY, search_store, search_texts
         from bert_jax.data.corpus.sources import resolve_sources
         from bert_jax.data.corpus.workers import worker_count
         from bert_jax.data.store import is_store

@@ -6,7 +6,7 @@ from bert_jax.cli.verbs.options import Commas, Directory, Verb
 from bert_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from bert_jax.data.corpus.cleaning.config import CleaningConfig
+    from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 
 
 class Cleaning(Verb):
@@ -37,7 +37,7 @@ class Cleaning(Verb):
         Raises:
             UserError: a value has no meaning, or options contradict each other.
         """
-        from bert_jax.data.corpus.cleaning.config import CleaningConfig
+        from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 
         language, colon, threshold = self.language.partition(":")
         given: dict[str, Any] = (

@@ -89,10 +89,9 @@ class Tokenizer(Sources, groups.IntoDirectory):
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
-        from bert_jax.tokenization.bytelevel_training import train_bytelevel
         from bert_jax.tokenization.sentencepiece import train_sentencepiece
         from bert_jax.tokenization.tokenizer import Tokenizer
-        from bert_jax.tokenization.wordpiece_training import train_wordpiece
+        from bert_jax.tokenization.training import train_bytelevel, train_wordpiece
 
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise UserError(f"{self.out} exists and is not empty; choose another --out")
@@ -199,9 +198,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         from bert_jax.data.corpus.build import build_corpora
         from bert_jax.data.corpus.datasheet import Provenance
         from bert_jax.data.corpus.passes import Recipe
-        from bert_jax.data.corpus.sharded.engine import open_engine
-        from bert_jax.data.corpus.sharded.estimate import estimate_corpus
-        from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES
+        from bert_jax.data.corpus.sharded.build import estimate_corpus
+        from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, open_engine
         from bert_jax.data.corpus.sources import resolve_sources
         from bert_jax.data.corpus.workers import worker_count
         from bert_jax.tokenization.load import load_tokenizer

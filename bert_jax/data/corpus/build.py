@@ -7,24 +7,25 @@ of workers.
 """
 
 import contextlib
+import itertools
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bert_jax.data.corpus.cleaning.report import SAMPLES
-from bert_jax.data.corpus.datasheet import LANGUAGE_FIELDS, LICENCE_FIELDS, Provenance
+from bert_jax.data.corpus.cleaning.clean import SAMPLES
+from bert_jax.data.corpus.datasheet import FIELDS, Provenance
 from bert_jax.data.corpus.documents import ReadOptions, Source
 from bert_jax.data.corpus.passes import BLOCK_BYTES, Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
-from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine
-from bert_jax.data.corpus.sharded.tasks import SHARD_BYTES, plan_tasks
+from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
 from bert_jax.data.corpus.sharded.workspace import open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
-from bert_jax.data.pairs import DEFAULT_PAIRING, losses, plan_pairs
+from bert_jax.data.pairs import plan_pairs
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
@@ -48,7 +49,6 @@ class BuiltCorpus:
     """None in a bucket, and where nothing was held out: a rate of 0, or fewer than four distinct
     documents."""
     written: Written
-    """Counts."""
     seconds: float
 
     @classmethod
@@ -60,18 +60,9 @@ class BuiltCorpus:
         heldout = open_store(path / "heldout") if is_store(path / "heldout") else None
         return cls(path, open_store(path / "train"), heldout, written, seconds)
 
-    @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of text that were tokenized."""
-        return self.written.text_bytes
-
     def summary(self) -> str:
         """Return counts, rate, and the sentence pairs of rows of the default length, for people."""
-        rate = self.text_bytes / 1e6 / max(self.seconds, 1e-9)
-        lines = [
-            f"{self.path}: {self.text_bytes / 1e6:.1f} MB of text in {self.seconds:.1f} s "
-            f"({rate:.1f} MB/s)"
-        ]
+        lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
             return "\n".join([*lines, f"  {counts} out"])
@@ -89,12 +80,19 @@ class BuiltCorpus:
             plan = plan_pairs(first, DEFAULT_LENGTH)
         except UserError as error:
             return "\n".join([*lines, f"Warning: {error}"])
-        clause, warning = losses(plan, first, DEFAULT_PAIRING)
+        clause, warning = plan.losses(first)
         where = " of the first shard" if len(self.train.counts) > 1 else ""
         lines.append(
             f"  as sentence pairs{where}: {len(plan):,} rows of {plan.length} tokens; {clause}"
         )
         return "\n".join([*lines, warning] if warning else lines)
+
+
+def rate_line(path: str | Path, what: str, text_bytes: int, seconds: float) -> str:
+    """Say how much text a build read, and how fast."""
+    size = text_bytes / 1e6
+    rate = size / max(seconds, 1e-9)
+    return f"{path}: {size:.1f} MB of {what} in {seconds:.1f} s ({rate:.1f} MB/s)"
 
 
 def is_corpus(path: Path) -> bool:
@@ -110,28 +108,16 @@ def build_corpus(
     heldout_rate: float = 0.01,
     splitter: str = "fast",
     num_workers: int | None = None,
-    options: ReadOptions | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
+    **options: Any,
 ) -> BuiltCorpus:
-    """Make the directory `out` with the token stores `train` and `heldout`; see `build_corpora`.
+    """Make the directory `out` with the token stores `train` and `heldout`.
 
-    Args:
-        sources: see `resolve_sources`.
-        tokenizer: picklable tokenizer; each worker gets a copy.
-        out: directory that appears by one rename when everything is in it.
-        heldout_rate: share of the documents to hold out, at least 0 and below 1.
-        splitter: `fast`, `lines` or `syntok`.
-        num_workers: processes; all cores by default. 1 runs in this process.
-        options: how the sources are read.
-        overwrite: replace a corpus that is there already, once the new one is complete.
-        progress: whether a bar is shown on a terminal.
+    `Recipe` says what `tokenizer`, `heldout_rate` and `splitter` are, `build_corpora` the others.
+    `num_workers` processes do the work, by default one for each core; 1 is this process.
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
-    (built,) = build_corpora(
-        sources, recipe, out, engine=LocalEngine(num_workers), options=options,
-        overwrite=overwrite, progress=progress,
-    )  # fmt: skip
+    engine = Engine(num_workers)
+    (built,) = build_corpora(sources, recipe, out, engine=engine, **options)
     return built
 
 
@@ -161,7 +147,7 @@ def build_corpora(
 
     Args:
         sources: see `resolve_sources`.
-        recipe: settings that determine the result.
+        recipe: settings.
         out: directory, or gs://BUCKET/DIRECTORY, with `train` and `heldout`, or with a directory of
             both for each value of `recipe.by_field`.
         engine: processes that do the work; by default processes of this machine.
@@ -179,10 +165,10 @@ def build_corpora(
             disk full, or a worker was killed.
     """
     begin = time.perf_counter()
-    engine = engine or LocalEngine()
+    engine = engine or Engine()
     get_splitter(recipe.splitter)  # says now what is missing
     options = options or ReadOptions()
-    wanted = (*options.keep, recipe.by_field, *LANGUAGE_FIELDS, *LICENCE_FIELDS)
+    wanted = (*options.keep, recipe.by_field, *itertools.chain(*FIELDS.values()))
     options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
     tasks = plan_tasks(resolve_sources(sources, options), shard_bytes)
     samples = SAMPLES if keep_dropped is not None else 0
@@ -192,7 +178,7 @@ def build_corpora(
             dropped = stack.enter_context(StagedDirectory(keep_dropped, lambda path: False))
         space = stack.enter_context(open_workspace(out, overwrite=overwrite, resume=len(tasks) > 1))
         if len(tasks) == 1:
-            engine = LocalEngine(engine.num_workers)
+            engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
             directory = scratch or space.local
@@ -250,14 +236,12 @@ def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
         for lines in grouped(block.splitlines(keepends=True), len, piece_bytes + 1)
     )
     kept: list[bytes] = []
-    size = 0
-    stride = 1
+    size, stride = 0, 1
     for number, piece in enumerate(pieces):
         if number % stride == 0:
             kept.append(piece)
             size += len(piece)
         while size > max_bytes and len(kept) > 1:
             kept = kept[::2]
-            size = sum(map(len, kept))
-            stride *= 2
+            size, stride = sum(map(len, kept)), 2 * stride
     return kept

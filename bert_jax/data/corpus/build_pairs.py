@@ -1,41 +1,179 @@
-"""Pairs of texts to a corpus: two token stores, `train` and `heldout`, of pairs.
+"""Pairs of texts to two token stores, `train` and `heldout`, and what people should know of them.
 
-A pair is a document of two sentences, source and target. As in `build`, the parent process reads,
-workers tokenize blocks, and the parent appends what comes back, in order: the result is the same
+A pair is a document of two sentences, source and target. As in `build`, the result is the same
 whatever the number of workers.
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.build import is_corpus
+from bert_jax.data.corpus.build import DEFAULT_LENGTH, is_corpus, rate_line
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
 from bert_jax.data.corpus.encode import EncodedPairs, PairBlock, encode_pairs, start_worker
-from bert_jax.data.corpus.pair_report import (
-    BuiltPairs,
-    Cases,
-    Findings,
-    Overlap,
-    RoundTrip,
-    look_swapped,
-)
 from bert_jax.data.corpus.pairs import PairSource
 from bert_jax.data.corpus.passes import BLOCK_BYTES, check_rate
 from bert_jax.data.corpus.workers import grouped, map_ordered, progress_bar, worker_count
+from bert_jax.data.pair_packing import plan_translations
 from bert_jax.data.store import TokenStore, entropy, is_store, open_store
 from bert_jax.data.store_writer import ShardWriter, write_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
 from bert_jax.hashing import hash_u64
+from bert_jax.tasks.examples import Origin
 from bert_jax.tokenization.tokenizer import Tokenizer
 
+_SHOWN = 3  # places named of each kind of finding
+_MOST_CHANGED = 0.05
+_MANY_EQUAL = 0.01
+
+
+@dataclass
+class Cases:
+    """Number of pairs with a peculiarity, and the first of them."""
+
+    count: int = 0
+    first: list[Origin] = field(default_factory=list)
+
+    def add(self, name: str, numbers: np.ndarray) -> None:
+        """Add pairs of a source, (n,) lines."""
+        self.count += numbers.size
+        room = _SHOWN - len(self.first)
+        self.first += [Origin(name, number) for number in numbers[:room].tolist()]
+
+    def __add__(self, other: "Cases") -> "Cases":
+        return Cases(self.count + other.count, (self.first + other.first)[:_SHOWN])
+
+    def __str__(self) -> str:
+        places = []
+        for (name, unit), origins in groupby(self.first, lambda each: (each.path, each.unit)):
+            numbers = [str(origin.line) for origin in origins]
+            places.append(f"{name}, {unit}{'s' * (len(numbers) > 1)} {', '.join(numbers)}")
+        more = ", ..." if self.count > len(self.first) else ""
+        return f"{self.count:,} ({'; '.join(places)}{more})"
+
+
+class BuiltPairs(NamedTuple):
+    """Result of `build_pairs`, and peculiarities of the pairs."""
+
+    path: Path
+    train: TokenStore
+    heldout: TokenStore | None
+    """None where nothing was held out."""
+    text_bytes: int
+    seconds: float
+    empty: Cases
+    """Pairs without tokens on a side; in no store."""
+    duplicates: Cases
+    """Pairs that occurred before, held-out files excluded."""
+    dropped_duplicates: bool
+    """Whether these are in no store."""
+    equal: Cases
+    """Pairs whose target is their source."""
+    overlaps: tuple[tuple[int, str], ...]
+    """Number of held-out texts that are training texts too, and the first, by side."""
+    num_decoded: int
+    """Targets that were encoded and decoded: where one changes, no translation can be right."""
+    changed: Sequence[tuple[str, str]]
+    """Targets that came back otherwise, and as what."""
+    is_swapped: bool
+    """Whether the held-out sources look like training targets, and the other way round."""
+
+    def summary(self) -> str:
+        """Return counts, lengths, findings and warnings, for people."""
+        lines = [
+            rate_line(self.path, "pairs", self.text_bytes, self.seconds),
+            *_sizes("train", self.train),
+            *(_sizes("heldout", self.heldout) if self.heldout else ["  heldout: none"]),
+        ]
+        warnings, shard = [], self.train.shards[0]
+        try:
+            plan = plan_translations(shard, DEFAULT_LENGTH, DEFAULT_LENGTH)
+        except UserError as error:
+            warnings.append(f"Warning: {error}")
+        else:
+            clause, warning = plan.losses(shard)
+            lines.append(
+                f"  as rows of {plan.length} source and {plan.target_length} target tokens: "
+                f"{len(plan):,} rows; {clause}"
+            )
+            warnings += [warning] if warning else []
+        if self.empty.count:
+            lines.append(f"  left out, empty on a side: {self.empty}")
+        if self.duplicates.count:
+            dropping = "kept; --drop-duplicates exact drops them"
+            kept = "left out" if self.dropped_duplicates else dropping
+            lines.append(f"  pairs that occur before: {self.duplicates}, {kept}")
+        if self.equal.count:
+            lines.append(f"  pairs of two equal sides: {self.equal}")
+        exact = 1 - len(self.changed) / max(self.num_decoded, 1)
+        said = f"{exact:.1%} of {self.num_decoded:,}"
+        lines.append(f"  targets that come back exactly from their tokens: {said}")
+        return "\n".join([*lines, *warnings, *self._warnings()])
+
+    def _warnings(self) -> list[str]:
+        warnings = []
+        for (count, example), side in zip(self.overlaps, ("sources", "targets"), strict=True):
+            if count and self.heldout:
+                warnings.append(
+                    f"Warning: {count:,} of {self.heldout.num_documents:,} held-out {side} are in "
+                    f"the training pairs too, for example {example!r}"
+                )
+        if self.is_swapped:
+            warnings.append(
+                "Warning: the held-out sources look like training targets and the held-out targets "
+                "like training sources; are the files of --heldout-pairs swapped?"
+            )
+        num_pairs = self.train.num_documents + (self.heldout.num_documents if self.heldout else 0)
+        if self.equal.count > _MANY_EQUAL * num_pairs:
+            warnings.append(
+                f"Warning: {self.equal.count / num_pairs:.1%} of the pairs have two equal sides; "
+                "is one file given twice, or a part of the text not translated?"
+            )
+        share = len(self.changed) / max(self.num_decoded, 1)
+        if share > _MOST_CHANGED:
+            text, decoded = self.changed[0]
+            warnings.append(
+                f"Warning: {share:.1%} of the targets do not come back from "
+                f"their tokens, for example {text!r} comes back as {decoded!r}: the best "
+                "translation is still wrong there. What helps: a tokenizer that keeps case and "
+                "spaces (bert-jax tokenizer --kind unigram)"
+            )
+        return warnings
+
+
+def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
+    """Say whether the sides of two parts, (2, vocab_size) counts of ids, match better crosswise."""
+    train, heldout = (
+        counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1.0)
+        for counts in (train, heldout)
+    )
+    cosines = train @ heldout.T
+    return bool(np.trace(cosines) < np.trace(cosines[::-1]))
+
+
+def _sizes(name: str, store: TokenStore) -> list[str]:
+    lines = [
+        f"  {name}: {store.num_documents:,} pairs, {store.unknown_rate:.2%} of the tokens [UNK]"
+    ]
+    sizes = np.concatenate([np.diff(shard.sentence_offsets) for shard in store.shards])
+    for side, lengths in zip(("source", "target"), sizes.reshape(-1, 2).T, strict=True):
+        middle, most = np.percentile(lengths, [50, 99], method="higher").astype(int)
+        lines.append(
+            f"    {side}: {lengths.sum():,} tokens; a text has {middle} (p50), {most} (p99), "
+            f"{lengths.max()} at most"
+        )
+    return lines
+
+
 _SAMPLE = 1000  # targets that are decoded again
+_NO_HASHES = np.zeros((0, 2), np.uint64)
 _RECENT = 1 << 20  # hashes that `_Seen` keeps apart before they are merged
 
 
@@ -55,18 +193,14 @@ def build_pairs(
     """Make the directory `out` with the token stores `train` and `heldout`.
 
     Without `heldout`, pairs are held out by a hash of their source, so that equal sources are never
-    on both sides. A pair without tokens on a side is in no store.
+    on both sides. A pair without tokens on a side is in no store. For what is not named here, see
+    `build.build_corpora`.
 
     Args:
-        sources: training pairs.
-        tokenizer: picklable tokenizer of both sides.
-        out: directory that appears by one rename when everything is in it.
         heldout: held-out pairs.
         heldout_rate: share of the training pairs to hold out where `heldout` is empty.
         drop_duplicates: whether only the first of equal pairs of `sources` is kept.
         num_workers: processes; all cores by default. 1 runs in this process.
-        overwrite: replace a corpus that is there already, once the new one is complete.
-        provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
         UserError: bad input (see `pairs`), no pair at all, `out` exists, disk full, or a worker was
@@ -87,17 +221,18 @@ def build_pairs(
             for block in _encoded(heldout, tokenizer, workers, sample, bar):
                 held.append(block, np.ones(block.numbers.size, bool))
                 text_bytes += block.text_bytes
-            if heldout and not held.writer.num_documents:
-                raise _empty(heldout)
             threshold = 0 if heldout else int(heldout_rate * 2**64)
             for block in _encoded(sources, tokenizer, workers, sample, bar):
                 is_held = block.hashes[:, 0] < np.uint64(threshold)
                 train.append(block, ~is_held)
                 held.append(block, is_held)
                 text_bytes += block.text_bytes
-        if not train.writer.num_documents:
-            raise _empty(sources)
-        round_trip = RoundTrip.measure(tokenizer, sample)
+        for part, read in ((held, heldout), (train, sources)):
+            if read and not part.writer.num_documents:
+                names = ", ".join(source.name for source in read)
+                raise UserError(f"{names}: no pair has text on both sides.")
+        decoded = map(tokenizer.decode, tokenizer.encode_batch(sample))
+        changed = [each for each in zip(sample, decoded, strict=True) if each[0] != each[1]]
         tally = Tally(tokenizer)
         for text in sample:
             tally.measure(text)
@@ -114,17 +249,16 @@ def build_pairs(
         path=out,
         train=open_store(out / "train"),
         heldout=heldout_store,
-        findings=Findings(
-            empty=train.empty + held.empty,
-            duplicates=train.duplicates if heldout else train.duplicates + held.duplicates,
-            dropped_duplicates=drop_duplicates,
-            equal=train.equal + held.equal,
-            overlaps=tuple(_overlap(train, held, side, heldout_store) for side in (0, 1)),
-            round_trip=round_trip,
-            swapped=look_swapped(train.counts, held.counts),
-        ),
         text_bytes=text_bytes,
         seconds=time.perf_counter() - begin,
+        empty=train.empty + held.empty,
+        duplicates=train.duplicates if heldout else train.duplicates + held.duplicates,
+        dropped_duplicates=drop_duplicates,
+        equal=train.equal + held.equal,
+        overlaps=tuple(_overlap(train, held, side, heldout_store) for side in (0, 1)),
+        num_decoded=len(sample),
+        changed=changed,
+        is_swapped=look_swapped(train.counts, held.counts),
     )
 
 
@@ -182,7 +316,6 @@ class _Part:
         self.hashes.append(block.hashes[chosen])
 
     def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
-        """Complete the store."""
         targets = self.counts[1].copy()
         targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # the end of each
         write_manifest(
@@ -198,22 +331,15 @@ class _Part:
         )
 
 
-def _empty(sources: Sequence[PairSource]) -> UserError:
-    names = ", ".join(source.name for source in sources)
-    return UserError(f"{names}: no pair has text on both sides.")
-
-
-def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> Overlap:
-    """Compare the held-out texts of a side with the training texts of that side."""
-    if store is None:
-        return Overlap()
-    texts = np.concatenate(held.hashes)[:, side]
-    known = np.flatnonzero(np.isin(texts, np.concatenate(train.hashes)[:, side]))
-    if not known.size:
-        return Overlap()
+def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
+    """Count the held-out texts of a side that are training texts, and return the first."""
+    texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
+    known = np.flatnonzero(np.isin(texts, others))
+    if store is None or not known.size:
+        return 0, ""
     (shard,) = store.shards
     begin, end = shard.sentence_offsets[2 * known[0] + side :][:2]
-    return Overlap(known.size, train.tokenizer.decode(shard.tokens[begin:end]))
+    return known.size, train.tokenizer.decode(shard.tokens[begin:end])
 
 
 def _encoded(
@@ -224,15 +350,10 @@ def _encoded(
     bar: Any,
 ) -> Iterator[EncodedPairs]:
     """Yield the blocks of sources in order; the first targets are added to `sample`."""
-    blocks = _blocks(sources, sample)
-    first = list(itertools.islice(blocks, 2))
     encoded = map_ordered(
-        encode_pairs,
-        itertools.chain(first, blocks),
-        num_workers if len(first) > 1 else 1,  # starting processes costs more than a megabyte
-        initializer=start_worker,
-        arguments=(tokenizer, "lines"),
-    )
+        encode_pairs, _blocks(sources, sample), num_workers,
+        initializer=start_worker, arguments=(tokenizer, "lines"),
+    )  # fmt: skip
     before = bar.n
     with contextlib.closing(encoded):
         for block in encoded:

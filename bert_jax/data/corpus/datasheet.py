@@ -1,28 +1,138 @@
 """The account of a corpus: what its sources, licences, languages and tokenizer are.
 
-The account is a part of `corpus.json`, which the fingerprint of a store does not cover, and
-`CORPUS.md` says the same for people. The questions come from Gebru et al. 2021, "Datasheets for
-datasets", as far as a program can answer them.
+The tokenizer's coverage of the text is measured script by script. The account is a part of
+`corpus.json`, which the fingerprint of a store does not cover, and `CORPUS.md` says the same for
+people. The questions come from Gebru et al. 2021, "Datasheets for datasets", as far as a program
+can answer them.
 """
 
 import datetime
 import platform
+import time
+import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.data.corpus.coverage import ScriptCounts, measure_coverage, scripts_as_json
+import numpy as np
+
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.files.staging import write_synced
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.terminal import markdown_table
 from bert_jax.tokenization.tokenizer import Tokenizer
 
+OTHER = "digits and signs"
+"""Name of what has no letter."""
+_HAN = ("CJK", "IDEOGRAPHIC", "KANGXI")
+_WIDTHS = ("FULLWIDTH", "HALFWIDTH")
+_NO_SCRIPT = ("COMBINING", "MATHEMATICAL", "MODIFIER", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass
+class ScriptCounts:
+    """Words of one script and the tokens that they became."""
+
+    words: int = 0
+    """Tokens that begin a word."""
+    tokens: int = 0
+    unknown: int = 0
+    fallback: int = 0
+    """Tokens that are single bytes, or another part of a character."""
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Add other counts by name, such as what `as_json` made of them."""
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + other[name])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the counts and their ratio as JSON values."""
+        return {**vars(self), "tokens_per_word": self.tokens / self.words if self.words else None}
+
+
+@lru_cache(maxsize=1 << 16)
+def script_of(char: str) -> str:
+    """Return the script of a letter, such as Latin or Han; empty for everything else.
+
+    The name is the first word of the character's name in Unicode.
+    """
+    if unicodedata.category(char)[0] not in "LM":
+        return ""
+    words = [each for each in unicodedata.name(char, "").split() if each not in _WIDTHS][:1]
+    if not words or words[0] in _NO_SCRIPT:
+        return ""
+    return "Han" if words[0] in _HAN else words[0].capitalize()
+
+
+def text_script(text: str) -> str:
+    """Return the script of a text's first letter; `OTHER` where there is none."""
+    return next((script for char in text if (script := script_of(char))), OTHER)
+
+
+def find_fallback(tokenizer: Tokenizer) -> Callable[[int], bool]:
+    """Return a function of an id: whether the token is a byte, or another part of a character."""
+
+    @cache
+    def is_part(id: int) -> bool:
+        name = tokenizer.id_to_token(id)
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return True
+        return _REPLACEMENT not in name and _REPLACEMENT in tokenizer.decode([id])
+
+    return is_part
+
+
+def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, ScriptCounts]:
+    """Tokenize texts and count words, tokens, [UNK] and byte fallback by script.
+
+    A token belongs to the script of its first letter in the text.
+    """
+    counts: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
+    is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk
+    for each in texts:
+        text = tokenizer.word_prefix + each  # as a build has it: sentences follow one another
+        encoding = tokenizer.encode(text)
+        ids, offsets = encoding.ids.tolist(), encoding.offsets.tolist()
+        for id, (begin, end) in zip(ids, offsets, strict=True):
+            one = counts[text_script(text[begin:end])]
+            one.tokens += 1
+            one.words += not tokenizer.continues_word[id]
+            one.unknown += id == unknown
+            one.fallback += id != unknown and is_part(id)
+    return counts
+
+
+def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, ScriptCounts]:
+    """Divide (vocab_size,) occurrences of ids by the scripts of the vocabulary's entries.
+
+    No text is read. [UNK] and parts of characters have no script and stand by themselves.
+    """
+    found: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
+    is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk
+    for id in np.flatnonzero(counts).tolist():
+        number = int(counts[id])
+        script = "[UNK]" if id == unknown else "parts of characters" if is_part(id) else None
+        one = found[script or text_script(tokenizer.decode([id]))]
+        one.tokens += number
+        one.words += number * (not tokenizer.continues_word[id])
+        one.unknown += number * (id == unknown)
+        one.fallback += number * (script == "parts of characters")
+    return found
+
+
+def scripts_as_json(counts: Mapping[str, ScriptCounts]) -> dict[str, dict[str, Any]]:
+    """Return the counts as JSON values, the script with most tokens first."""
+    order = sorted(counts, key=lambda script: -counts[script].tokens)
+    return {script: counts[script].as_json() for script in order}
+
+
 DATASHEET = "CORPUS.md"
-LANGUAGE_FIELDS, LICENCE_FIELDS = ("language", "lang"), ("licence", "license")
+FIELDS = {"languages": ("language", "lang"), "licences": ("licence", "license")}
 """Fields of a document that name its language and its licence."""
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
 """Characters on which coverage is measured, in all and of one source."""
@@ -36,10 +146,6 @@ class Amount(NamedTuple):
     documents: int = 0
     characters: int = 0
 
-    def plus(self, documents: int, characters: int) -> "Amount":
-        """Return the sum."""
-        return Amount(self.documents + documents, self.characters + characters)
-
 
 class Tally:
     """Documents by language and licence, and the tokenizer's coverage of a sample of the text.
@@ -48,10 +154,9 @@ class Tally:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Start with nothing."""
         self.tokenizer = tokenizer
-        self.languages: dict[str, Amount] = defaultdict(Amount)
-        self.licences: dict[str, Amount] = defaultdict(Amount)
+        self.amounts: dict[str, dict[str, Amount]] = {name: {} for name in FIELDS}
+        """Documents by the values of `FIELDS`."""
         self.scripts: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
         self.characters = 0
         """Characters of the sample."""
@@ -64,36 +169,34 @@ class Tally:
         if self._room > 0:
             self.measure(text[: self._room])
             self._room -= len(text)
-        for counts, names in (
-            (self.languages, LANGUAGE_FIELDS), (self.licences, LICENCE_FIELDS)
-        ) if fields else ():  # fmt: skip
-            value = next((fields[name] for name in names if fields.get(name)), None)
+        for name, names in FIELDS.items() if fields else ():
+            value = next((fields[each] for each in names if fields.get(each)), None)
             if value is not None:
-                counts[f"{value}"] = counts[f"{value}"].plus(1, len(text))
+                self._add(name, f"{value}", 1, len(text))
 
     def measure(self, text: str) -> None:
         """Add a text to the sample."""
         self.characters += len(text)
         for script, counts in measure_coverage(self.tokenizer, text.split("\n")).items():
-            self.scripts[script].add(counts)
+            self.scripts[script].add(vars(counts))
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add another tally, from its `as_json`."""
-        for counts, name in ((self.languages, "languages"), (self.licences, "licences")):
+        for name in FIELDS:
             for key, amount in values[name].items():
-                counts[key] = counts[key].plus(*amount)
+                self._add(name, key, *amount)
         for script, found in values["scripts"].items():
             self.scripts[script].add(found)
         self.characters += values["characters"]
 
     def as_json(self) -> dict[str, Any]:
         """Return all counts as JSON values."""
-        return {
-            "languages": {key: list(amount) for key, amount in self.languages.items()},
-            "licences": {key: list(amount) for key, amount in self.licences.items()},
-            "scripts": scripts_as_json(self.scripts),
-            "characters": self.characters,
-        }
+        scripts = scripts_as_json(self.scripts)
+        return {**self.amounts, "scripts": scripts, "characters": self.characters}
+
+    def _add(self, name: str, value: str, documents: int, characters: int) -> None:
+        before = self.amounts[name].get(value, Amount())
+        self.amounts[name][value] = Amount(before[0] + documents, before[1] + characters)
 
 
 @dataclass(frozen=True)
@@ -109,29 +212,21 @@ class Provenance:
 def account(
     tally: Tally, sources: Sequence[Mapping[str, Any]], provenance: Provenance
 ) -> dict[str, Any]:
-    """Return the entries of `corpus.json` that account for a build.
+    """Return the entries `sources`, with the dates of their files, and `account` of `corpus.json`.
 
-    Args:
-        tally: Counts of what went in.
-        sources: Records of the sources, as `Source.record` returns them.
-        provenance: Statements of whoever builds the corpus.
-
-    Returns:
-        `sources` with the dates of their files, and `account`.
+    `sources` are records as `Source.record` returns them.
     """
-    now = datetime.datetime.now(datetime.UTC)
     return {
         "sources": [_dated(each) for each in sources],
         "account": {
-            "built": now.isoformat(timespec="seconds"),
+            "built": _date(time.time()),
             **asdict(provenance),
-            "languages": {key: amount._asdict() for key, amount in tally.languages.items()},
-            "licences": {key: amount._asdict() for key, amount in tally.licences.items()},
-            "tokenizer": tally.tokenizer.kind,
-            "coverage": {
-                "characters": tally.characters,
-                "scripts": scripts_as_json(tally.scripts),
+            **{
+                name: {key: amount._asdict() for key, amount in amounts.items()}
+                for name, amounts in tally.amounts.items()
             },
+            "tokenizer": tally.tokenizer.kind,
+            "coverage": {name: tally.as_json()[name] for name in ("characters", "scripts")},
             "versions": {
                 **{name: metadata.version(name) for name in _PACKAGES},
                 "python": platform.python_version(),
@@ -146,16 +241,15 @@ def _dated(record: Mapping[str, Any]) -> dict[str, Any]:
         changed = Path(f"{record['name']}").stat().st_mtime
     except (KeyError, OSError, ValueError):
         return dict(record)
-    date = datetime.datetime.fromtimestamp(changed, datetime.UTC)
-    return {**record, "changed": date.isoformat(timespec="seconds")}
+    return {**record, "changed": _date(changed)}
+
+
+def _date(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
 
 
 def write_datasheet(directory: Path) -> None:
-    """Write `CORPUS.md` beside the stores of a corpus, from what their `corpus.json` say.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write `CORPUS.md` beside the stores of a corpus, from what their `corpus.json` say."""
     headers = {
         part: read_json_object(directory / part / "corpus.json", max_bytes=MAX_HEADER_BYTES)
         for part in ("train", "heldout")
@@ -177,8 +271,8 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
         "## Sources\n\n" + _sources(header.get("sources", [])),
         "## Licence\n\n" + _licences(account),
         "## Languages\n\n"
-        + _amounts("language", account.get("languages", {}), "No source names any."),
-        "## Cleaning\n\n" + _cleaning(headers),
+        + (_amounts("language", account.get("languages", {})) or "No source names any."),
+        "## Cleaning\n\n" + _cleaning(header),
         "## Tokenizer and coverage\n\n" + _coverage(header, account),
         "## Versions\n\n"
         + ", ".join(f"{k} {_plain(v)}" for k, v in account.get("versions", {}).items()),
@@ -187,57 +281,44 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
-    names = {"train": "training", "heldout": "held out"}
-    rows = [["", *(names[part] for part in headers)]]
-    for key, said in (
-        ("num_documents", "documents"), ("num_sentences", "sentences"), ("num_tokens", "tokens")
-    ):  # fmt: skip
-        rows.append([said, *(_number(each.get(key)) for each in headers.values())])
-    rows.append(["shards", *(_number(len(each.get("shards", ()))) for each in headers.values())])
-    rows.append(
-        ["fingerprint", *(f"`{_plain(e.get('fingerprint'))[:16]}`" for e in headers.values())]
-    )
-    header = headers["train"]
+    stores, header = headers.values(), headers["train"]
+    rows = [
+        [said, *(_number(each.get(f"num_{said}")) for each in stores)]
+        for said in ("documents", "sentences", "tokens")
+    ]
+    rows.append(["shards", *(_number(len(each.get("shards", ()))) for each in stores)])
+    rows.append(["fingerprint", *(_code(each.get("fingerprint"), 16) for each in stores)])
     how = []
     if size := _number(header.get("text_bytes")):
         how.append(f"{size} bytes of text were tokenized.")
     if header.get("pairs"):
         how.append("Each document is a pair of two sentences, a source and its target.")
     elif "splitter" in header:
-        how.append(f"Sentences are those of the splitter `{_plain(header['splitter'])}`.")
+        how.append(f"Sentences are those of the splitter {_code(header['splitter'])}.")
     rate = header.get("heldout_rate")
     if isinstance(rate, float) and rate and "heldout" in headers:
         how.append(f"Held out by a hash of the text: {100 * rate:g}%.")
-    return markdown_table(rows) + "\n\n" + " ".join(how)
+    names = {"train": "training", "heldout": "held out"}
+    return _table(["", *(names[part] for part in headers)], rows) + "\n\n" + " ".join(how)
 
 
 def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
-    rows = [["source", "size", "documents", "changed", "sha256"]]
-    for each in sources[:_MOST_ROWS]:
-        unit = next((unit for unit in ("bytes", "examples", "documents") if unit in each), "")
-        size = f"{_number(each[unit])} {unit}" if unit and unit != "documents" else ""
-        rows.append(
-            [
-                f"`{_plain(each.get('name'))}`",
-                size,
-                _number(each.get("documents")),
-                _plain(each.get("changed", ""))[:10],
-                f"`{_plain(each.get('sha256', 'not known'))[:16]}`",
-            ]
-        )
-    more = len(sources) - _MOST_ROWS
-    return markdown_table(rows) + (f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else "")
+    rows = []
+    for each in sources:
+        unit = next((unit for unit in ("bytes", "examples") if unit in each), "")
+        size = f"{_number(each[unit])} {unit}" if unit else ""
+        changed, digest = _plain(each.get("changed", ""), 10), each.get("sha256", "not known")
+        documents = _number(each.get("documents"))
+        rows.append([_code(each.get("name")), size, documents, changed, _code(digest, 16)])
+    return _table(["source", "size", "documents", "changed", "sha256"], rows)
 
 
 def _licences(account: Mapping[str, Any]) -> str:
-    said = account.get("licence")
-    whole = (
-        f"`{_plain(said)}`, as said by who built the corpus."
-        if said
-        else "Unknown: nobody has said under which licence the text may be used."
-    )
-    named = account.get("licences", {})
-    return whole + ("\n\n" + _amounts("licence by document", named, "") if named else "")
+    whole = "Unknown: nobody has said under which licence the text may be used."
+    if said := account.get("licence"):
+        whole = f"{_code(said)}, as said by who built the corpus."
+    named = _amounts("licence by document", account.get("licences", {}))
+    return "\n\n".join(filter(None, (whole, named)))
 
 
 def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
@@ -252,63 +333,55 @@ def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, st
             yield f"{group}{name}", "yes" if value is True else str(value)
 
 
-def _cleaning(headers: Mapping[str, Mapping[str, Any]]) -> str:
-    header = headers["train"]
+def _cleaning(header: Mapping[str, Any]) -> str:
     config, dropped = header.get("cleaning"), header.get("dropped")
     if not config and not dropped:
         return "None: no filter and no search for duplicates was asked for."
     parts = []
     if isinstance(config, Mapping):
-        rows = [["rule", "value"]]
-        rows += [[f"`{_plain(name)}`", _plain(value, 400)] for name, value in _rules(config)]
-        parts.append(markdown_table(rows))
+        rules = ([_code(name), _plain(value, 400)] for name, value in _rules(config))
+        parts.append(_table(["rule", "value"], rules))
     if isinstance(dropped, Mapping):
-        rows = [["reason", "dropped"]]
-        rows += [[f"`{_plain(reason)}`", _number(count)] for reason, count in dropped.items()]
-        parts.append(markdown_table(rows) if dropped else "No document was dropped.")
+        rows = [[_code(reason), _number(count)] for reason, count in dropped.items()]
+        parts.append(_table(["reason", "dropped"], rows) if rows else "No document was dropped.")
     return "\n\n".join(parts)
 
 
 def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
     kind, size = _plain(account.get("tokenizer", "unknown")), _number(header.get("vocab_size"))
     said = (
-        f"{kind}, {size} tokens, fingerprint "
-        f"`{_plain(header.get('tokenizer_fingerprint'))[:16]}`; its files are in `train/tokenizer`."
+        f"{kind}, {size} tokens, fingerprint {_code(header.get('tokenizer_fingerprint'), 16)}; its "
+        "files are in `train/tokenizer`."
     )
     coverage = account.get("coverage", {})
-    scripts = coverage.get("scripts", {})
-    if not scripts:
-        return said
-    rows = [
-        ["script", "words", "tokens", "tokens per word", "[UNK]", "bytes and parts of characters"]
-    ]
-    for script, one in list(scripts.items())[:_MOST_ROWS]:
+    rows = []
+    for script, one in coverage.get("scripts", {}).items():
         tokens, ratio = max(1, one["tokens"]), one["tokens_per_word"]
-        rows.append(
-            [
-                _plain(script),
-                _number(one["words"]),
-                _number(one["tokens"]),
-                "" if ratio is None else f"{ratio:.2f}",
-                f"{one['unknown'] / tokens:.2%}",
-                f"{one['fallback'] / tokens:.2%}",
-            ]
-        )
+        shares = (f"{one[name] / tokens:.2%}" for name in ("unknown", "fallback"))
+        figures = (_number(one["words"]), _number(one["tokens"]), f"{ratio:.2f}" if ratio else "")
+        rows.append([_plain(script), *figures, *shares])
+    if not rows:
+        return said
+    columns = [
+        "script", "words", "tokens", "tokens per word", "[UNK]", "bytes and parts of characters"
+    ]  # fmt: skip
     sample = _number(coverage.get("characters"))
-    return f"{said} On a sample of {sample} characters of the text:\n\n{markdown_table(rows)}"
+    return f"{said} On a sample of {sample} characters of the text:\n\n{_table(columns, rows)}"
 
 
-def _amounts(what: str, amounts: Mapping[str, Any], none: str) -> str:
-    if not amounts:
-        return none
-    rows = [[what, "documents", "characters"]]
+def _amounts(what: str, amounts: Mapping[str, Any]) -> str:
+    """Return a table by value, most documents first; empty without amounts."""
     order = sorted(amounts.items(), key=lambda item: -item[1]["documents"])
-    rows += [
-        [f"`{_plain(name)}`", _number(each["documents"]), _number(each["characters"])]
-        for name, each in order[:_MOST_ROWS]
-    ]
-    more = len(order) - _MOST_ROWS
-    return markdown_table(rows) + (f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else "")
+    rows = [[_code(name), *map(_number, each.values())] for name, each in order]
+    return _table([what, "documents", "characters"], rows) if rows else ""
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write the first rows of a table, and how many more there are."""
+    rows = list(rows)
+    more = len(rows) - _MOST_ROWS
+    rest = f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else ""
+    return markdown_table([columns, *rows[:_MOST_ROWS]]) + rest
 
 
 def _number(value: Any) -> str:
@@ -318,3 +391,7 @@ def _number(value: Any) -> str:
 def _plain(value: Any, most: int = 200) -> str:
     """Return text on one line, without what ends a code span or a cell."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
+
+
+def _code(value: Any, most: int = 200) -> str:
+    return f"`{_plain(value, most)}`"

@@ -1,6 +1,7 @@
 """Documents, and the sources that they come from."""
 
 import contextlib
+import copy
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ class Document(NamedTuple):
     text: str
     """Non-blank paragraphs, stripped, joined by newlines."""
     source: str
-    """Name of the source."""
     number: int
     """Number from 1 among the documents with text of the source, or of the part of it."""
     fields: Mapping[str, Any] = NO_FIELDS
@@ -49,9 +49,7 @@ class ReadOptions:
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of a row that its document keeps."""
-        if not self.keep:
-            return NO_FIELDS
-        return {name: row[name] for name in self.keep if name in row}
+        return {name: row[name] for name in self.keep if name in row} if self.keep else NO_FIELDS
 
 
 class Source(ABC):
@@ -74,10 +72,7 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Read documents with their fields from the beginning; those without text are empty.
-
-        Sets `_sha256` and `bytes_read`.
-        """
+        """Read texts, maybe empty, with their fields; sets `_sha256` and `bytes_read`."""
 
     def documents(self) -> Generator[Document, None, None]:
         """Read the source from its beginning.
@@ -87,15 +82,15 @@ class Source(ABC):
                 was named.
         """
         self.bytes_read, number = 0, 0
-        self.check_state()
+        self._check_state()
         for text, fields in self._rows():
             if text:
                 number += 1
                 yield Document(text, self.name, number, fields)
-        self.check_state()
+        self._check_state()
         if not number and self.part is None:
-            field = f" in the field {self._field!r}" if self._field else ""
-            what = f"holds no text{field}" if self.size else "is empty"
+            what = "holds no text" if self.size else "is empty"
+            what += f" in the field {self._field!r}" if self.size and self._field else ""
             raise UserError(f"{self.name} {what}. Take it out of the input, or fetch it again.")
 
     def texts(self) -> Iterator[str]:
@@ -108,19 +103,21 @@ class Source(ABC):
         Only the places of the cuts are read. A format that has to be read from its beginning is
         not divided.
         """
-        del size
         return [self]
 
     def head(self, size: int) -> "Source":
         """Return a source of about the first bytes of this one, at least one document."""
         return _Head(self, size)
 
-    def check_state(self) -> None:
+    def _of(self, part: tuple[int, int], size: int) -> "Source":
+        """Return the source of a part of this one, of so many bytes."""
+        other = copy.copy(self)
+        other.part, other.size = part, size
+        return other
+
+    def _check_state(self) -> None:
         """Refuse, with a UserError, a file that is another one than when the source was named."""
-        if self.state is None:
-            return
-        now = file_state(self.name)
-        if now != self.state:
+        if self.state is not None and (now := file_state(self.name)) != self.state:
             raise UserError(
                 f"{self.name} changed while the corpus was built: it had {self.state.size:,} bytes "
                 f"and has {now.size:,} (version {self.state.version}, now {now.version}). Wait "
@@ -139,9 +136,8 @@ class Source(ABC):
             found["sha256"] = self._sha256
         elif self.state is not None:  # only a part of the file was read
             found["version"] = self.state.version
-        if self.part is not None:
-            found["part"] = list(self.part)
-        return found | self._details
+        part = {} if self.part is None else {"part": list(self.part)}
+        return found | part | self._details
 
 
 class _Head(Source):
@@ -166,8 +162,7 @@ class _Head(Source):
 
 def paragraphs(text: str) -> str:
     """Return a document's text as its paragraphs joined by newlines: stripped, none blank."""
-    lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
-    return "\n".join(lines)
+    return "\n".join(filter(None, map(str.strip, text.splitlines())))
 
 
 def field_text(example: Mapping[str, Any], field: str) -> str:
@@ -195,7 +190,5 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 def missing_field(field: str, present: list[str]) -> str:
     """Say that a field is not there, which ones are, and the nearest of them."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
-    near = nearest(field, present)
-    hint = f" Did you mean {near!r}?" if near else ""
-    listed = ", ".join(present[:20]) or "none"
-    return f"no field {field!r}; the fields present are {listed}.{hint}"
+    hint = f" Did you mean {near!r}?" if (near := nearest(field, present)) else ""
+    return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

@@ -2,15 +2,12 @@
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.report import CleaningReport
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningReport
 from bert_jax.data.corpus.sentences import Splitter, get_splitter
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.shard import token_dtype
@@ -23,26 +20,10 @@ stops) become pieces of at most half as many: what a sentence pair cannot hold i
 _ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
 
 
-@dataclass(frozen=True)
-class Cleaning:
-    """Rules that the documents of a pass are cleaned by."""
-
-    config: CleaningConfig = field(default_factory=CleaningConfig)
-    drops: Drops | None = None
-    """Decisions of a scan, by number of the document in the pass."""
-    samples: int = 0
-    """Dropped documents to keep for each reason."""
-
-    def cleaner(self, source: str) -> Cleaner:
-        """Return the cleaner of a source's documents."""
-        return Cleaner(self.config, self.drops, source=source, samples=self.samples)
-
-
 class PairBlock(NamedTuple):
-    """Some pairs of a source, for `encode_pairs`."""
+    """Some pairs of a source, by its name, for `encode_pairs`."""
 
     name: str
-    """Name of the source."""
     numbers: list[int]
     """Line or row of each pair."""
     texts: list[str]
@@ -53,7 +34,6 @@ class EncodedPairs(NamedTuple):
     """Tokens of a block of n pairs, those without tokens on a side included."""
 
     name: str
-    """Name of the source."""
     numbers: np.ndarray
     """(n,) int64, line or row."""
     tokens: np.ndarray
@@ -63,7 +43,6 @@ class EncodedPairs(NamedTuple):
     hashes: np.ndarray
     """(n, 2) uint64, of the text of source and target."""
     text_bytes: int
-    """UTF-8 bytes of the texts."""
 
 
 class Block(NamedTuple):
@@ -76,7 +55,7 @@ class Block(NamedTuple):
     numbers: list[int]
     """Number of each document among those that the pass reads, from 0."""
     data: bytes
-    """UTF-8; paragraphs end in a newline, documents in two."""
+    """Texts in UTF-8, two newlines between documents."""
 
 
 class EncodedBlock(NamedTuple):
@@ -91,13 +70,18 @@ class EncodedBlock(NamedTuple):
 
 
 _worker: tuple[Tokenizer, Splitter] | None = None
-_cleaning: Cleaning = Cleaning()
+_new_cleaner: Callable[..., Cleaner] | None = None
 
 
-def start_worker(tokenizer: Tokenizer, splitter: str, cleaning: Cleaning | None = None) -> None:
-    """Set up this process for `encode_block`, `encode_pairs` and `clean_and_encode`."""
-    global _worker, _cleaning
-    _cleaning = cleaning or Cleaning()
+def start_worker(
+    tokenizer: Tokenizer, splitter: str, new_cleaner: Callable[..., Cleaner] | None = None
+) -> None:
+    """Set up this process for `encode_block`, `encode_pairs` and `clean_and_encode`.
+
+    `new_cleaner(source=NAME)` makes the cleaner of a source; without it documents stay as they are.
+    """
+    global _worker, _new_cleaner
+    _new_cleaner = new_cleaner
     # One process for each core: threads inside would only get in each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = tokenizer, get_splitter(splitter)
@@ -112,9 +96,9 @@ def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | 
     Raises:
         UserError: the tokenizer gave an id that cannot be stored.
     """
-    if _cleaning.config.is_empty:
+    if _new_cleaner is None:
         return block.corpus, encode_block(block.data), None
-    cleaner = _cleaning.cleaner(block.source)
+    cleaner = _new_cleaner(source=block.source)
     texts = zip(block.numbers, block.data.decode().split("\n\n"), strict=True)
     cleaned = (cleaner.clean(number, text) for number, text in texts)
     data = "\n\n".join(text for text in cleaned if isinstance(text, str)).encode()
@@ -122,11 +106,7 @@ def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | 
 
 
 def encode_block(block: bytes) -> EncodedBlock:
-    """Split and tokenize documents: UTF-8, paragraphs end in a newline, documents in two.
-
-    Raises:
-        UserError: the tokenizer gave an id that cannot be stored.
-    """
+    """Split and tokenize documents; see `Block.data` and `clean_and_encode`."""
     assert _worker is not None
     tokenizer, split = _worker
     documents = block.split(b"\n\n")
@@ -142,30 +122,21 @@ def encode_block(block: bytes) -> EncodedBlock:
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
     filled = np.concatenate([[0], np.cumsum(pieces)])
     counts = np.diff(filled[np.array([0, *ends])])
-    return EncodedBlock(
-        (tokens, lengths, counts[counts > 0].astype(np.int32)),
-        _hashes(documents)[counts > 0],
-        len(block),
-    )
+    filled_counts = counts[counts > 0].astype(np.int32)
+    hashes = _hashes(documents)[counts > 0]
+    return EncodedBlock((tokens, lengths, filled_counts), hashes, len(block))
 
 
 def encode_pairs(block: PairBlock) -> EncodedPairs:
-    """Tokenize pairs: each side is one sentence, however long, as a text by itself.
-
-    Raises:
-        UserError: the tokenizer gave an id that cannot be stored.
-    """
+    """Tokenize pairs: each side is one sentence, however long, as a text by itself."""
     assert _worker is not None
     tokens, lengths = _encode(_worker[0], block.texts)
     encoded = [text.encode() for text in block.texts]
     return EncodedPairs(
-        block.name,
-        np.array(block.numbers, np.int64),
-        tokens,
-        lengths.reshape(-1, 2).astype(np.int64),
-        _hashes(encoded).reshape(-1, 2),
+        block.name, np.array(block.numbers, np.int64), tokens,
+        lengths.reshape(-1, 2).astype(np.int64), _hashes(encoded).reshape(-1, 2),
         sum(map(len, encoded)),
-    )
+    )  # fmt: skip
 
 
 def _hashes(texts: list[bytes]) -> np.ndarray:

@@ -28,11 +28,7 @@ class Numbers(NamedTuple):
 
 
 def french_words(number: int) -> str:
-    """Spell a number from 0 to 999,999.
-
-    Raises:
-        ValueError: the number is out of range.
-    """
+    """Spell a number from 0 to 999,999; ValueError for others."""
     if not 0 <= number < LIMIT:
         raise ValueError(f"the number is {number}; expected 0 to {LIMIT - 1:,}")
     thousands, rest = divmod(number, 1000)
@@ -46,11 +42,7 @@ def french_words(number: int) -> str:
 
 
 def draw_numbers(num_train: int, num_unseen: int, seed: int, first: int) -> Numbers:
-    """Draw numbers below `LIMIT` without repetition: all below `first` are to learn from.
-
-    Raises:
-        ValueError: `num_train` is less than `first`.
-    """
+    """Draw numbers below `LIMIT` without repetition: all below `first` are to learn from."""
     if num_train < first:
         raise ValueError(f"num_train is {num_train}; expected at least first, {first}")
     random = np.random.default_rng(seed)

@@ -58,7 +58,7 @@ class PairSource(Source):
             yield "\n".join(filter(None, pair[1:])), NO_FIELDS
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the records that identify the content for `corpus.json`, after reading."""
+        """Return what `record` returns, of each file."""
         return [self.record()]
 
 
@@ -97,11 +97,10 @@ class PairTable(PairSource):
 
     def __init__(self, name: str, columns: Sequence[str]) -> None:
         self._is_tfds = name.startswith("tfds:")
-        if self._is_tfds and name.count(":") == 1:
-            name += ":train"
-        size = 0 if self._is_tfds else Path(_one_file(name)).stat().st_size
-        super().__init__(name, size)
-        self.unit = "examples" if self._is_tfds else Source.unit
+        if self._is_tfds:
+            self.unit = "examples"
+            name += ":train" * (name.count(":") == 1)
+        super().__init__(name, 0 if self._is_tfds else Path(_one_file(name)).stat().st_size)
         self._columns = tuple(columns)
         self._details = {"columns": list(columns)}
 
@@ -114,10 +113,8 @@ class PairTable(PairSource):
         for row in read_rows(self.name, self._columns, table):
             if row.problem:
                 raise UserError(row.problem)
-            texts = [
-                _text(value, column, f"{row.origin}")
-                for value, column in zip(row.values, self._columns, strict=True)
-            ]
+            named = zip(row.values, self._columns, strict=True)
+            texts = [_text(value, column, f"{row.origin}") for value, column in named]
             if self._is_tfds:
                 digest.update("\0".join([*texts, ""]).encode())
                 rows += 1
@@ -132,9 +129,8 @@ class PairTable(PairSource):
 def _text(value: Any, column: str, where: str) -> str:
     """Return a field's text on one line; None is empty."""
     if value is not None and not isinstance(value, str):
-        raise UserError(
-            f"{where}: the column {column!r} holds {reprlib.repr(value):.40}, not text."
-        )
+        said = f"the column {column!r} holds {reprlib.repr(value):.40}, not text."
+        raise UserError(f"{where}: {said}")
     text = replace_surrogates((value or "").replace("\0", " "))
     return text.replace("\r\n", "\n").replace("\n", " ").strip()
 
@@ -165,11 +161,8 @@ def open_pairs(
 ) -> PairSource:
     """Return the pairs of two text files, or of one table whose two columns are named.
 
-    Args:
-        names: two files, or one table (CSV, TSV, JSON lines, parquet, `tfds:NAME[:SPLIT]`).
-        columns: names of source and target in a table; numbers from 1 in CSV and TSV without a
-            header.
-        swap: whether the second side is the source, and the first the target.
+    Tables are CSV, TSV, JSON lines, parquet and `tfds:NAME[:SPLIT]`; in CSV and TSV without a
+    header, columns are numbers from 1. `swap` makes the second side the source.
 
     Raises:
         UserError: not two sides, no such file, or a file of another kind.

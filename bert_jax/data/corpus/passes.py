@@ -1,8 +1,7 @@
 """One reading of sources: documents are cleaned, divided among corpora, tokenized and written."""
 
 import contextlib
-import dataclasses
-import itertools
+import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,20 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.report import CleaningReport
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, CleaningReport, Drops
 from bert_jax.data.corpus.datasheet import Tally
 from bert_jax.data.corpus.documents import Document, Source
-from bert_jax.data.corpus.encode import (
-    Block,
-    Cleaning,
-    EncodedBlock,
-    clean_and_encode,
-    start_worker,
-)
+from bert_jax.data.corpus.encode import Block, EncodedBlock, clean_and_encode, start_worker
 from bert_jax.data.corpus.workers import map_ordered
-from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import ShardEntry
 from bert_jax.data.store_writer import ShardWriter
 from bert_jax.errors import UserError
@@ -54,18 +44,13 @@ class Recipe:
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
 
     def __post_init__(self) -> None:
-        """Refuse, with a UserError, a share to hold out that leaves nothing to train on."""
+        """Refuse, with a UserError, a share that leaves nothing to train on."""
         check_rate(self.heldout_rate)
-
-    def threshold(self) -> int:
-        """Return the hash below which documents are held out, unless few documents say else."""
-        return int(self.heldout_rate * 2**64)
 
     def identity(self) -> dict[str, Any]:
         """Return the values in which equal recipes agree, as JSON."""
-        found = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
         return {
-            **found,
+            **vars(self),
             "tokenizer": self.tokenizer.fingerprint,
             "cleaning": self.cleaning.record(),  # with the digests of evaluation texts
         }
@@ -73,12 +58,10 @@ class Recipe:
 
 @dataclass
 class Written:
-    """Counts of one corpus, of one pass or of several."""
+    """Counts of one corpus, of one pass or of several; of documents by part."""
 
     train: int = 0
-    """Documents."""
     heldout: int = 0
-    """Documents."""
     text_bytes: int = 0
     """UTF-8 bytes of text that were tokenized."""
     smallest: list[int] = field(default_factory=list)
@@ -91,17 +74,6 @@ class Written:
         self.text_bytes += other.text_bytes
         self.smallest = sorted({*self.smallest, *other.smallest})[:_MIN_DOCUMENTS]
 
-    def better_threshold(self) -> int | None:
-        """Return the threshold that divides few documents; None where the rate divides them well.
-
-        Of four distinct documents or more two are held out, of fewer none.
-        """
-        if len(self.smallest) == _MIN_DOCUMENTS and self.heldout < MIN_HELDOUT_DOCUMENTS:
-            return self.smallest[MIN_HELDOUT_DOCUMENTS - 1] + 1
-        if len(self.smallest) < _MIN_DOCUMENTS and self.heldout:
-            return 0
-        return None
-
 
 def check_rate(heldout_rate: float) -> None:
     """Refuse, with a UserError, a share to hold out that leaves nothing to train on."""
@@ -112,11 +84,16 @@ def check_rate(heldout_rate: float) -> None:
 def better_thresholds(
     recipe: Recipe, thresholds: Mapping[str, int], found: Mapping[str, Written]
 ) -> dict[str, int]:
-    """Return the thresholds of corpora that another pass must divide in another way."""
-    if not recipe.heldout_rate:
-        return {}
-    better = {name: each.better_threshold() for name, each in found.items()}
-    return {k: value for k, value in better.items() if value is not None and k not in thresholds}
+    """Return the thresholds of corpora whose few documents the rate does not divide well.
+
+    Of four distinct documents or more two are held out, of fewer none.
+    """
+    better = {}
+    for name, each in found.items() if recipe.heldout_rate else ():
+        is_few = len(each.smallest) < _MIN_DOCUMENTS
+        if each.heldout > 0 if is_few else each.heldout < MIN_HELDOUT_DOCUMENTS:
+            better[name] = 0 if is_few else each.smallest[MIN_HELDOUT_DOCUMENTS - 1] + 1
+    return {name: value for name, value in better.items() if name not in thresholds}
 
 
 class Pass(contextlib.AbstractContextManager["Pass"]):
@@ -125,7 +102,6 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
     Leaving it without `finish`, by an error or not, removes what was written.
 
     Args:
-        recipe: settings.
         place: directory of the shard of a corpus and a part, `train` or `heldout`.
         thresholds: hashes below which documents of a corpus are held out, where the recipe's rate
             does not say it.
@@ -144,8 +120,10 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
     ) -> None:
         self._recipe, self._place = recipe, place
         self._thresholds = thresholds or {}
-        self._cleaning = Cleaning(recipe.cleaning, drops, samples)
-        self._writers: dict[str, dict[str, ShardWriter]] = {}
+        self._new_cleaner = None
+        if not recipe.cleaning.is_empty:
+            self._new_cleaner = functools.partial(Cleaner, recipe.cleaning, drops, samples=samples)
+        self._writers: dict[tuple[str, str], ShardWriter] = {}
         self._written: dict[str, Written] = {}
         self.report = CleaningReport(samples)
         """Counts and samples of what was dropped."""
@@ -154,104 +132,71 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         self.tallies: dict[str, Tally] = {}
         """Languages, licences and coverage of each corpus, before cleaning."""
 
-    @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of text that were tokenized so far."""
-        return sum(each.text_bytes for each in self._written.values())
-
     def run(
         self,
         sources: Sequence[Source],
         num_workers: int = 1,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read the sources and write what they hold.
-
-        Args:
-            sources: sources of this pass, in their order.
-            num_workers: processes that tokenize; 1 is this process.
-            advance: function that is called after each block.
+        """Read the sources in their order, write what they hold, and call `advance` at each block.
 
         Raises:
             UserError: bad input, a disk that is full, a worker that was killed.
         """
-        blocks = self._blocks(sources)
-        first = list(itertools.islice(blocks, 2))
+        blocks, recipe = self._blocks(sources), self._recipe
         encoded = map_ordered(
-            clean_and_encode,
-            itertools.chain(first, blocks),
-            num_workers if len(first) > 1 else 1,  # starting processes costs more than a MB
-            initializer=start_worker,
-            arguments=(self._recipe.tokenizer, self._recipe.splitter, self._cleaning),
-        )
+            clean_and_encode, blocks, num_workers, initializer=start_worker,
+            arguments=(recipe.tokenizer, recipe.splitter, self._new_cleaner),
+        )  # fmt: skip
         with contextlib.closing(encoded), contextlib.closing(blocks):
             for corpus, block, report in encoded:
                 self._append(corpus, block)
                 if report is not None:
-                    self.report.merge([report])
+                    self.report.merge(vars(report))
                 advance()
 
     def written(self) -> dict[str, Written]:
         """Return the counts of each corpus so far."""
-        for corpus, writers in self._writers.items():
-            for part, writer in writers.items():
-                setattr(self._written[corpus], part, writer.num_documents)
+        for (corpus, part), writer in self._writers.items():
+            setattr(self._written[corpus], part, writer.num_documents)
         return self._written
-
-    def sizes(self) -> tuple[int, int]:
-        """Return the tokens so far, and the bytes of the arrays of all shards."""
-        writers = [writer for each in self._writers.values() for writer in each.values()]
-        tokens = sum(writer.num_tokens for writer in writers)
-        offsets = sum(writer.num_sentences + writer.num_documents + 2 for writer in writers)
-        token_bytes = token_dtype(self._recipe.tokenizer.vocab_size).itemsize
-        return tokens, tokens * token_bytes + offsets * OFFSET_DTYPE.itemsize
 
     def finish(self) -> dict[tuple[str, str], ShardEntry]:
         """Complete the shards that have documents, and return their entries by corpus and part."""
-        return {
-            (corpus, part): writer.finish()
-            for corpus, writers in self._writers.items()
-            for part, writer in writers.items()
-            if writer.num_documents
-        }
+        return {of: each.finish() for of, each in self._writers.items() if each.num_documents}
 
     def _append(self, corpus: str, block: EncodedBlock) -> None:
-        if corpus not in self._writers:
+        if corpus not in self._written:
             self._open(corpus)
-        written = self._written[corpus]
-        written.add(
-            Written(0, 0, block.text_bytes, np.unique(block.hashes)[:_MIN_DOCUMENTS].tolist())
-        )
-        threshold = self._thresholds.get(corpus, self._recipe.threshold())
+        smallest = np.unique(block.hashes)[:_MIN_DOCUMENTS].tolist()
+        self._written[corpus].add(Written(0, 0, block.text_bytes, smallest))
+        threshold = self._thresholds.get(corpus, int(self._recipe.heldout_rate * 2**64))
         heldout = block.hashes < np.uint64(threshold)
         tokens, sentence_lengths, document_lengths = block.arrays
         for part, kept in zip(PARTS, (~heldout, heldout), strict=True):
             sentences = np.repeat(kept, document_lengths)
-            self._writers[corpus][part].append(
+            self._writers[corpus, part].append(
                 tokens[np.repeat(sentences, sentence_lengths)],
                 sentence_lengths[sentences],
                 document_lengths[kept],
             )
 
     def _open(self, corpus: str) -> None:
-        if len(self._writers) == MAX_CORPORA:
+        if len(self._written) == MAX_CORPORA:
             raise UserError(
                 f"the field {self._recipe.by_field!r} has more than {MAX_CORPORA} values, such as "
                 f"{corpus!r}; --by-column takes a field of few values, such as a language."
             )
-        self._writers[corpus] = {}
         self._written[corpus] = Written()
         for part in PARTS:
-            self._writers[corpus][part] = ShardWriter(
-                self._place(corpus, part), self._recipe.tokenizer
-            )
+            writer = ShardWriter(self._place(corpus, part), self._recipe.tokenizer)
+            self._writers[corpus, part] = writer
 
     def _blocks(self, sources: Iterable[Source]) -> Generator[Block, None, None]:
         """Yield about a megabyte of documents each, of one corpus."""
         waiting: dict[str, list[tuple[int, bytes]]] = {}
         sizes: dict[str, int] = {}
-        number, cleaned = 0, not self._recipe.cleaning.is_empty
-        self.sources, self.tallies = [], {}
+        number, cleaned = 0, self._new_cleaner is not None
 
         def block(corpus: str, source: str) -> Block:
             numbers, texts = zip(*waiting.pop(corpus), strict=True)
@@ -298,31 +243,5 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         return name
 
     def __exit__(self, *exception: object) -> None:
-        for writers in self._writers.values():
-            for writer in writers.values():
-                writer.close()
-        self._writers = {}
-
-
-def store_meta(
-    recipe: Recipe,
-    part: str,
-    text_bytes: int,
-    report: CleaningReport,
-    accounted: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the entries of a store's `corpus.json` that say what was read and how.
-
-    `accounted` is what `datasheet.account` returns.
-    """
-    cleaning = {} if recipe.cleaning.is_empty else {
-        "cleaning": recipe.cleaning.record(), **report.record()
-    }  # fmt: skip
-    return {
-        "part": part,
-        "heldout_rate": recipe.heldout_rate,
-        "splitter": recipe.splitter,
-        "text_bytes": text_bytes,
-        **accounted,
-        **cleaning,
-    }
+        while self._writers:
+            self._writers.popitem()[1].close()

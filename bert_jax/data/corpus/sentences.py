@@ -103,13 +103,15 @@ def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
     key = word.lower()
     if key in _TITLES or (len(word) == 1 and _starts_list_item(text, start, terminator)):
         return False
-    if key in _BEFORE_NUMBERS and (first.isdigit() or _is_roman(text, position)):
+    following = _next_word(text, position)
+    is_roman = following != "" and _ROMAN.issuperset(following.upper())
+    if key in _BEFORE_NUMBERS and (first.isdigit() or is_roman):
         return False
     if len(word) == 1 and word.isupper():
         # An initial ("J. R. R. Tolkien"), unless a new sentence plainly follows ("and I. The").
-        return _next_word(text, position) in _STARTERS
+        return following in _STARTERS
     if key in _MAY_END or (len(word) > 2 and word[-2] == "."):
-        return _next_word(text, position) in _STARTERS
+        return following in _STARTERS
     if word.isdigit():
         return not _starts_list_item(text, start, terminator)
     return True
@@ -126,11 +128,6 @@ def _next_word(text: str, position: int) -> str:
     while end < limit and text[end].isalpha():
         end += 1
     return text[position:end].lower()
-
-
-def _is_roman(text: str, position: int) -> bool:
-    word = _next_word(text, position).upper()
-    return bool(word) and _ROMAN.issuperset(word)
 
 
 def _cut(sentence: str) -> list[str]:
@@ -174,10 +171,9 @@ def get_splitter(name: str) -> Splitter:
     Raises:
         UserError: no such splitter, or its package is not installed.
     """
-    if name == "fast":
-        return split_fast
-    if name == "lines":
-        return split_lines
     if name == "syntok":
         return _syntok_splitter()
-    raise UserError(f"no sentence splitter {name!r}; there are fast, lines and syntok.")
+    splitters = {"fast": split_fast, "lines": split_lines}
+    if name not in splitters:
+        raise UserError(f"no sentence splitter {name!r}; there are fast, lines and syntok.")
+    return splitters[name]

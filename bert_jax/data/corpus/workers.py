@@ -1,6 +1,7 @@
 """Worker processes that never outlive, block or surprise their parent."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -30,17 +31,12 @@ _LEAVE_SECONDS = 5.0
 
 def num_cores() -> int:
     """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
 def worker_count(asked: int | None) -> int:
-    """Return the number of processes, all cores by default.
-
-    Raises:
-        UserError: fewer than one, or too many.
-    """
+    """Return the number of processes, all cores by default; UserError out of range."""
     if asked is not None and not 1 <= asked <= _MAX_WORKERS:
         raise UserError(f"num_workers is {asked}; it must be 1 to {_MAX_WORKERS}.")
     return asked or num_cores()
@@ -108,8 +104,9 @@ def map_ordered(
     """Map over processes: results in the order of the items, with few items in flight.
 
     Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
-    worker everything runs in this process. Each worker has a connection of its own and a thread
-    here that waits for its answers: what dies in the middle of an answer closes the connection.
+    worker or one item everything runs in this process. Each worker has a connection of its own and
+    a thread here that waits for its answers: what dies in the middle of an answer closes the
+    connection.
 
     Items are read as results are taken, at most three for each worker ahead. Each process runs
     `initializer` first.
@@ -118,7 +115,10 @@ def map_ordered(
         UserError: a worker was killed.
         Exception: what `function` or reading `items` raised; the workers are gone by then.
     """
-    if num_workers == 1:
+    items = iter(items)
+    first = list(itertools.islice(items, 2))
+    items = itertools.chain(first, items)
+    if num_workers == 1 or len(first) < 2:
         if initializer is not None:
             initializer(*arguments)
         yield from map(function, items)

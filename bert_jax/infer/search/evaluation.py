@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.data.corpus.overlap.words import normalised_words
+from bert_jax.data.corpus.overlap.ngrams import normalised_words
 from bert_jax.errors import UserError
 from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts

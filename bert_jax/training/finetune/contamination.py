@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.artefacts.saved.contamination import reports_on_ancestors
 from bert_jax.data.corpus.overlap.evaluation import text_key
-from bert_jax.data.corpus.overlap.report import merged, read_report, share_of
+from bert_jax.data.corpus.overlap.search import merged, read_report, share_of
 from bert_jax.errors import UserError
 from bert_jax.tasks.task import Outputs, Split
 

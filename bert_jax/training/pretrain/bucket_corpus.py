@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bert_jax.data.pairings import DataConfig
-from bert_jax.data.shard import OFFSET_DTYPE
+from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, open_store, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.bucket import BucketFiles, FileCache, damaged
@@ -145,7 +145,7 @@ def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) 
 def _sizes(store: TokenStore, shard: ShardEntry) -> dict[str, int]:
     """Return the bytes of each array of a shard."""
     sizes = (
-        shard.num_tokens * store.token_dtype.itemsize,
+        shard.num_tokens * token_dtype(store.vocab_size).itemsize,
         (shard.num_sentences + 1) * OFFSET_DTYPE.itemsize,
         (shard.num_documents + 1) * OFFSET_DTYPE.itemsize,
     )

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 import bert_jax
 from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.formats.seq2seq.families import family_of
-from bert_jax.data.pairings import PAIRINGS
 from bert_jax.data.phases import described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
@@ -65,7 +64,7 @@ def summary(
         if config.training.phases[number].corpus:
             own = stream.store(number)
             phases[-1] += f"; text {own.path} ({own.num_tokens:,} tokens)"
-        clause, warning = PAIRINGS[config.data.pairing].losses(plan, stream.store(number).shards[0])
+        clause, warning = plan.losses(stream.store(number).shards[0])
         phases[-1] += f"; {clause}" if clause else ""
         warnings += [warning] if warning else []
     warnings += [

@@ -198,10 +198,10 @@ def test_pairs_are_held_out_by_their_source(tokenizer, tmp_path):
     text_bytes = sum((tmp_path / name).stat().st_size - 400 for name in ("a.en", "a.de"))
     assert built.text_bytes == built.train.meta["text_bytes"] == text_bytes
     again = build(names, tokenizer, tmp_path / "again", heldout_rate=0.3, drop_duplicates=True)
-    assert built.findings.duplicates.count == again.findings.duplicates.count > 0
+    assert built.duplicates.count == again.duplicates.count > 0
     stores = (again.train, again.heldout)
     kept = [pair for store in stores for pair in texts_of(store, tokenizer)]
-    assert len(set(kept)) == len(kept) == 400 - built.findings.duplicates.count
+    assert len(set(kept)) == len(kept) == 400 - built.duplicates.count
     assert "held-out sources" not in built.summary()
     assert "held-out targets are in the training pairs too" in built.summary()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fast_files import write_fast
 
-from bert_jax.data.corpus.coverage import (
+from bert_jax.data.corpus.datasheet import (
     OTHER,
     measure_coverage,
     script_of,

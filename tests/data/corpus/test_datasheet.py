@@ -31,8 +31,8 @@ def tally_of(documents: list[tuple[str, str, dict[str, Any]]]) -> Tally:
 
 def test_documents_are_counted_by_language_and_licence() -> None:
     tally = tally_of(DOCUMENTS)
-    assert tally.languages == {"de": Amount(1, 8), "en": Amount(1, 5)}
-    assert tally.licences == {"cc0-1.0": Amount(1, 8)}
+    assert tally.amounts["languages"] == {"de": Amount(1, 8), "en": Amount(1, 5)}
+    assert tally.amounts["licences"] == {"cc0-1.0": Amount(1, 8)}
     assert (tally.scripts["Cyrillic"].unknown, tally.scripts["Latin"].unknown) == (1, 0)
 
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from bert_jax.data.corpus.kinds import pydocs
-from bert_jax.data.corpus.kinds.prose import is_prose, prose_paragraphs
+from bert_jax.data.corpus.kinds.pydocs import is_prose, prose_paragraphs
 
 
 def prose(text: str) -> list[str]:

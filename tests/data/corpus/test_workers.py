@@ -66,7 +66,7 @@ def test_errors_of_a_worker_name_where_they_were_raised():
         list(results)
     assert "in raise_for_three" in "".join(raised.value.__notes__)
     with pytest.raises(Exception, match="pickle"):
-        list(map_ordered(unpicklable, [1], 2))
+        list(map_ordered(unpicklable, [1, 2], 2))
 
 
 def test_a_worker_that_dies_in_the_middle_of_an_answer():

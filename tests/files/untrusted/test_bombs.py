@@ -17,7 +17,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 
-TOKENIZER = "from bert_jax.tokenization.load import load_tokenizer; import bert_jax.tokenization.wordpiece_files, bert_jax.tokenization.sentencepiece"  # noqa: E501
+TOKENIZER = "from bert_jax.tokenization.load import load_tokenizer; import bert_jax.tokenization.load, bert_jax.tokenization.sentencepiece"  # noqa: E501
 SOURCES = "from bert_jax.data.corpus.sources import resolve_sources; import zstandard"
 READ = """
 for source in resolve_sources([sys.argv[1]]):

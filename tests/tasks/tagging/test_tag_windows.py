@@ -13,9 +13,9 @@ from bert_jax.tasks.rows import NO_LABEL
 from bert_jax.tasks.tagging.schemes import convert, tag_labels
 from bert_jax.tasks.tagging.sources import read_columns, read_wikiann
 from bert_jax.tasks.tagging.windows import tag_windows
-from bert_jax.tokenization.bytelevel_training import train_bytelevel
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.training import train_bytelevel
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 PIECES = ["un", "##aff", "##able", "a", "b", "##c", "."]

@@ -1,27 +1,255 @@
-"""Cleaning of one document after the other, in the process that tokenizes them.
+"""Cleaning of one document after the other, in the process that tokenizes them, and its settings.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-With it every task is read twice: `scan.scan` writes signatures of the documents that stay,
+With it every task is read twice: `duplicates.scan` writes signatures of the documents that stay,
 `duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` drops them.
 """
 
 import functools
 import itertools
-from typing import NamedTuple
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
 from bert_jax.data.corpus.cleaning.filters import Prose, resolve_filters
-from bert_jax.data.corpus.cleaning.language import identify
-from bert_jax.data.corpus.cleaning.report import CleaningReport
 from bert_jax.data.corpus.overlap.evaluation import read_evaluation
-from bert_jax.data.corpus.overlap.ngrams import NgramTable
-from bert_jax.data.corpus.overlap.words import normalised_words, word_hashes
+from bert_jax.data.corpus.overlap.ngrams import (
+    BANDS,
+    NGRAM,
+    ROWS,
+    SHINGLE,
+    NgramTable,
+    hash_text,
+    normalised_words,
+    word_hashes,
+)
+from bert_jax.errors import UserError, nearest, needs_package
+from bert_jax.files.staging import replace_file, staged_file
+
+_MAX_CHARS = 1000
+"""Characters that are looked at: identification costs about as much as tokenizing."""
+
+
+@functools.cache
+def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
+    with needs_package(
+        "finding the language of documents needs py3langid: pip install 'bert_jax[corpora]'."
+    ):
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    return identifier.classify, frozenset(identifier.nb_classes)
+
+
+def identify(text: str) -> tuple[str, float]:
+    """Return the code (ISO 639-1 where there is one) and the probability of a text's language.
+
+    The first 1,000 characters decide.
+    """
+    language, probability = _identifier()[0](text[:_MAX_CHARS])
+    return str(language), float(probability)
+
+
+def check_language(code: str) -> None:
+    """Refuse, with a UserError, a code that the model does not know."""
+    known = _identifier()[1]
+    if code not in known:
+        near = nearest(code, sorted(known))
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise UserError(
+            f"--language is {code!r}, which py3langid does not know.{hint} Codes are those of ISO "
+            f"639, such as en, de and zh; {len(known)} are known."
+        )
+
+
+MIN_SIMILARITY = 0.5
+
+
+@dataclass(frozen=True)
+class CleaningConfig:
+    """Rules that documents are cleaned by; by default nothing is changed or dropped."""
+
+    filters: tuple[str, ...] = ()
+    """Filters, edits and groups of them, as `filters.resolve_filters` reads them."""
+    language: str = ""
+    """Code of the language that stays, such as de; empty: all languages."""
+    language_threshold: float = 0.8
+    """Lowest probability of the language."""
+    duplicates: bool = False
+    """Whether documents with the words of an earlier document are dropped."""
+    duplicate_paragraphs: bool = False
+    """Whether paragraphs with the words of an earlier paragraph are left out."""
+    near_duplicates: float | None = None
+    """Jaccard similarity of word 5-shingles from which the later document is dropped; None keeps
+    near-duplicates."""
+    without: tuple[str, ...] = ()
+    """Evaluation texts whose passages are left out, as `bert-jax contamination --against` takes
+    them."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        resolve_filters(self.filters)
+        if self.language:
+            check_language(self.language)
+        if not 0 < self.language_threshold <= 1:
+            raise UserError(
+                f"--language {self.language}:{self.language_threshold:g}: the probability must be "
+                "above 0 and at most 1"
+            )
+        similarity = self.near_duplicates
+        if similarity is not None and not MIN_SIMILARITY <= similarity <= 1:
+            raise UserError(
+                f"--drop-duplicates near={similarity:g}: the Jaccard similarity must be "
+                f"{MIN_SIMILARITY} to 1, such as 0.8"
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether documents stay as they are."""
+        return not (self.filters or self.language or self.without or self.needs_scan)
+
+    @property
+    def needs_scan(self) -> bool:
+        """Whether all documents are read before the first is written, to find duplicates."""
+        return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings for `corpus.json`; empty where documents stay as they are.
+
+        Raises:
+            UserError: evaluation texts cannot be read.
+        """
+        edits, filters = resolve_filters(self.filters)
+        found: dict[str, Any] = {"edits": list(edits)} if edits else {}
+        if filters:
+            found["filters"] = {name: each.record() for name, each in filters.items()}
+        if self.language:
+            found["language"] = {
+                "code": self.language, "threshold": self.language_threshold,
+                "py3langid": metadata.version("py3langid"),
+            }  # fmt: skip
+        flags = ("duplicates", "duplicate_paragraphs")
+        found |= {name: True for name in flags if getattr(self, name)}
+        if self.near_duplicates is not None:
+            found["near_duplicates"] = {
+                "similarity": self.near_duplicates, "shingle": SHINGLE, "bands": BANDS,
+                "rows": ROWS, "rensa": metadata.version("rensa"),
+            }  # fmt: skip
+        if self.without:
+            sets = map(read_evaluation, self.without)
+            found["without"] = [{"name": s.name, "sha256": s.digest, "ngram": NGRAM} for s in sets]
+        return found
+
+
+SAMPLES = 20
+"""Samples of each reason in `--keep-dropped`."""
+_SAMPLE_CHARS = 2000
+
+
+@dataclass
+class CleaningReport:
+    """Counts of what was dropped from some documents, by reason; reports of tasks are merged."""
+
+    samples_limit: int = 0
+    """Samples kept for each reason; 0 keeps none."""
+    documents: Counter[str] = field(default_factory=Counter)
+    lines: Counter[str] = field(default_factory=Counter)
+    """Lines left out of documents that stay, and of those dropped for want of lines."""
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Samples of dropped documents: those whose texts have the smallest hashes."""
+
+    def add(self, reason: str, detail: str, source: str, number: int, text: str) -> None:
+        """Count a dropped document, and keep it where it belongs to the sample."""
+        self.documents[reason] += 1
+        if self.samples_limit:
+            sample = {
+                "reason": reason, "detail": detail, "source": source, "document": number,
+                "hash": f"{hash_text(text):016x}", "text": text[:_SAMPLE_CHARS],
+            }  # fmt: skip
+            self._keep(reason, [sample])
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Add the counts and samples of another report, by the names of its fields."""
+        self.documents.update(other["documents"])
+        self.lines.update(other["lines"])
+        for reason, samples in other["samples"].items():
+            self._keep(reason, samples)
+
+    def _keep(self, reason: str, samples: list[dict[str, Any]]) -> None:
+        found = [*self.samples.get(reason, ()), *samples]
+        found.sort(key=lambda each: (each["hash"], each["source"], each["document"]))
+        self.samples[reason] = found[: self.samples_limit]
+
+    def record(self) -> dict[str, dict[str, int]]:
+        """Return the counts for `corpus.json`, by reason in alphabetical order."""
+        return {
+            "dropped": dict(sorted(self.documents.items())),
+            "dropped_lines": dict(sorted(self.lines.items())),
+        }
+
+    def write_samples(self, directory: Path) -> None:
+        """Write a JSON lines file for each reason."""
+        for reason, samples in self.samples.items():
+            lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in samples]
+            replace_file(directory / f"{reason}.jsonl", "".join(lines).encode())
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Decisions about the documents of one task; a document is named by its number in the task."""
+
+    filtered: np.ndarray
+    """(k,) int64, documents that a filter drops, ascending."""
+    duplicates: np.ndarray
+    """(n,) int64, duplicates of documents that stay, ascending."""
+    exact: np.ndarray
+    """(n,) bool, true where the words of a duplicate are all the same."""
+    firsts: np.ndarray
+    """(n, 2) int64, task and number of the document that stays in the place of a duplicate."""
+    paragraphs: np.ndarray
+    """(m, 2) int64, document and number of each paragraph to leave out, ascending."""
+
+    @classmethod
+    def load(cls, path: Path) -> "Drops":
+        """Read what `save` wrote."""
+        with np.load(path) as arrays:
+            return cls(**{each.name: arrays[each.name] for each in fields(cls)})
+
+    def save(self, path: Path) -> None:
+        """Write a file that appears whole or not at all."""
+        with staged_file(path) as file:
+            np.savez(file, **{each.name: getattr(self, each.name) for each in fields(self)})
+
+    def duplicate(self, number: int) -> tuple[bool, int, int] | None:
+        """Return exactness, and task and number of the first; None for no duplicate."""
+        at = self._duplicates.get(number)
+        if at is None:
+            return None
+        task, first = self.firsts[at].tolist()
+        return bool(self.exact[at]), task, first
+
+    def dropped_paragraphs(self, number: int) -> list[int]:
+        """Return the numbers of a document's paragraphs to leave out, ascending."""
+        begin, end = np.searchsorted(self.paragraphs[:, 0], [number, number + 1])
+        return self.paragraphs[begin:end, 1].tolist()
+
+    @cached_property
+    def filtered_numbers(self) -> frozenset[int]:
+        """Numbers of the documents that a filter drops."""
+        return frozenset(self.filtered.tolist())
+
+    @cached_property
+    def _duplicates(self) -> dict[int, int]:
+        return {number: at for at, number in enumerate(self.duplicates.tolist())}
+
 
 NO_LINES = "no-lines-left"
-"""Reason for dropping a document whose every line was left out."""
 EVALUATION = "evaluation-text"
 """Reason of paragraphs that share an n-gram with evaluation texts, and of such documents."""
 
@@ -30,8 +258,7 @@ class Dropped(NamedTuple):
     """A document that is left out."""
 
     reason: str
-    """Name of the filter, or language, duplicate, near-duplicate, evaluation-text or
-    no-lines-left."""
+    """Filter, or language, duplicate, near-duplicate, evaluation-text or no-lines-left."""
     detail: str
     """Measured value and bound, or the document that stays."""
 
@@ -63,47 +290,36 @@ class Cleaner:
         """Counts and samples of what was dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Clean a document: return its text without the lines that are left out.
-
-        Args:
-            number: number of the document in the task, from 0.
-            text: paragraphs joined by newlines, as `Source.documents` yields them.
-        """
+        """Return the text of a document, numbered in the task from 0, without lines left out."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
         return found
 
     def _clean(self, number: int, text: str) -> str | Dropped:
-        text = self._edited(text)
-        if not text:
-            return Dropped(NO_LINES, "all lines were left out")
-        if self._passages is not None and not (text := self._without(text, self._passages)):
-            return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
-        if self._drops is None:
-            return self._unwanted(text) or text
-        if self._drops.is_filtered(number) and (unwanted := self._unwanted(text)):
-            return unwanted
-        if duplicate := self._drops.duplicate(number):
-            exact, task, first = duplicate
-            reason = "duplicate" if exact else "near-duplicate"
-            return Dropped(reason, f"document {first} of task {task} stays")
-        paragraphs = text.split("\n")
-        for paragraph in reversed(list(self._drops.dropped_paragraphs(number))):
-            self.report.lines["duplicate-paragraph"] += 1
-            del paragraphs[paragraph]
-        return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs stand elsewhere")
-
-    def _edited(self, text: str) -> str:
         for name, edit in self._edits.items():
             lines = text.split("\n")
             kept = [changed for line in lines if (changed := edit.change(line))]
             if len(kept) < len(lines):
                 self.report.lines[name] += len(lines) - len(kept)
             if not kept:
-                return ""
+                return Dropped(NO_LINES, "all lines were left out")
             text = "\n".join(kept)
-        return text
+        if self._passages is not None and not (text := self._without(text, self._passages)):
+            return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
+        if self._drops is None:
+            return self._unwanted(text) or text
+        if number in self._drops.filtered_numbers and (unwanted := self._unwanted(text)):
+            return unwanted
+        if duplicate := self._drops.duplicate(number):
+            exact, task, first = duplicate
+            reason = "duplicate" if exact else "near-duplicate"
+            return Dropped(reason, f"document {first} of task {task} stays")
+        paragraphs = text.split("\n")
+        for paragraph in reversed(self._drops.dropped_paragraphs(number)):
+            self.report.lines["duplicate-paragraph"] += 1
+            del paragraphs[paragraph]
+        return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs stand elsewhere")
 
     def _without(self, text: str, passages: NgramTable) -> str:
         """Leave out the paragraphs with a word of an n-gram of the evaluation texts."""

@@ -1,7 +1,10 @@
-"""The search for duplicates between two readings of the tasks, over the files of their scans.
+"""Duplicates, found between two readings of the tasks.
 
-Keys are divided into ranges, and a range is one piece of work: it takes the entries of that range
-from all scans, finds pairs of documents, and compares them. Memory holds one range. The first
+A scan writes signatures of the documents of a task that filters keep: a directory of arrays, the
+entries of an index sorted by their keys, so that those of one range, from all scans, are few reads.
+
+The search divides keys into ranges, and a range is one piece of work: it takes the entries of that
+range from all scans, finds pairs of documents, and compares them. Memory holds one range. The first
 document in the order of the corpus stays, of each group that pairs connect; so the result does
 not depend on the number of ranges, of tasks or of processes.
 """
@@ -9,16 +12,136 @@ not depend on the number of ranges, of tasks or of processes.
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.scan import Scan, open_scan
-from bert_jax.data.corpus.overlap.signatures import similarity
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Drops
+from bert_jax.data.corpus.overlap.ngrams import Signatures, sign, similarity
+from bert_jax.data.corpus.workers import grouped, map_ordered
 from bert_jax.files.staging import disk_full, staged_file
+
+_BLOCK_CHARS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Signatures of the documents of one task, as memory maps; a row is a document that stays."""
+
+    numbers: np.ndarray
+    """(n,) int64, number of each row in the task, ascending."""
+    filtered: np.ndarray
+    """(k,) int64, numbers of the documents that a filter drops, ascending."""
+    hashes: np.ndarray
+    """(n,) uint64, of each row's words."""
+    sketches: np.ndarray
+    """(s,) uint32, see `Signatures`."""
+    sketch_offsets: np.ndarray
+    """(n + 1,) int64, bounds of each row in `sketches`."""
+    document_keys: np.ndarray
+    """(e,) uint64, hashes and bands of the rows, ascending."""
+    document_rows: np.ndarray
+    """(e,) uint32, row of each key."""
+    paragraph_keys: np.ndarray
+    """(m,) uint64, hashes of the paragraphs, ascending."""
+    paragraph_places: np.ndarray
+    """(m, 2) uint32, row and number of each paragraph."""
+
+    def sketch(self, row: int) -> np.ndarray:
+        """Return the sketch of a row."""
+        return self.sketches[self.sketch_offsets[row] : self.sketch_offsets[row + 1]]
+
+
+def scan(
+    documents: Iterable[str], config: CleaningConfig, directory: Path, *, num_workers: int = 1
+) -> None:
+    """Read the documents of a task and write their scan into an existing directory.
+
+    Memory grows with the number of documents, by about 400 bytes for each.
+
+    Raises:
+        UserError: the disk is full, or see `ngrams.sign`.
+    """
+    blocks = grouped(enumerate(documents), lambda item: len(item[1]), _BLOCK_CHARS)
+    sign_block = functools.partial(_sign_block, config)
+    # A task may have no documents; its arrays have their shapes all the same.
+    signed = itertools.chain([sign_block([])], map_ordered(sign_block, blocks, num_workers))
+    numbers, filtered, signatures = [], [], []
+    sketches = directory / "sketches.bin"
+    try:
+        with open(sketches, "wb") as file:
+            for kept, unwanted, found in signed:
+                numbers.append(kept)
+                filtered.append(unwanted)
+                file.write(found.sketches.tobytes())
+                signatures.append(found._replace(sketches=found.sketches[:0]))
+        arrays = _arrays(numbers, signatures) | {"filtered": np.concatenate(filtered)}
+        for name, array in arrays.items():
+            np.save(directory / f"{name}.npy", array)
+    except OSError as error:
+        raise disk_full(directory, error) from error
+
+
+def open_scan(directory: Path) -> Scan:
+    """Open what `scan` wrote."""
+    arrays = {
+        each.name: np.load(directory / f"{each.name}.npy", mmap_mode="r")
+        for each in fields(Scan)
+        if each.name != "sketches"
+    }
+    file = directory / "sketches.bin"
+    empty = not file.stat().st_size
+    sketches = np.zeros(0, np.uint32) if empty else np.memmap(file, np.uint32, mode="r")
+    return Scan(sketches=sketches, **arrays)
+
+
+def _sign_block(
+    config: CleaningConfig, block: list[tuple[int, str]]
+) -> tuple[np.ndarray, np.ndarray, Signatures]:
+    """Return the numbers of documents that stay, of those that do not, and signatures."""
+    cleaner = Cleaner(config)
+    cleaned = {number: cleaner.clean(number, text) for number, text in block}
+    kept = {number: text for number, text in cleaned.items() if isinstance(text, str)}
+    filtered = np.array([number for number in cleaned if number not in kept], np.int64)
+    near, paragraphs = config.near_duplicates is not None, config.duplicate_paragraphs
+    found = sign(list(kept.values()), near=near, paragraphs=paragraphs)
+    return np.array(list(kept), np.int64), filtered, found
+
+
+def _arrays(
+    numbers: Sequence[np.ndarray], signatures: Sequence[Signatures]
+) -> dict[str, np.ndarray]:
+    firsts = np.cumsum([0, *map(len, numbers)])  # row of each block's first document
+    keys, rows, paragraphs, places = [], [], [], []
+    for first, each in zip(firsts, signatures, strict=False):
+        block = np.column_stack([each.hashes, each.bands])
+        keys.append(block.reshape(-1))
+        rows.append(np.repeat(first + np.arange(len(block)), block.shape[1]))
+        paragraphs.append(each.paragraphs[:, 0])
+        places.append(each.paragraphs[:, 1:] + np.array([first, 0], np.uint64))
+    arrays = {
+        "numbers": _joined(numbers, np.int64),
+        "hashes": _joined([each.hashes for each in signatures], np.uint64),
+        "sketch_offsets": np.cumsum(
+            _joined([np.zeros(1), *(each.sketch_lengths for each in signatures)], np.int64)
+        ),
+    }
+    for key, place, parts, where in (
+        ("document_keys", "document_rows", keys, rows),
+        ("paragraph_keys", "paragraph_places", paragraphs, places),
+    ):
+        found = _joined(parts, np.uint64)
+        order = np.argsort(found, kind="stable")
+        arrays[key] = found[order]
+        arrays[place] = _joined(where, np.uint32)[order]
+    return arrays
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(parts).astype(dtype)
+
 
 RANGE_ENTRIES = 1 << 22
 """Entries of an index in one range, about 0.5 GB while it is worked on."""
@@ -38,9 +161,6 @@ def find_duplicates(
         directory: existing, empty directory for the decisions; like the scans, within reach of
             all processes of `map_`.
         map_: see `Map`; its functions and items can be pickled.
-
-    Raises:
-        UserError: the disk is full.
     """
     work = _Work(scans, directory, config)
     try:
@@ -52,8 +172,10 @@ def find_duplicates(
             for later, first in np.load(path, mmap_mode="r"):
                 _join(parents, int(later), int(first))
         for begin in range(0, len(parents), RANGE_ENTRIES):
-            part = slice(begin, min(begin + RANGE_ENTRIES, len(parents)))
-            parents[part] = _roots(parents, np.arange(part.start, part.stop))
+            nodes = np.arange(begin, min(begin + RANGE_ENTRIES, len(parents)))
+            while ((above := parents[nodes]) != nodes).any():
+                nodes = above
+            parents[begin : begin + RANGE_ENTRIES] = nodes
         parents.flush()
         ranges = _ranges(work.paragraph_keys)
         spills = list(map_(functools.partial(_repeated_paragraphs, work), ranges))
@@ -104,7 +226,9 @@ class _Work:
                 if name == "document"
                 else (scan.paragraph_keys, scan.paragraph_places)
             )
-            begin, end = (_place(sorted_keys, key) for key in span)
+            # The first key of the range, and the last, which a number of 64 bits can hold.
+            begin = np.searchsorted(sorted_keys, np.uint64(span[0]))
+            end = np.searchsorted(sorted_keys, np.uint64(span[1] - 1), side="right")
             keys.append(sorted_keys[begin:end])
             place = found[begin:end].astype(np.int64)
             place[:, 0] += self.bases[task]
@@ -117,11 +241,6 @@ class _Work:
 @functools.lru_cache(32)  # a memory map holds a file descriptor
 def _opened(path: Path, stamp: int) -> Scan:
     return open_scan(path)
-
-
-def _place(keys: np.ndarray, key: int) -> int:
-    """Return the number of sorted keys below a key, which may be 2^64."""
-    return int(np.searchsorted(keys, np.uint64(key))) if key < 1 << 64 else len(keys)
 
 
 def _ranges(num_entries: int) -> list[tuple[int, int]]:
@@ -228,9 +347,3 @@ def _root(parents: MutableSequence[int] | np.ndarray, node: int) -> int:
 def _join(parents: MutableSequence[int] | np.ndarray, one: int, other: int) -> None:
     one, other = _root(parents, one), _root(parents, other)
     parents[max(one, other)] = min(one, other)
-
-
-def _roots(parents: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    while ((above := parents[nodes]) != nodes).any():
-        nodes = above
-    return nodes

@@ -3,20 +3,67 @@
 Sources: Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training
 Gopher", A.1.1 and table A1; Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a
 Unified Text-to-Text Transformer" (C4), section 2.2.
+
+A line or an n-gram is repeated where it has occurred earlier in the document; its first occurrence
+is not counted. Only characters of words are counted, without spaces.
 """
 
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.repetition import repeated_lines, repeated_ngrams, top_ngram
-from bert_jax.data.corpus.overlap.words import word_hashes
-from bert_jax.data.corpus.sentences import get_splitter
+from bert_jax.data.corpus.overlap.ngrams import covered_words, ngram_hashes, word_hashes
+from bert_jax.data.corpus.sentences import split_fast
 from bert_jax.errors import UserError, nearest
+
+
+def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
+    """Return the share of the lines, or of their characters, that repeats an earlier line."""
+    seen: set[str] = set()
+    total = repeated = 0
+    for line in lines:
+        weight = len(line) if characters else 1
+        total += weight
+        if line in seen:
+            repeated += weight
+        seen.add(line)
+    return repeated / max(total, 1)
+
+
+def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
+    """Return the share of the characters in the n-gram that has most of them; 0 if none repeats.
+
+    Words are given by their hashes, (n,) uint64, and characters, (n,) int64.
+    """
+    grams = ngram_hashes(hashes, size)
+    if not _repeats(grams):
+        return 0.0
+    _, first, counts = np.unique(grams, return_index=True, return_counts=True)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    characters = (ends[first + size] - ends[first]) * counts
+    return float(characters[counts > 1].max() / ends[-1])
+
+
+def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
+    """Return the share of the characters in repeated n-grams, with the arguments of `top_ngram`."""
+    grams = ngram_hashes(hashes, size)
+    if not _repeats(grams):
+        return 0.0
+    repeated = np.ones(len(grams), bool)
+    repeated[np.unique(grams, return_index=True)[1]] = False
+    covered = covered_words(len(hashes), [(size, np.flatnonzero(repeated))])
+    return float(lengths[covered].sum() / lengths.sum())
+
+
+def _repeats(grams: np.ndarray) -> bool:
+    """Return true if two n-grams are equal; to sort is all that most documents take."""
+    ordered = np.sort(grams)
+    return bool((ordered[1:] == ordered[:-1]).any())
+
 
 _GOPHER = "Rae et al. 2021, A.1.1"
 _TABLE_A1 = "Rae et al. 2021, table A1"
@@ -71,11 +118,8 @@ class Filter:
     what: str
     """Name of the measure, for people."""
     source: str
-    """Publication that the bounds are from."""
     low: int | float = -math.inf
-    """Lowest value that stays."""
     high: int | float = math.inf
-    """Highest value that stays."""
 
     def reason(self, prose: Prose) -> str | None:
         """Say why a document is dropped; None where it stays."""
@@ -84,6 +128,12 @@ class Filter:
             return None
         side = f"below {self.low:g}" if value < self.low else f"above {self.high:g}"
         return f"{self.what}: {value:.4g}, {side}"
+
+    def record(self) -> dict[str, int | float | str | None]:
+        """Return the bounds, None where there is none, and their source."""
+        bounds = {"low": self.low, "high": self.high}
+        finite = {name: each if math.isfinite(each) else None for name, each in bounds.items()}
+        return {**finite, "source": self.source}
 
 
 @dataclass(frozen=True)
@@ -94,11 +144,6 @@ class Edit:
     what: str
     """Lines or marks that are left out, for people."""
     source: str
-    """Publication that the rule is from."""
-
-
-def _alphabetic(prose: Prose) -> float:
-    return prose.share(sum(1 for w in prose.words if w.isalpha() or _LETTER.search(w)))
 
 
 def _stop_words(prose: Prose) -> int:
@@ -108,11 +153,6 @@ def _stop_words(prose: Prose) -> int:
 def _symbols(prose: Prose) -> float:
     ellipses = sum(map(prose.text.count, _ELLIPSES))
     return prose.share(max(prose.text.count("#"), ellipses))
-
-
-def _sentences(prose: Prose) -> int:
-    split = get_splitter("fast")
-    return sum(len(list(split(line))) for line in prose.lines)
 
 
 def _unless(unwanted: Callable[[str], bool]) -> Callable[[str], str]:
@@ -133,7 +173,10 @@ FILTERS: dict[str, Filter] = {
         lambda p: p.share_of_lines(lambda line: line.endswith(_ELLIPSES)),
         "share of lines that end with an ellipsis", _GOPHER, high=0.3,
     ),
-    "alphabetic": Filter(_alphabetic, "share of words with a letter", _GOPHER, 0.8),
+    "alphabetic": Filter(
+        lambda p: p.share(sum(1 for word in p.words if word.isalpha() or _LETTER.search(word))),
+        "share of words with a letter", _GOPHER, 0.8,
+    ),
     "stop-words": Filter(
         _stop_words, "different words of the, be, to, of, and, that, have, with", _GOPHER, 2
     ),
@@ -158,7 +201,9 @@ FILTERS: dict[str, Filter] = {
         )
         for size, high in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
     },
-    "sentences": Filter(_sentences, "sentences", _C4, 3),
+    "sentences": Filter(
+        lambda p: sum(len(split_fast(line)) for line in p.lines), "sentences", _C4, 3
+    ),
     "lorem-ipsum": Filter(
         lambda p: p.text.lower().count("lorem ipsum"), "placeholders, lorem ipsum", _C4, high=0
     ),
@@ -209,8 +254,7 @@ def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Fi
     """
     chosen: dict[str, Filter | None] = {}
     for spec in specs:
-        for name, found in _resolve(spec):
-            chosen[name] = found
+        chosen.update(_resolve(spec))
     filters = {name: found for name in FILTERS if (found := chosen.get(name)) is not None}
     return {name: each for name, each in EDITS.items() if name in chosen}, filters
 

@@ -4,13 +4,13 @@ import contextlib
 import io
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.documents import Source, paragraphs
+from bert_jax.data.corpus.documents import paragraphs
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.errors import UserError, needs_package
 
@@ -29,14 +29,11 @@ _MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
 class _Archive(FileSource):
     """A file that is read from its beginning, record by record."""
 
-    @override
-    def divided(self, size: int) -> Sequence[Source]:
-        return [self]
+    has_cuts = False
 
     def _needs(self, package: str) -> contextlib.AbstractContextManager[None]:
-        return needs_package(
-            f"{self.name}: reading such a file needs {package}: pip install 'bert_jax[corpora]'."
-        )
+        said = f"reading such a file needs {package}: pip install 'bert_jax[corpora]'."
+        return needs_package(f"{self.name}: {said}")
 
 
 class WarcSource(_Archive):

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (typographic apostrophes)
 """English prose that comes with every installation: Python's documentation and its packages'.
 
 Docstrings, and comments of several lines: they explain in running text what the code beside them
@@ -8,6 +9,7 @@ import ast
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import os
 import re
 import sysconfig
@@ -17,9 +19,181 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from bert_jax.data.corpus.documents import NO_FIELDS, Source
-from bert_jax.data.corpus.kinds.prose import prose_paragraphs
+from bert_jax.data.corpus.sentences import split_fast
 from bert_jax.data.corpus.workers import grouped, map_ordered, num_cores
+
+_UNDERLINE = re.compile(r"^([=\-~^*#\"'`+.:_])\1{2,}\s*$")
+_TABLE = re.compile(r"^\s*(?:[+|].*[+|]|=+(?:\s+=+)+|-+(?:\s+-+)+)\s*$")
+_DOCTEST = re.compile(r"^\s*(?:>>>|In \[\d+\]:|\$ )")
+_DIRECTIVE = re.compile(r"^(\s*)\.\.(?:\s|$)")
+_ADMONITION = re.compile(
+    r"^\s*\.\.\s+(?:note|warning|tip|important|caution|admonition|attention|hint)::\s*(.*)", re.I
+)
+_FIELD = re.compile(r"^\s*(?::\w[^:`]*:|@\w+:?)(?:\s+(.*)|$)")  # ":param x:", "@param"
+_BULLET = re.compile(r"^\s*(?:[-*+•o]|\(?\d{1,2}[.)]|\(?[a-z][.)])\s+(?=\S)")
+# "axis : int, optional" of numpy's style: an identifier list, a colon after a space, a type.
+_TYPED = re.compile(
+    r"^\s*[`*]{0,2}[\w.*]+[`*]{0,2}(?:\s*,\s*[`*]{0,2}[\w.*]+[`*]{0,2})*\s+:(?:\s|$)"
+)
+# "axis (int): the axis" or "axis: the axis" of Google's style.
+_NAMED = re.compile(r"^\s*[`*]{0,2}[a-z_][\w.]*[`*]{0,2}(?:\s*\([^)]*\))?:\s+(?=\S)")
+_CODE = re.compile(r"[=({\[]\S|^\s*(?:from|import|def|for)\s")
+_HEADING = re.compile(r"^\s*[A-Z][\w \-/]{0,40}:\s*$")
+_SKIPPED_SECTIONS = frozenset({"references", "see also", "see-also", "authors", "author", "todo"})
+
+_ROLE = re.compile(r":[\w:+.-]+:`([^`<]*?)(?:\s*<[^`>]*>)?`")
+_LINK = re.compile(r"`([^`<]+?)\s*<[^`>]*>`_{0,2}|\[([^\]]+)\]\((?:https?:|#|\.)[^)]*\)")
+_CITATION = re.compile(r"\s*\[(?:\d+|#\w*|\w+\d{4}\w?|\*)\]_?")
+_TICKS = re.compile(r"`{1,2}([^`]*)`{1,2}_?")
+_EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}(?=[\w(])([^*]+?)(?<=[\w).,!?])\*{1,2}(?![\w*])")
+_SPACE = re.compile(r"\s+")
+
+_WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|\d+(?:\.\d+)?(?:-?D|th|st|nd)?|--?|–")
+# A sentence with one of these is left out. Names of code (`my_name`, `f(x)`, `axis=0`) are not
+# among them: they count as words that are not plain.
+_NOISE = re.compile(
+    r"https?:|www\.|@\w|[{}<>|\\^~$#]|(?<!\S)=|=(?!\S)|__|->|\[\w*[,:\]]|\.\.\.|\w/\w+/|::|\d\.\d+\.\d"
+    r"|(?i:copyright|all rights reserved|licen[sc]e|warrant(?:y|ies)|redistribut)|XXX|TODO|FIXME"
+)
+_ENDS = re.compile(r"[.!?][\"')\]]*$")
+_MIN_WORDS, _MAX_WORDS = 5, 70
+
+
+def prose_paragraphs(docstring: str) -> list[list[str]]:
+    """Return the prose of a docstring: paragraphs, each the list of its sentences.
+
+    Doctests, code, tables, directives, types of parameters, headings, lists of references and
+    sentences that are mostly code are left out. A paragraph in which a sentence was left out in
+    the middle is split there, so that sentences that follow each other here did so in the text.
+    """
+    paragraphs = []
+    for block in _blocks(inspect.cleandoc(docstring)):
+        run: list[str] = []
+        for sentence in split_fast(_plain(block)):
+            if is_prose(sentence):
+                run.append(sentence)
+            elif run:
+                paragraphs.append(run)
+                run = []
+        if run:
+            paragraphs.append(run)
+    return paragraphs
+
+
+def is_prose(sentence: str) -> bool:
+    """Whether a sentence reads as English prose: ends as one, mostly plain words."""
+    if not sentence[0].isupper() or not _ENDS.search(sentence) or _NOISE.search(sentence):
+        return False
+    words = sentence.split()
+    if not _MIN_WORDS <= len(words) <= _MAX_WORDS:
+        return False
+    plain = sum(1 for word in words if _WORD.fullmatch(word.strip("\"'(),.;:!?-")))
+    letters = sum(map(str.isalpha, sentence)) + sentence.count(" ")
+    return plain >= 0.85 * len(words) and letters >= 0.9 * len(sentence)
+
+
+def _plain(text: str) -> str:
+    """Inline markup taken off."""
+    text = _ROLE.sub(lambda m: m[1].lstrip("~!").rsplit(".", 1)[-1], text)
+    text = _LINK.sub(lambda m: m[1] or m[2], text)
+    text = _CITATION.sub("", text)
+    text = _TICKS.sub(r"\1", text)
+    text = _EMPHASIS.sub(r"\1", text)
+    return _SPACE.sub(" ", text).strip()
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _blocks(text: str) -> list[str]:
+    """Paragraphs and list items of running text, each on one line, markup still in."""
+    lines = text.expandtabs().split("\n")
+    blocks: list[str] = []
+    block: list[str] = []
+    literal: int | None = None  # drop what is indented deeper than this: code follows a "::"
+    skipping = doctest = fence = False  # in a section of references, an example, a code block
+
+    def flush() -> None:
+        nonlocal literal
+        if block:
+            joined = " ".join(part.strip() for part in block)
+            if joined.endswith("::"):
+                literal = _indent(block[0]) if len(block) == 1 else min(map(_indent, block))
+                joined = joined[:-2].rstrip() + "."
+            elif joined.endswith(":"):
+                joined = joined[:-1] + "."
+            blocks.append(joined)
+            block.clear()
+
+    for number, line in enumerate(lines):
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        if line.lstrip().startswith("```"):
+            flush()
+            fence = not fence
+            continue
+        if not fence and not line.strip():
+            flush()
+            doctest = False
+        if fence or doctest or not line.strip():
+            continue
+        if literal is not None:
+            if _indent(line) > literal:
+                continue
+            literal = None
+        if _UNDERLINE.match(following.strip()) and len(following.strip()) >= 3 and len(line) < 80:
+            flush()
+            skipping = line.strip().lower() in _SKIPPED_SECTIONS
+            continue
+        if _UNDERLINE.match(line.strip()) or _TABLE.match(line):
+            block.clear()
+            continue
+        if skipping:
+            continue
+        if _DOCTEST.match(line):
+            flush()
+            doctest = True
+            continue
+        if _DIRECTIVE.match(line):
+            flush()
+            admonition = _ADMONITION.match(line)
+            if admonition:
+                block.extend([admonition[1]] if admonition[1] else [])
+            else:
+                literal = _indent(line)
+            continue
+        if _HEADING.match(line):
+            flush()
+            skipping = line.strip().rstrip(":").lower() in _SKIPPED_SECTIONS
+            continue
+        if _TYPED.match(line):
+            flush()
+            continue
+        opening = _FIELD.match(line)
+        if opening:
+            flush()
+            line = opening[1] or ""
+        else:
+            for pattern in (_BULLET, _NAMED):
+                match = pattern.match(line)
+                # Within a paragraph, "name: " opens an entry only where the last one began.
+                if match and (
+                    pattern is _BULLET or not block or _indent(line) == _indent(block[0])
+                ):
+                    flush()
+                    line = " " * _indent(line) + line[match.end() :]
+        is_indented = not block and line.startswith("    ")
+        if is_indented and (not line.strip()[:1].isalpha() or _CODE.search(line)):
+            literal = _indent(line) - 1
+            continue
+        if line.strip():
+            block.append(line)
+    flush()
+    return blocks
+
 
 _NAMES = """
     numpy scipy jax jaxlib flax optax orbax grain matplotlib mpl_toolkits fontTools absl etils
@@ -54,8 +228,8 @@ _COMMENTS = re.compile(
 )
 _HASHES = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 
-# A document on its way: for each paragraph its sentences.
 _Paragraphs = list[list[str]]
+"""A document on its way: for each paragraph its sentences."""
 
 
 class PythonDocs(Source):
@@ -92,24 +266,23 @@ class PythonDocs(Source):
                 yield from documents
                 self.bytes_read += sum(size for _, size in chunk)
 
+    @override
     def record(self) -> dict[str, Any]:
-        """Return name, number of documents and sha256 of the text."""
         return {"name": self.name, "documents": self._num_documents, "sha256": self._sha256}
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
     """Return the paragraphs that are new, where they are long enough; adds them to `seen`."""
-    kept = []
+    kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)
         letters = re.sub(r"\W+", "", text).lower()
         key = hashlib.blake2b(letters.encode(), digest_size=12).digest()
         if key not in seen:
             seen.add(key)
-            kept.append((text, len(paragraph)))
-    if sum(count for _, count in kept) < MIN_SENTENCES:
-        return ""
-    return "\n".join(text for text, _ in kept)
+            kept.append(text)
+            count += len(paragraph)
+    return "\n".join(kept) if count >= MIN_SENTENCES else ""
 
 
 def _topics() -> Iterator[_Paragraphs]:
@@ -157,7 +330,6 @@ def _read_files(paths: list[str]) -> list[_Paragraphs]:
 def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
     """Return a document for each larger class, then one for the rest of the module."""
     documents: list[_Paragraphs] = []
-    module: _Paragraphs = []
     comments = deque(_comments(source))
     if tree.body:  # licences and authors come before the first statement
         while comments and comments[0][0] < tree.body[0].lineno:
@@ -187,7 +359,7 @@ def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
             elif isinstance(child, ast.If | ast.Try | ast.With):
                 visit(child, document)
 
-    module += _docstring(tree)
+    module = _docstring(tree)
     visit(tree, module)
     take_comments(module, source.count("\n") + 1)
     documents.append(module)
@@ -213,14 +385,11 @@ def _docstring(node: Any) -> _Paragraphs:
 
 def _added_docstring(node: ast.Expr) -> _Paragraphs:
     """Docstrings of compiled functions: numpy and scipy give them by calls such as add_newdoc."""
-    value = node.value
-    if not isinstance(value, ast.Call):
-        return []
-    name = getattr(value.func, "id", getattr(value.func, "attr", ""))
-    if "doc" not in name:
+    function = getattr(node.value, "func", None)  # of a call
+    if "doc" not in getattr(function, "id", getattr(function, "attr", "")):
         return []
     found: _Paragraphs = []
-    for argument in ast.walk(value):
+    for argument in ast.walk(node.value):
         text = argument.value if isinstance(argument, ast.Constant) else None
         if isinstance(text, str) and len(text) > 100:
             found += prose_paragraphs(text)

@@ -22,7 +22,7 @@ from bert_jax.files.checks import digest_of
 from bert_jax.files.tfds import open_tfds
 from bert_jax.files.untrusted.compressed import plain_suffix
 from bert_jax.files.untrusted.tables import csv_records, open_parquet
-from bert_jax.files.urls import FileState, file_state, is_url
+from bert_jax.files.urls import file_state, is_url
 
 
 class ParquetSource(Source):
@@ -30,18 +30,10 @@ class ParquetSource(Source):
 
     options: ReadOptions
 
-    def __init__(
-        self,
-        name: str,
-        options: ReadOptions,
-        *,
-        part: tuple[int, int] | None = None,
-        size: int = 0,
-        state: FileState | None = None,
-    ) -> None:
-        self.state = state or file_state(name)
-        super().__init__(name, size or self.state.size, options.field)
-        self.options, self.part = options, part
+    def __init__(self, name: str, options: ReadOptions) -> None:
+        self.state = file_state(name)
+        super().__init__(name, self.state.size, options.field)
+        self.options = options
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -91,15 +83,8 @@ class ParquetSource(Source):
                 if self.size * rows >= total * size * len(cuts):
                     cuts.append(group)
             parts = list(itertools.pairwise([*cuts, file.num_row_groups]))
-        if len(parts) < 2:
-            return [self]
-        return [
-            ParquetSource(
-                self.name, self.options, part=part,
-                size=self.size // len(parts), state=self.state,
-            )
-            for part in parts
-        ]  # fmt: skip
+        share = self.size // len(parts)
+        return [self._of(part, share) for part in parts] if len(parts) > 1 else [self]
 
 
 class DelimitedSource(FileSource):
@@ -107,6 +92,8 @@ class DelimitedSource(FileSource):
 
     In CSV a field may stand in double quotes; in TSV quotes are text.
     """
+
+    has_cuts = False  # a quoted field may hold any line end
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -129,10 +116,6 @@ class DelimitedSource(FileSource):
                     f"{len(header)}; a text with a {'comma' if quoting else 'tab'} "
                     f"{'needs double quotes around it' if quoting else 'is two fields here'}"
                 )
-
-    @override
-    def divided(self, size: int) -> Sequence[Source]:
-        return [self]  # a quoted field may hold any line end
 
 
 class TfdsSource(Source):

@@ -14,7 +14,7 @@ from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source, field
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.files.untrusted.compressed import decompress
-from bert_jax.files.urls import FileState, Readable, file_state, open_binary
+from bert_jax.files.urls import Readable, file_state, open_binary
 
 _MAGIC = {
     b"\x1f\x8b": "gzip-compressed (name it .gz)",
@@ -40,21 +40,18 @@ class FileSource(Source):
     """A text or JSON lines file, possibly compressed, or bytes `part` of one that is not."""
 
     options: ReadOptions
+    has_cuts = True
+    """Whether what follows a line end, or a blank line, can be read by itself."""
 
-    def __init__(
-        self,
-        name: str,
-        options: ReadOptions,
-        *,
-        is_json: bool = False,
-        part: tuple[int, int] | None = None,
-        state: FileState | None = None,
-    ) -> None:
-        self.state = state or file_state(name)
-        super().__init__(name, part[1] - part[0] if part else self.state.size)
-        self.options, self.is_json, self.part = options, is_json, part
-        self._begin = part[0] if part else 0
+    def __init__(self, name: str, options: ReadOptions, *, is_json: bool = False) -> None:
+        self.state = file_state(name)
+        super().__init__(name, self.state.size)
+        self.options, self.is_json = options, is_json
         self._lone = " " if options.newline_only else "\n"  # in the place of a \r without \n
+
+    @property
+    def _begin(self) -> int:
+        return self.part[0] if self.part else 0
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         blocks = self._blocks(self._content())
@@ -63,22 +60,18 @@ class FileSource(Source):
         return ((text, NO_FIELDS) for text in self._plain_texts(blocks))
 
     def lines(self) -> Iterator[str]:
-        """Read all lines from the beginning, blank ones too, without their ends.
-
-        Raises:
-            UserError: the file cannot be read or is not text.
-        """
+        """Read all lines from the beginning, blank ones too, without their ends."""
         self.bytes_read = 0
         for _, lines in self._blocks(self._content()):
             yield from lines
 
     @override
     def divided(self, size: int) -> Sequence[Source]:
-        if self.size <= size or Path(self.name).suffix.lower() in COMPRESSED:
+        if self.size <= size or not self.has_cuts or self._is_compressed:
             return [self]
         count = -(-self.size // size)
         cuts = self._cuts(self.size * number // count for number in range(1, count))
-        return [self._of(part) for part in itertools.pairwise(cuts)]
+        return [self._of((begin, end), end - begin) for begin, end in itertools.pairwise(cuts)]
 
     @override
     def head(self, size: int) -> Source:
@@ -87,12 +80,11 @@ class FileSource(Source):
         if len(self.divided(self.size - 1)) < 2:  # it is read from its beginning
             return super().head(size)
         begin, end, *_ = self._cuts([size])
-        return self._of((begin, end))
+        return self._of((begin, end), end - begin)
 
-    def _of(self, part: tuple[int, int]) -> "FileSource":
-        return FileSource(
-            self.name, self.options, is_json=self.is_json, part=part, state=self.state
-        )
+    @property
+    def _is_compressed(self) -> bool:
+        return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
         """Return where documents begin behind so many bytes, between both ends."""
@@ -116,12 +108,11 @@ class FileSource(Source):
 
     def _line(self, number: int) -> int:
         """Return the line of the file that a line of the part is."""
-        before = 0
         if self._begin:
             with open_binary(self.name) as file:
                 while data := file.read(min(_CUT_BLOCK, self._begin - file.tell())):
-                    before += data.count(b"\n")
-        return before + number
+                    number += data.count(b"\n")
+        return number
 
     def _content(self) -> Iterator[bytes]:
         """Read the plain content of the file, or of the part of it."""
@@ -147,8 +138,7 @@ class FileSource(Source):
                 yield from (line.strip() for line in lines)
             return
         document: list[str] = []
-        size = 0
-        begin = 1
+        size, begin = 0, 1
         for number, lines in blocks:
             for position, line in enumerate(lines):
                 stripped = line.strip()
@@ -166,8 +156,7 @@ class FileSource(Source):
                         )
                 elif document:
                     yield "\n".join(document)
-                    document = []
-                    size = 0
+                    document, size = [], 0
         yield "\n".join(document)
 
     def _json_rows(self, blocks: _Blocks) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -183,7 +172,6 @@ class FileSource(Source):
                 yield row
 
     def _json_row(self, line: str) -> tuple[str, Mapping[str, Any]]:
-        field = self.options.field
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -194,8 +182,8 @@ class FileSource(Source):
             ) from error
         if not isinstance(value, dict):
             kind = _JSON_TYPES.get(type(value), "null")
-            raise UserError(f"a JSON {kind}, not an object with a field {field!r}.")
-        return paragraphs(field_text(value, field)), self.options.kept(value)
+            raise UserError(f"a JSON {kind}, not an object with a field {self.options.field!r}.")
+        return paragraphs(field_text(value, self.options.field)), self.options.kept(value)
 
     def _blocks(self, content: Iterable[bytes]) -> _Blocks:
         r"""Return the lines of a text file, in blocks.
@@ -208,8 +196,7 @@ class FileSource(Source):
             UserError: not UTF-8, mostly binary, a line too long; names file, line and byte.
         """
         limit = self.options.max_line_bytes
-        rest = b""
-        line = 1
+        rest, line = b"", 1
         offset = self._begin  # of `rest` in the decompressed content, in bytes
         for data in content:
             whole = rest + data
@@ -244,7 +231,7 @@ class FileSource(Source):
             before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", self._lone.encode())
             number, column = line + before.count(b"\n"), len(before) - before.rfind(b"\n")
             hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
-            if Path(self.name).suffix.lower() not in COMPRESSED:
+            if not self._is_compressed:
                 with open_binary(self.name) as again:
                     head = again.read(8)
                 hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)

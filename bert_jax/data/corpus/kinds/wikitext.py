@@ -21,12 +21,8 @@ _MOST_STEPS = 1 << 28  # openers times characters: what takes seconds has a proc
 def plain(wikitext: str, left_out: Iterable[str]) -> str | None:
     """Return the running text of an article: no tables, references, pictures or categories.
 
-    Args:
-        wikitext: Text with its markup.
-        left_out: Namespaces, folded, whose links are left out with their words.
-
-    Returns:
-        The text; None where reading takes more than `SECONDS`.
+    Links to the namespaces `left_out`, folded, are left out with their words. None stands for a
+    text that takes more than `SECONDS`.
     """
     if len(wikitext) * sum(map(wikitext.count, _OPENERS)) < _MOST_STEPS:
         return _stripped(wikitext, set(left_out))

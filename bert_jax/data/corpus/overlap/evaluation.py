@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS
-from bert_jax.data.corpus.overlap.words import hash_text, normalised_words
+from bert_jax.data.corpus.overlap.ngrams import MIN_WORDS, hash_text, normalised_words
 from bert_jax.errors import UserError
 from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
@@ -70,12 +69,9 @@ def text_key(text: str) -> str:
 
 
 def read_evaluation(spec: str) -> EvaluationSet:
-    """Read evaluation texts; labels and answers are passed over.
+    """Read evaluation texts, see `_FORMS`; labels and answers are passed over.
 
-    Args:
-        spec: squad:FILE, glue:DIR or the name of a file, see `_FORMS`. Of GLUE, the dev and test
-            splits that are there are read; of tables every column, numbers too.
-
+    Of GLUE, the dev and test splits that are there are read; of tables every column, numbers too.
     Files that are as they were are not read again.
 
     Raises:
@@ -167,13 +163,13 @@ def _examples(path: Path) -> Iterator[Example]:
     else:
         rows = [line.split("\t") if kind == ".tsv" else [line] for line in lines]
     first, *others = rows
+
+    def is_long(fields: Sequence[str]) -> bool:
+        return any(len(normalised_words(field)) >= MIN_WORDS for field in fields)
+
     # Names of columns: too short to be judged, unlike what is below them.
-    has_names = kind in (".csv", ".tsv") and not _is_long(first) and any(map(_is_long, others))
+    has_names = kind in (".csv", ".tsv") and not is_long(first) and any(map(is_long, others))
     yield from (Example(path.name, tuple(row)) for row in (others if has_names else rows))
-
-
-def _is_long(fields: Sequence[str]) -> bool:
-    return any(len(normalised_words(field)) >= MIN_WORDS for field in fields)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.corpus.overlap.report import DIRECTORY, HELDOUT
-from bert_jax.data.corpus.overlap.search import decoded, map_spans, store_spans
-from bert_jax.data.corpus.overlap.signatures import SHINGLE, sign, similarity
+from bert_jax.data.corpus.overlap.ngrams import SHINGLE, sign, similarity
+from bert_jax.data.corpus.overlap.search import DIRECTORY, HELDOUT, decoded, map_spans, store_spans
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
@@ -27,7 +26,6 @@ class Twin:
     """A held-out document and the most similar training document."""
 
     document: int
-    """Number of the held-out document."""
     train_document: int
     similarity: float
     """Jaccard similarity of their word 5-shingles."""
@@ -40,17 +38,14 @@ class HeldoutReport:
     """Near-duplicates between the two stores of a corpus."""
 
     corpus: str
-    """Name of the corpus."""
     threshold: float
     """Lowest similarity of a near-duplicate."""
     documents: int
     """Held-out documents that were compared, evenly spread over the store."""
     of: int
-    """Held-out documents of the store."""
     twins: tuple[Twin, ...]
     """Near-duplicates, by number of the held-out document."""
     fingerprints: dict[str, str]
-    """Fingerprints of the two stores."""
 
     def lines(self) -> list[str]:
         """Return the result for people, with the most similar pairs."""
@@ -79,11 +74,7 @@ def heldout_twins(
 ) -> HeldoutReport:
     """Compare the held-out documents of a corpus with all of its training documents.
 
-    Args:
-        corpus: directory with the stores `train` and `heldout`.
-        threshold: lowest similarity of a near-duplicate.
-        num_workers: processes.
-        show: function that wraps an iterable of known length, such as tqdm.
+    `threshold` is the lowest similarity of a near-duplicate; `show` wraps a sequence, as tqdm does.
 
     Raises:
         UserError: one of the stores is not there, or rensa is not installed.
@@ -100,8 +91,7 @@ def heldout_twins(
     sketches = np.split(signatures.sketches, np.cumsum(signatures.sketch_lengths)[:-1])
     keys = signatures.bands.reshape(-1)
     order = np.argsort(keys, kind="stable")
-    owners = order // signatures.bands.shape[1]
-    index = _Index(keys[order], owners, tuple(sketches), threshold)
+    index = keys[order], order // signatures.bands.shape[1], tuple(sketches), threshold
     best: dict[int, tuple[float, int]] = {}
     bases = np.cumsum([0, *(counts.num_documents for counts in train.counts)])
     spans = store_spans(train)
@@ -129,47 +119,32 @@ def heldout_path(corpus: Path) -> Path:
     return corpus / "heldout" / DIRECTORY / HELDOUT
 
 
-@dataclass(frozen=True)
-class _Index:
-    """Bands of the held-out documents."""
-
-    keys: np.ndarray
-    """(n,) uint64, ascending."""
-    documents: np.ndarray
-    """(n,) row of each key."""
-    sketches: tuple[np.ndarray, ...]
-    """Sketch of each row."""
-    threshold: float
+_Index = tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...], float]
+"""Bands of held-out documents, (n,) uint64 ascending, and their rows; sketches; the threshold."""
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
     """Return at most `MAX_DOCUMENTS` documents, evenly spread, by their numbers."""
     total = store.num_documents
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
-    texts: dict[int, str] = {}
-    number = 0
-    for span in store_spans(store):
-        for text in decoded(store, tokenizer, span):
-            if number in chosen:
-                texts[number] = text
-            number += 1
-    return texts
+    texts = (text for span in store_spans(store) for text in decoded(store, tokenizer, span))
+    return {number: text for number, text in enumerate(texts) if number in chosen}
 
 
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
     """Compute row of the index, number of the text, and similarity, of near-duplicates."""
     found = sign(list(texts))
-    offsets = np.concatenate([[0], np.cumsum(found.sketch_lengths)])
+    known, documents, held, threshold = index
     keys = found.bands.reshape(-1)
-    begins = np.searchsorted(index.keys, keys)
-    counts = np.searchsorted(index.keys, keys, side="right") - begins
+    begins = np.searchsorted(known, keys)
+    counts = np.searchsorted(known, keys, side="right") - begins
     hits = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     mine = np.repeat(np.arange(len(keys)) // found.bands.shape[1], counts)
-    pairs = np.unique(np.column_stack([index.documents[hits], mine]), axis=0)
+    pairs = np.unique(np.column_stack([documents[hits], mine]), axis=0)
+    sketches = np.split(found.sketches, np.cumsum(found.sketch_lengths)[:-1])
     twins = []
     for document, other in pairs.tolist():
-        sketch = found.sketches[offsets[other] : offsets[other + 1]]
-        value = similarity(index.sketches[document], sketch)
-        if value >= index.threshold:
+        value = similarity(held[document], sketches[other])
+        if value >= threshold:
             twins.append((document, other, value))
     return twins

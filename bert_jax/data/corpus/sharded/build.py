@@ -1,27 +1,27 @@
-"""The build of a corpus: each task makes one shard, wherever it runs."""
+"""The build of a corpus, a shard for each task, and an estimate of what it takes."""
 
 import contextlib
 import functools
 import hashlib
 import json
+import resource
 import shutil
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.duplicates import find_duplicates
-from bert_jax.data.corpus.cleaning.report import CleaningReport
-from bert_jax.data.corpus.cleaning.scan import scan
+from bert_jax.data.corpus.cleaning.clean import CleaningReport, Drops
+from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
-from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds, store_meta
-from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine
-from bert_jax.data.corpus.sharded.tasks import Task
+from bert_jax.data.corpus.documents import Source
+from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
+from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
 from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.corpus.workers import progress_bar
-from bert_jax.data.store import COUNTS, ShardEntry, open_shard, read_manifest
+from bert_jax.data.store import ARRAYS, COUNTS, ShardEntry, open_shard, read_manifest
 from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
@@ -29,11 +29,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 2
 """Number of the way in which tasks make shards; a mark of another is done again."""
-
-
-def _stay(task: Task) -> None:
-    """Move no bar: another process has it."""
-    del task
 
 
 @dataclass(frozen=True)
@@ -46,14 +41,6 @@ class Job:
     samples: int = 0
     drops: Path | None = None
     """Directory of the decisions of a scan, a file for each task."""
-    num_workers: int = 1
-    """Processes of one task."""
-    advance: Callable[[Task], None] = _stay
-    """Function that is called after each block of a task that is run in this process."""
-
-    def load_drops(self, task: Task) -> Drops | None:
-        """Return the decisions about a task's documents."""
-        return None if self.drops is None else Drops.load(self.drops / f"{task.name}.npz")
 
     def key(self, task: Task) -> str:
         """Return a digest of all that the task's shard depends on."""
@@ -76,31 +63,29 @@ class Built:
     """Languages, licences and coverage, by corpus."""
 
 
-def make_shard(job: Job, task: Task) -> dict[str, Any]:
-    """Write the shard of a task, of each corpus and part, and return the task's mark."""
+def make_shard(
+    job: Job, task: Task, num_workers: int = 1, advance: Callable[[Task], None] = lambda task: None
+) -> dict[str, Any]:
+    """Write the shard of a task, of each corpus and part, and return the task's mark.
+
+    The task has `num_workers` processes; `advance` is called after each block.
+    """
+    drops = None if job.drops is None else Drops.load(job.drops / f"{task.name}.npz")
     with job.workspace.scratch() as root:
 
         def place(corpus: str, part: str) -> Path:
             return root / corpus / part / "shards" / task.name
 
         with Pass(
-            job.recipe,
-            place,
-            thresholds=job.thresholds,
-            drops=job.load_drops(task),
-            samples=job.samples,
+            job.recipe, place, thresholds=job.thresholds, drops=drops, samples=job.samples
         ) as made:
-            made.run(task.sources, job.num_workers, lambda: job.advance(task))
+            made.run(task.sources, num_workers, lambda: advance(task))
             shards = made.finish()
             mark = {
                 "key": job.key(task),
                 "shards": [[*each, entry._asdict()] for each, entry in shards.items()],
-                "corpora": {name: asdict(each) for name, each in made.written().items()},
-                "report": {
-                    "documents": dict(made.report.documents),
-                    "lines": dict(made.report.lines),
-                    "samples": made.report.samples,
-                },
+                "corpora": {name: vars(each) for name, each in made.written().items()},
+                "report": vars(made.report),
                 "sources": made.sources,
                 "tallies": {name: each.as_json() for name, each in made.tallies.items()},
             }
@@ -145,15 +130,20 @@ def build_shards(
     workspace.keep_only(
         f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]
     )
+    cleaning = {} if recipe.cleaning.is_empty else {
+        "cleaning": recipe.cleaning.record(), **built.report.record()
+    }  # fmt: skip
     with workspace.scratch() as root:
         for (corpus, part), entries in stores.items():
             path = paths[corpus, part]
-            text_bytes = built.written[corpus].text_bytes
-            accounted = account(built.tallies[corpus], built.sources, provenance or Provenance())
-            meta = store_meta(recipe, part, text_bytes, built.report, accounted)
             files = (f"{path}/shards/{entry.name}/{COUNTS}.bin" for entry in entries)
-            counts = map(workspace.read, files)
-            write_manifest(root / path, entries, recipe.tokenizer, counts, **meta)
+            write_manifest(
+                root / path, entries, recipe.tokenizer, map(workspace.read, files),
+                part=part, heldout_rate=recipe.heldout_rate, splitter=recipe.splitter,
+                text_bytes=built.written[corpus].text_bytes,
+                **account(built.tallies[corpus], built.sources, provenance or Provenance()),
+                **cleaning,
+            )  # fmt: skip
             if workspace.local is not None:
                 store = read_manifest(root / path)
                 for number in range(len(entries)):
@@ -169,12 +159,7 @@ def find_drops(
 ) -> Path:
     """Read all tasks once, and decide which duplicates to drop.
 
-    Args:
-        recipe: settings.
-        tasks: tasks of the build.
-        directory: directory that all processes reach; scans that are complete there are kept.
-        engine: engine that reads the tasks.
-        progress: whether a bar is shown on a terminal.
+    All processes reach `directory`; scans that are complete there are kept.
 
     Returns:
         Directory with a file for each task, which `Drops.load` reads.
@@ -183,85 +168,68 @@ def find_drops(
         UserError: bad input, or a full disk.
     """
     scans, drops = directory / "scans", directory / "drops"
-    job = _ScanJob(recipe, scans)
-    todo = [task for task in tasks if not job.is_done(task)]
-    _completed(engine, _scan_task, job, todo, "reading for duplicates", progress)
+
+    def is_done(task: Task) -> bool:
+        mark = scans / task.name / "key"
+        return mark.is_file() and mark.read_text() == _scan_key(recipe, task)
+
+    todo = [task for task in tasks if not is_done(task)]
+    work = functools.partial(_scan_task, recipe, scans)
+    _completed(engine, work, todo, "reading for duplicates", progress)
     shutil.rmtree(drops, ignore_errors=True)
     drops.mkdir(parents=True)
     find_duplicates([scans / task.name for task in tasks], recipe.cleaning, drops, map_=engine.map)
     return drops
 
 
-@dataclass(frozen=True)
-class _ScanJob:
-    recipe: Recipe
-    directory: Path
-    num_workers: int = 1
-    advance: Callable[[Task], None] = _stay
-
-    def key(self, task: Task) -> str:
-        return _digest([self.recipe.cleaning.record(), task.identity()])
-
-    def is_done(self, task: Task) -> bool:
-        mark = self.directory / task.name / "key"
-        return mark.is_file() and mark.read_text() == self.key(task)
+def _scan_key(recipe: Recipe, task: Task) -> str:
+    return _digest([recipe.cleaning.record(), task.identity()])
 
 
-def _scan_task(job: _ScanJob, task: Task) -> None:
-    directory = job.directory / task.name
+def _scan_task(
+    recipe: Recipe, scans: Path, task: Task, num_workers: int = 1, advance: object = None
+) -> None:
+    del advance  # a scan reads ahead of what it has signed
+    directory = scans / task.name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     texts = (document.text for source in task.sources for document in source.documents())
-    scan(texts, job.recipe.cleaning, directory, num_workers=job.num_workers)
-    replace_file(directory / "key", job.key(task).encode())
+    scan(texts, recipe.cleaning, directory, num_workers=num_workers)
+    replace_file(directory / "key", _scan_key(recipe, task).encode())
 
 
 def _run(job: Job, tasks: Sequence[Task], engine: Engine, progress: bool) -> list[dict[str, Any]]:
     """Return the marks of all tasks, in their order; those that are complete are not run."""
-    complete = job.workspace.marks()
-    marks: dict[str, dict[str, Any]] = {}
-    for task in tasks:
-        if task.name in complete:
-            mark = job.workspace.read_mark(task.name)
-            if mark.get("key") == job.key(task):
-                marks[task.name] = mark
-    todo = [task for task in tasks if task.name not in marks]
-    made = _completed(engine, make_shard, job, todo, "corpus", progress)
-    marks |= {task.name: mark for task, mark in zip(todo, made, strict=True)}
+    there = {name: job.workspace.read_mark(name) for name in job.workspace.marks()}
+    todo = [each for each in tasks if there.get(each.name, {}).get("key") != job.key(each)]
+    work = functools.partial(make_shard, job)
+    made = _completed(engine, work, todo, "corpus", progress)
+    marks = there | {task.name: mark for task, mark in zip(todo, made, strict=True)}
     return [marks[task.name] for task in tasks]
 
 
 def _completed(
-    engine: Engine,
-    function: Callable[[Any, Task], Any],
-    job: Any,
-    todo: Sequence[Task],
-    description: str,
-    progress: bool,
+    engine: Engine, work: Callable[..., Any], todo: Sequence[Task], description: str, progress: bool
 ) -> list[Any]:
-    """Run tasks and return their results, with a bar on a terminal.
+    """Run `work(task, num_workers, advance)` for tasks and return the results, with a bar.
 
     Few tasks are run one by one; each takes all processes of this machine.
     """
     found: list[Any] = []
     bar = progress_bar(sum(task.size for task in todo), description, progress)
 
-    def advance(task: Task) -> None:
-        done = sum(each.size for each in todo[: len(found)])
-        bar.update(done + sum(source.bytes_read for source in task.sources) - bar.n)
+    def advance(task: Task | None = None) -> None:
+        read = sum(source.bytes_read for source in task.sources) if task else 0
+        bar.update(sum(each.size for each in todo[: len(found)]) + read - bar.n)
 
-    with bar, contextlib.ExitStack() as stack:
-        results: Iterator[Any]
-        if isinstance(engine, LocalEngine) and len(todo) < max(2, engine.num_workers):
-            job = replace(job, num_workers=engine.num_workers, advance=advance)
-            results = map(functools.partial(function, job), todo)
-        else:
-            results = engine.map(functools.partial(function, job), todo)
-        if isinstance(results, Generator):
-            stack.enter_context(contextlib.closing(results))
-        for _, result in zip(todo, results, strict=True):
+    if engine.is_local and len(todo) < max(2, engine.num_workers):
+        results = (work(task, engine.num_workers, advance) for task in todo)
+    else:
+        results = engine.map(work, todo)
+    with bar, contextlib.closing(results):
+        for result in results:
             found.append(result)
-            bar.update(sum(each.size for each in todo[: len(found)]) - bar.n)
+            advance()
     return found
 
 
@@ -273,13 +241,117 @@ def _merged(marks: Sequence[Mapping[str, Any]], samples: int, tokenizer: Tokeniz
         for corpus, counts in mark["corpora"].items():
             built.written.setdefault(corpus, Written()).add(Written(**counts))
         built.sources += mark["sources"]
-        found = mark["report"]
-        one = CleaningReport(
-            samples, Counter(found["documents"]), Counter(found["lines"]), found["samples"]
-        )
-        built.report.merge([one])
+        built.report.merge(mark["report"])
     return built
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps([_FORMAT, value], sort_keys=True).encode()).hexdigest()
+
+
+SAMPLE_BYTES = 32 << 20
+"""Bytes of files that are read."""
+_PIECES, _ROWS = 32, 10_000
+_SCAN_BYTES = 400
+"""Memory that the search for duplicates takes for each document of a task."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Sizes of a corpus that is not built yet, scaled from a sample of it."""
+
+    total: int
+    """Bytes of all sources; rows or examples where a source counts those."""
+    sampled: int
+    documents: int
+    tokens: int
+    text_bytes: int
+    store_bytes: int
+    processor_seconds: float
+    """Seconds of one core of this machine."""
+    process_bytes: int
+    """Largest memory of one process."""
+    shards: int
+    """Shards, or 1 for a store without them."""
+
+    def lines(self, num_workers: int) -> list[str]:
+        """Return the estimate for people."""
+        hours = self.processor_seconds / 3600
+        share = self.sampled / self.total
+        return [
+            f"estimate from {self.sampled / 1e6:,.1f} MB of {self.total / 1e6:,.1f} MB "
+            f"({min(share, 1):.2%} of the sources); nothing is built",
+            f"  documents        {self.documents:,}",
+            f"  text             {self.text_bytes / 1e6:,.1f} MB",
+            f"  tokens           {self.tokens:,}",
+            f"  store            {self.store_bytes / 1e6:,.1f} MB in {self.shards:,} shard(s)",
+            f"  processor hours  {hours:,.3g} (with {num_workers} processes like this one: "
+            f"{hours / num_workers:,.3g} hours)",
+            f"  memory           {self.process_bytes / 2**30:.2f} GiB a process, "
+            f"{self.process_bytes * (num_workers + 1) / 2**30:.2f} GiB with {num_workers} of them "
+            "on one machine",
+        ]
+
+
+def estimate_corpus(
+    sources: Sequence[Source],
+    recipe: Recipe,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    sample_bytes: int = SAMPLE_BYTES,
+) -> Estimate:
+    """Build a sample, evenly spread over the sources, in a temporary directory and scale it up.
+
+    Of a file that cannot be divided the beginning is read.
+
+    Raises:
+        UserError: bad input, or no text in the sample.
+    """
+    tasks = plan_tasks(sources, shard_bytes)
+    sample = _sample(sources, sample_bytes)
+    with tempfile.TemporaryDirectory(prefix="bert_jax-") as name:
+        directory = Path(name)
+        begin = time.process_time()
+        if recipe.cleaning.needs_scan:
+            (directory / "scan").mkdir()
+            texts = (document.text for head in sample for document in head.documents())
+            scan(texts, recipe.cleaning, directory / "scan")
+        with Pass(recipe, lambda corpus, part: directory / f"{corpus}-{part}") as made:
+            made.run(sample)
+            seconds = time.process_time() - begin
+            tokens = sum(entry.num_tokens for entry in made.finish().values())
+            documents = sum(source["documents"] for source in made.sources)
+        files = (file for name in ARRAYS for file in directory.glob(f"*/{name}.bin"))
+        store_bytes = sum(file.stat().st_size for file in files)
+    total, sampled = sum(each.size for each in sources), sum(each.bytes_read for each in sample)
+    if not tokens or not sampled:
+        raise UserError("the sample of the sources holds no text that gives a token.")
+    scale = max(1.0, total / sampled)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if recipe.cleaning.needs_scan:
+        memory += int(_SCAN_BYTES * documents * scale / len(tasks))
+    text_bytes = sum(each.text_bytes for each in made.written().values())
+    return Estimate(
+        total, sampled, int(documents * scale), int(tokens * scale), int(text_bytes * scale),
+        int(store_bytes * scale), seconds * scale, memory, len(tasks),
+    )  # fmt: skip
+
+
+def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
+    """Return pieces of the sources, evenly spread over all of them."""
+    total = sum(source.size for source in sources)
+    if total <= sample_bytes:
+        # A source that knows its size only once it is open counts rows.
+        return [source if source.size else source.head(_ROWS) for source in sources]
+    wanted = [total * (2 * number + 1) // (2 * _PIECES) for number in range(_PIECES)]
+    pieces: list[Source] = []
+    begin = 0
+    for source in sources:
+        mine = [at for at in wanted if begin <= at < begin + source.size]
+        begin += source.size
+        if not mine:
+            continue
+        parts = source.divided(max(1, source.size // len(mine)))[: len(mine)]
+        limit = sample_bytes * len(mine) // (_PIECES * len(parts))
+        pieces += [part.head(max(1, limit)) for part in parts]
+    return pieces

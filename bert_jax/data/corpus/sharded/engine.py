@@ -1,14 +1,64 @@
-"""Engines that map a function over tasks: processes of this machine, or a Ray cluster."""
+"""Tasks of a build, and engines that map a function over them: processes here, or Ray."""
 
 import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from bert_jax.data.corpus.workers import map_ordered, worker_count
+from typing_extensions import override
+
+from bert_jax.data.corpus.documents import Source
+from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.errors import UserError, needs_package
+
+SHARD_BYTES = 1 << 30
+"""Bytes of files for a shard by default; less than twice as many make a store without shards."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Consecutive sources, or parts of one, that become one shard."""
+
+    number: int
+    """Number of the task in the order of the corpus."""
+    sources: tuple[Source, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the shard."""
+        return f"{self.number:05d}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files; rows or examples where a source counts those."""
+        return sum(source.size for source in self.sources)
+
+    def identity(self) -> list[dict[str, Any]]:
+        """Return the values that determine the documents, without reading them."""
+        return [source.identity() for source in self.sources]
+
+
+def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> list[Task]:
+    """Divide sources into tasks of about `shard_bytes` of files each, in the sources' order.
+
+    The division depends only on names, sizes and the content at the cuts. Larger files are cut
+    between documents where their format allows it; smaller ones share a task.
+
+    Raises:
+        UserError: `shard_bytes` is below 1, or a file cannot be read.
+    """
+    if shard_bytes < 1:
+        raise UserError(f"a shard of {shard_bytes} bytes holds nothing; it must be at least 1.")
+    if sum(source.size for source in sources) < 2 * shard_bytes:
+        return [Task(0, tuple(sources))]
+    parts = [part for source in sources for part in source.divided(shard_bytes)]
+    # Parts are a little smaller than a shard; two of them are not to be one.
+    groups = grouped(parts, lambda part: part.size, max(1, shard_bytes // 2))
+    return [Task(number, tuple(group)) for number, group in enumerate(groups)]
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,46 +72,28 @@ _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 own is nobody else's."""
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Processes, here or elsewhere."""
+class Engine:
+    """Processes of this machine, all cores by default; UserError for a number out of range."""
 
-    num_workers: int
-    """Processes of this machine for work that is not divided into tasks."""
+    is_local = True
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    def __init__(self, num_workers: int | None = None) -> None:
+        self.num_workers = worker_count(num_workers)
+        """Processes of this machine for work that is not divided into tasks."""
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         """Apply a function that can be pickled; results come in the order of the items.
 
         Raises:
             UserError: a process was killed, or what `function` raised.
         """
+        return map_ordered(function, items, self.num_workers)
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Give back what the engine holds; local processes end with each call of `map`."""
 
 
-class LocalEngine:
-    """Processes of this machine.
-
-    Args:
-        num_workers: processes; all cores by default.
-
-    Raises:
-        UserError: fewer than one, or too many.
-    """
-
-    def __init__(self, num_workers: int | None = None) -> None:
-        self.num_workers = worker_count(num_workers)
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Apply a function in processes, or in this one where there is one item or worker."""
-        return map_ordered(function, items, max(1, min(self.num_workers, len(items))))
-
-    def close(self) -> None:
-        """Do nothing: the processes end with each call of `map`."""
-
-
-class RayEngine:
+class RayEngine(Engine):
     """A cluster of Ray; a task is one process with one core.
 
     What a killed process or node was doing is done again by another one.
@@ -75,8 +107,10 @@ class RayEngine:
         UserError: Ray is not installed, or the cluster cannot be reached.
     """
 
+    is_local = False
+
     def __init__(self, address: str | None = None, num_workers: int | None = None) -> None:
-        self.num_workers = worker_count(num_workers)
+        super().__init__(num_workers)
         if address is None:
             os.environ.update(_LOOPBACK)
         with needs_package(
@@ -103,8 +137,8 @@ class RayEngine:
                 "says how one does."
             ) from error
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """Apply a function on the nodes of the cluster."""
+    @override
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         ray = self._ray
         remote = ray.remote(_call).options(
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
@@ -134,35 +168,26 @@ class RayEngine:
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.cancel(left, force=False)
 
+    @override
     def close(self) -> None:
-        """Leave the cluster; a Ray that was started here ends."""
-        self._ray.shutdown()
+        self._ray.shutdown()  # a Ray that was started here ends
 
 
 def open_engine(
     name: str = "local", *, address: str | None = None, num_workers: int | None = None
 ) -> Engine:
-    """Return an engine by its name.
-
-    Raises:
-        UserError: no such engine, or see the engines.
-    """
+    """Return an engine by its name; UserError where there is none, or see the engines."""
     if name == "ray":
         return RayEngine(address, num_workers)
     if name != "local":
         raise UserError(f"there is no engine {name!r}; there are {' and '.join(NAMES)}.")
     if address is not None:
         raise UserError(f"--engine=local:{address}: an address belongs to --engine=ray.")
-    return LocalEngine(num_workers)
+    return Engine(num_workers)
 
 
 def _reach(address: str) -> None:
-    """Connect to the head of a cluster once; Ray itself tries for minutes.
-
-    Raises:
-        OSError: there is no host of the name, or nothing answers.
-        ValueError: the port is no number.
-    """
+    """Connect to the head of a cluster once; Ray itself tries for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()

@@ -13,7 +13,6 @@ import socket
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,23 +33,32 @@ MARKS = "tasks"
 """Directory of the marks, one JSON file for each complete task."""
 
 
-class Workspace(ABC):
-    """A place that all processes of a build reach; picklable."""
+class Workspace:
+    """A directory that all processes of a build reach, local or on a shared disk; picklable."""
 
-    local: Path | None = None
-    """Directory of the workspace; None in a bucket."""
+    def __init__(self, path: Path) -> None:
+        self.local: Path | None = path
+        """Directory of the workspace; None in a bucket."""
+        self.path = path
 
-    @abstractmethod
-    def scratch(self) -> contextlib.AbstractContextManager[Path]:
-        """Return a local directory whose files are in the workspace when the block ends well."""
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Yield a local directory whose files are in the workspace when the block ends well."""
+        if not self.path.is_dir():
+            raise UserError(
+                f"{self.path} is not there on the node {socket.gethostname()}. Nodes of a cluster "
+                "need one that all of them reach: name an --out at gs://, or on a shared disk."
+            )
+        yield self.path
 
-    @abstractmethod
     def read(self, name: str) -> bytes | None:
         """Read a file; None where there is none."""
+        path = self.path / name
+        return path.read_bytes() if path.is_file() else None
 
-    @abstractmethod
     def marks(self) -> set[str]:
         """Return the names of the complete tasks."""
+        return {path.stem for path in (self.path / MARKS).glob("*.json")}
 
     def read_mark(self, name: str) -> dict[str, Any]:
         """Return the mark of a complete task; an empty one where it cannot be read."""
@@ -65,56 +73,17 @@ class Workspace(ABC):
         with self.scratch() as root:
             replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
-    @abstractmethod
     def keep_only(self, shards: Iterable[str]) -> None:
         """Remove what other builds left: all shards whose path is not given."""
-
-    @abstractmethod
-    def remove_marks(self) -> None:
-        """Remove the marks, when the corpus is complete."""
-
-
-class LocalWorkspace(Workspace):
-    """A directory, local or on a file system that all nodes share."""
-
-    def __init__(self, path: Path) -> None:
-        self.local = self.path = path
-
-    @override
-    @contextlib.contextmanager
-    def scratch(self) -> Iterator[Path]:
-        if not self.path.is_dir():
-            raise UserError(
-                f"{self.path} is not there on the node {socket.gethostname()}. Nodes of a cluster "
-                "need one that all of them reach: name an --out at gs://, or on a shared disk."
-            )
-        yield self.path
-
-    @override
-    def read(self, name: str) -> bytes | None:
-        path = self.path / name
-        return path.read_bytes() if path.is_file() else None
-
-    @override
-    def marks(self) -> set[str]:
-        return {path.stem for path in (self.path / MARKS).glob("*.json")}
-
-    @override
-    def keep_only(self, shards: Iterable[str]) -> None:
-        kept = {self.path / each for each in shards} | {self.path / MARKS}
-        parents = {parent for each in kept for parent in each.parents}
-
-        def clean(directory: Path) -> None:
+        stays = {self.path / each for each in (*shards, MARKS)}
+        parents = {parent for each in stays for parent in each.parents}
+        for directory in filter(Path.is_dir, parents - set(self.path.parents)):
             for path in directory.iterdir():
-                if path in parents:
-                    clean(path)
-                elif path.is_dir() and path not in kept:
+                if path.is_dir() and path not in stays and path not in parents:
                     shutil.rmtree(path)
 
-        clean(self.path)
-
-    @override
     def remove_marks(self) -> None:
+        """Remove the marks, when the corpus is complete."""
         shutil.rmtree(self.path / MARKS, ignore_errors=True)
 
 
@@ -122,7 +91,7 @@ class BucketWorkspace(Workspace):
     """A directory of a bucket; shards are written on a node's disk and uploaded."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.local, self.url = None, url.rstrip("/")
 
     @override
     @contextlib.contextmanager
@@ -197,7 +166,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
     """
     if not is_url(out):
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
-            space = LocalWorkspace(staged.path)
+            space = Workspace(staged.path)
             try:
                 yield space
             except BaseException:

@@ -2,7 +2,7 @@ import pytest
 
 from bert_jax.cli.verbs.corpora import Corpus
 from bert_jax.cli.verbs.options import read
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.errors import UserError
 
 

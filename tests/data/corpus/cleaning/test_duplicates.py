@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus.cleaning import duplicates
-from bert_jax.data.corpus.cleaning.clean import Cleaner, Dropped
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.cleaning.drops import Drops
-from bert_jax.data.corpus.cleaning.duplicates import find_duplicates
-from bert_jax.data.corpus.cleaning.scan import scan
-from bert_jax.data.corpus.overlap.signatures import SKETCH, sign, similarity
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Dropped, Drops
+from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
+from bert_jax.data.corpus.overlap.ngrams import SKETCH, sign, similarity
 
 pytest.importorskip("rensa")
 
@@ -146,7 +143,7 @@ def test_all_repeated_paragraphs_of_a_document_go(tmp_path):
 @pytest.mark.parametrize("block", [1 << 20, 10])  # characters of a block: all, and a document
 def test_documents_are_named_by_their_numbers_in_the_task(tmp_path, monkeypatch, block):
     """Documents that a filter drops before them count, too."""
-    monkeypatch.setattr("bert_jax.data.corpus.cleaning.scan._BLOCK_CHARS", block)
+    monkeypatch.setattr("bert_jax.data.corpus.cleaning.duplicates._BLOCK_CHARS", block)
     tasks = [
         ["# # #", "one here\ntwo there", "all the same"],
         ["# # #", "# # #", "fresh", "All the same!", "last\none here\ntwo there"],

@@ -1,10 +1,13 @@
 import pytest
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, Dropped
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import (
+    Cleaner,
+    CleaningConfig,
+    CleaningReport,
+    Dropped,
+    identify,
+)
 from bert_jax.data.corpus.cleaning.filters import EDITS, FILTERS, GROUPS, Prose, resolve_filters
-from bert_jax.data.corpus.cleaning.language import identify
-from bert_jax.data.corpus.cleaning.report import CleaningReport
 from bert_jax.errors import UserError
 
 PROSE = (
@@ -174,7 +177,9 @@ def test_samples_are_the_same_however_the_documents_were_divided(tmp_path):
     for number, text in enumerate(texts):
         whole.clean(number, text)
         parts[number % 3].clean(number, text)
-    merged = CleaningReport(3).merge(part.report for part in reversed(parts))
+    merged = CleaningReport(3)
+    for part in reversed(parts):
+        merged.merge(vars(part.report))
     assert merged == whole.report
     merged.write_samples(tmp_path / "dropped")
     assert len((tmp_path / "dropped" / "words.jsonl").read_text().splitlines()) == 3

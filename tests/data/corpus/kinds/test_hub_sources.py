@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from hub_server import MAIN, OTHER, Hub, running
 
-from bert_jax.data.corpus.kinds import hub as hub_module
-from bert_jax.data.corpus.kinds.hub import match_hub
+from bert_jax.data.corpus import sources as hub_module
+from bert_jax.data.corpus.sources import match_hub
 from bert_jax.errors import UserError
 
 

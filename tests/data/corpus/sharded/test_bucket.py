@@ -14,10 +14,10 @@ from made_texts import make_text
 from word_tokenizer import WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded import workspace
-from bert_jax.data.corpus.sharded.engine import LocalEngine
+from bert_jax.data.corpus.sharded.engine import Engine
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
@@ -47,7 +47,7 @@ def files():
 def build(spec, out, recipe=RECIPE, **options):
     options = {"shard_bytes": 5000, **options}
     (built,) = build_corpora(
-        [spec], recipe, out, engine=LocalEngine(1), progress=False, **options
+        [spec], recipe, out, engine=Engine(1), progress=False, **options
     )  # fmt: skip
     return built
 

@@ -18,9 +18,9 @@ from ray_cluster import QUIET, Cluster, running_cluster
 from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe
-from bert_jax.data.corpus.sharded.engine import Engine, LocalEngine, open_engine
+from bert_jax.data.corpus.sharded.engine import Engine, open_engine
 from bert_jax.errors import UserError
 
 pytestmark = [
@@ -89,7 +89,7 @@ def addresses(processes: list[psutil.Process]) -> set[str]:
 
 
 def test_a_ray_of_its_own(texts, tmp_path):
-    local = build(texts, tmp_path / "local", LocalEngine(1))
+    local = build(texts, tmp_path / "local", Engine(1))
     engine = open_engine("ray", num_workers=2)
     try:
         children = psutil.Process().children(recursive=True)
@@ -128,7 +128,7 @@ def fingerprints(process: subprocess.Popen) -> tuple[str, ...]:
 
 
 def test_two_nodes_and_what_is_killed(texts, tmp_path, directory):
-    local = build(texts, tmp_path / "local", LocalEngine(1))
+    local = build(texts, tmp_path / "local", Engine(1))
     with running_cluster(directory, 2) as cluster:
         # A worker.
         process = start(texts, tmp_path / "worker", cluster, tmp_path / "marks1")

@@ -13,13 +13,12 @@ from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.data.corpus import passes
 from bert_jax.data.corpus.build import build_corpora, build_corpus
-from bert_jax.data.corpus.cleaning.config import CleaningConfig
-from bert_jax.data.corpus.passes import Recipe, Written
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
+from bert_jax.data.corpus.passes import Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded import build as shard_build
-from bert_jax.data.corpus.sharded.engine import LocalEngine, open_engine
-from bert_jax.data.corpus.sharded.estimate import estimate_corpus
-from bert_jax.data.corpus.sharded.tasks import plan_tasks
-from bert_jax.data.corpus.sharded.workspace import LocalWorkspace
+from bert_jax.data.corpus.sharded.build import estimate_corpus
+from bert_jax.data.corpus.sharded.engine import Engine, open_engine, plan_tasks
+from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
@@ -42,7 +41,7 @@ def texts(tmp_path) -> str:
 
 def build(texts, out, recipe=RECIPE, workers=1, **options):
     options = {"shard_bytes": SHARD_BYTES, "progress": False, **options}
-    (built,) = build_corpora([texts], recipe, out, engine=LocalEngine(workers), **options)
+    (built,) = build_corpora([texts], recipe, out, engine=Engine(workers), **options)
     return built
 
 
@@ -66,7 +65,9 @@ def made(monkeypatch) -> list[str]:
     names = []
     make = shard_build.make_shard
     monkeypatch.setattr(
-        shard_build, "make_shard", lambda job, task: names.append(task.name) or make(job, task)
+        shard_build,
+        "make_shard",
+        lambda job, task, *how: names.append(task.name) or make(job, task, *how),
     )
     return names
 
@@ -81,7 +82,9 @@ def test_shards_hold_what_a_flat_store_holds(texts, tmp_path):
         assert shards.unigram_counts.tolist() == whole.unigram_counts.tolist()
         open_store(tmp_path / "one" / part, verify=True)
     assert built.train.meta["heldout_rate"] == 0.1
-    assert built.text_bytes == pytest.approx(flat.text_bytes, rel=1e-3)  # without separators
+    assert built.written.text_bytes == pytest.approx(
+        flat.written.text_bytes, rel=1e-3
+    )  # without separators
     assert sum(each["documents"] for each in built.train.meta["sources"]) == 240
     assert f" tokens in {len(built.train.counts)} shards" in built.summary()
     assert left(tmp_path) == ["flat", "one"]
@@ -232,7 +235,7 @@ def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
     recipe = replace(RECIPE, by_field="lang")
     out = tmp_path / "out"
     built = build_corpora(
-        [by_language], recipe, out, engine=LocalEngine(1), shard_bytes=shard_bytes, progress=False
+        [by_language], recipe, out, engine=Engine(1), shard_bytes=shard_bytes, progress=False
     )
     assert {corpus.path.name for corpus in built} == {"de", "en", "zh-Hant", "unknown"}
     counts = {
@@ -247,7 +250,7 @@ def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
     assert all(held >= 2 for name, (_, held) in counts.items() if name != "unknown")
     assert open_store(out / "de" / "train", verify=True).meta["sources"][0]["documents"] > 0
     with pytest.raises(UserError, match="already exists and is complete"):
-        build_corpora([by_language], recipe, out, engine=LocalEngine(1), shard_bytes=shard_bytes)
+        build_corpora([by_language], recipe, out, engine=Engine(1), shard_bytes=shard_bytes)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ def test_bad_fields(by_language, tmp_path, line, message):
         file.write(line + "\n")
     with pytest.raises(UserError, match=message):
         build_corpora(
-            [by_language], replace(RECIPE, by_field="lang"), tmp_path / "out", engine=LocalEngine(1)
+            [by_language], replace(RECIPE, by_field="lang"), tmp_path / "out", engine=Engine(1)
         )
     assert left(tmp_path) == []
 
@@ -299,10 +302,10 @@ def test_a_shard_is_made_again_where_other_documents_are_duplicates_now(
     options = {"shard_bytes": 2 * first.stat().st_size}
     make = shard_build.make_shard
 
-    def ends_early(job, task):
+    def ends_early(job, task, *how):
         if task.number == 2:
             raise UserError("the machine goes down")
-        return make(job, task)
+        return make(job, task, *how)
 
     monkeypatch.setattr(shard_build, "make_shard", ends_early)
     with pytest.raises(UserError, match="goes down"):
@@ -315,7 +318,7 @@ def test_a_shard_is_made_again_where_other_documents_are_duplicates_now(
 
 
 def test_a_mark_is_that_of_one_task_and_its_settings(texts, tmp_path):
-    job = shard_build.Job(RECIPE, LocalWorkspace(tmp_path), {})
+    job = shard_build.Job(RECIPE, Workspace(tmp_path), {})
     first, second, *_ = plan_tasks(resolve_sources([texts]), SHARD_BYTES)
     others = (
         replace(job, recipe=replace(RECIPE, heldout_rate=0.2)),
@@ -329,7 +332,7 @@ def test_a_document_of_two_shards_is_one_when_few_are_divided():
     written = Written(train=2, smallest=[1, 5])
     written.add(Written(train=2, smallest=[1, 7]))
     assert written == Written(train=4, smallest=[1, 5, 7])
-    assert written.better_threshold() is None
+    assert not better_thresholds(RECIPE, {}, {"": written})
 
 
 def test_estimate(texts, tmp_path):
@@ -344,7 +347,7 @@ def test_estimate(texts, tmp_path):
     tokens = built.train.num_tokens + built.heldout.num_tokens
     assert (whole.documents, whole.tokens) == (240, tokens)
     assert whole.shards == len(built.train.counts)
-    assert whole.text_bytes == pytest.approx(built.text_bytes, rel=1e-3)
+    assert whole.text_bytes == pytest.approx(built.written.text_bytes, rel=1e-3)
     assert abs(whole.store_bytes - size) < 500
     sample = estimate_corpus(sources, RECIPE, sample_bytes=20_000)
     assert sample.sampled < sample.total

@@ -8,7 +8,7 @@ import pytest
 from made_texts import make_text
 
 from bert_jax.data.corpus.documents import ReadOptions
-from bert_jax.data.corpus.sharded.tasks import plan_tasks
+from bert_jax.data.corpus.sharded.engine import plan_tasks
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 

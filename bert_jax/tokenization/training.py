@@ -1,5 +1,6 @@
-"""Learning a WordPiece vocabulary from text."""
+"""Learning a WordPiece vocabulary, or a byte-level BPE as ModernBERT's, from text."""
 
+import json
 import logging
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -8,16 +9,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from bert_jax.errors import UserError
+from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.tokenizer import (
+    MAX_TOKEN_CHARS,
     MAX_TOKENS,
     SPECIAL_TOKENS,
     replace_surrogates,
     warn_of_few,
 )
+from bert_jax.tokenization.tokenizer_json import Pipeline
 from bert_jax.tokenization.wordpiece import (
     CONTINUATION,
     JOINERS,
@@ -40,13 +44,12 @@ def train_wordpiece(
     *,
     lowercase: bool = True,
     strip_accents: bool | None = None,
-    split_cjk: bool = True,
     min_frequency: int = 2,
     limit_alphabet: int | None = None,
     character_coverage: float | None = None,
     progress: bool = False,
 ) -> WordPieceTokenizer:
-    """Learn a vocabulary: the same texts in any order give the same one.
+    """Learn a vocabulary of `vocab_size` tokens: the same texts in any order give the same one.
 
     Pairs of pieces are merged most frequent first, as `tokenizers` does it. Its trainer by itself
     gives another vocabulary on every run, because it numbers the characters in the order of a
@@ -55,8 +58,7 @@ def train_wordpiece(
 
     Args:
         texts: read once; memory grows with the number of distinct words only.
-        vocab_size: tokens in all, the five special ones included.
-        lowercase, strip_accents, split_cjk: see `WordPieceOptions`.
+        lowercase, strip_accents: see `WordPieceOptions`.
         min_frequency: least number of times that a merged pair occurs.
         limit_alphabet: number of characters, the most frequent, that get tokens; words with others
             become [UNK].
@@ -72,13 +74,13 @@ def train_wordpiece(
         UserError: no words in `texts`, an option out of range, or `vocab_size` smaller than the
             special tokens and the alphabet.
     """
-    options = WordPieceOptions(lowercase, strip_accents, split_cjk)
+    options = WordPieceOptions(lowercase, strip_accents)
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
     if vocab_size <= len(SPECIAL_TOKENS):  # said before the texts are read
         raise UserError(
-            f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens alone take "
-            f"{len(SPECIAL_TOKENS)}. BERT has 30522; a few thousand do for a small corpus"
+            f"vocab_size is {vocab_size}; the special tokens alone take {len(SPECIAL_TOKENS)}. "
+            "BERT has 30522; a few thousand do for a small corpus"
         )
     for name, value in (("min_frequency", min_frequency), ("limit_alphabet", limit_alphabet)):
         if value is not None and value < 1:
@@ -214,3 +216,60 @@ class _Alphabet:
                 "character_coverage"
             )
         return size
+
+
+def train_bytelevel(
+    texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
+) -> FastTokenizer:
+    """Learn a vocabulary as `train_wordpiece` does, of bytes.
+
+    Text is NFC-normalised and cut by GPT-2's pattern; a word begins with the space before it, and a
+    text begins without one. Characters are UTF-8 bytes, and pairs are merged most frequent first,
+    so that no text is lost to [UNK] and case, spaces and line breaks come back. Rows are [CLS] A
+    [SEP] B [SEP], and [MASK] stands for a word with its space (Warner et al. 2024, ModernBERT).
+
+    Raises:
+        UserError: no text, or an option out of range; 256 bytes and five special tokens are part of
+            `vocab_size`.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    reserved = len(SPECIAL_TOKENS) + len(alphabet)
+    if vocab_size > MAX_TOKENS:
+        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
+    if vocab_size <= reserved:
+        raise UserError(
+            f"vocab_size is {vocab_size}; {len(SPECIAL_TOKENS)} special tokens and "
+            f"{len(alphabet)} bytes alone take {reserved}. ModernBERT has 50368"
+        )
+    if min_frequency < 1:
+        raise UserError(f"min_frequency is {min_frequency}; it must be at least 1")
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.normalizer = normalizers.NFC()
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=alphabet,
+        max_token_length=MAX_TOKEN_CHARS,
+        show_progress=progress,
+    )
+    counted = tqdm(texts, "texts", disable=not progress)
+    trained.train_from_iterator(map(replace_surrogates, counted), trainer)
+    model = json.loads(trained.to_str())["model"]
+    vocab = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    if not model["merges"]:
+        raise UserError(
+            "the texts to train a vocabulary on have no pair of characters that occurs "
+            f"{min_frequency} times; give more text"
+        )
+    warn_of_few(len(vocab), vocab_size, f"no remaining pair occurs {min_frequency} times")
+    divide = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    pipeline = Pipeline(
+        kind="byte_level_bpe", vocab=tuple(vocab), scores=(),
+        merges=tuple((left, right) for left, right in model["merges"]),
+        normalizer=({"type": "NFC"},), pre_tokenizer=(divide | {"trim_offsets": True},),
+        byte_fallback=False, fuse_unk=False, unk_in_model=False, roles=SPECIAL_TOKENS,
+        eats_space=("[MASK]",), trim_offsets=True,
+    )  # fmt: skip
+    return FastTokenizer(pipeline)
