@@ -15,28 +15,17 @@ from bert_jax.hashing import hash_key, permute
 from bert_jax.tasks.rows import NO_LABEL, Batch, Rows
 
 _MULTIPLE = 8
-_ROWS, _ORDER, _DRAWN = (
-    0x726F7773,
-    0x6F726465,
-    0x64726177,
-)  # purposes of random numbers: words of `hash_key`
+# Purposes of random numbers: words of `hash_key`.
+_ROWS, _ORDER, _DRAWN = 0x726F7773, 0x6F726465, 0x64726177
 
 
 def choose_buckets(
-    lengths: Integer[np.ndarray, " N"],
-    max_buckets: int,
-    *,
-    limit: int | None = None,
+    lengths: Integer[np.ndarray, " N"], max_buckets: int, *, limit: int | None = None
 ) -> tuple[int, ...]:
     """Choose the lengths that leave the fewest tokens of padding: exact, by dynamic programming.
 
-    Args:
-        lengths: Tokens of each row.
-        max_buckets: Largest number of lengths.
-        limit: Positions of the model: the longest bucket, which need not be a multiple of 8.
-
-    Returns:
-        Lengths, ascending; the last holds the longest row.
+    `limit` is the number of the model's positions: the longest bucket, which need not be a multiple
+    of 8. The lengths found ascend, and the last holds the longest row.
     """
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
@@ -46,9 +35,7 @@ def choose_buckets(
         raise ValueError(f"a row of {lengths.max()} tokens, and {limit} positions")
     rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
     # A bucket between two of these holds the same rows as the lower one and pads them more.
-    ends, counts = np.unique(
-        rounded if limit is None else rounded.clip(max=limit), return_counts=True
-    )
+    ends, counts = np.unique(rounded.clip(max=limit or rounded.max()), return_counts=True)
     below = np.concatenate([[0], np.cumsum(counts)])
     num_ends = len(ends)
     # cost[j]: padded tokens of the rows in ends[:j], with the buckets so far, the last ends[j - 1].
@@ -73,12 +60,9 @@ class TrainBatches:
 
     The lengths of an epoch's batches are the same for all trials, so that they run as one array
     program; their rows depend only on (rows, batch size, seed of the trial, epoch).
-    """
 
-    num_batches: int
-    """Batches of an epoch, ceil(N / batch_size)."""
-    batches_of: dict[int, int]
-    """Number of batches of each length, ascending."""
+    An epoch has `num_batches`, ceil(N / batch_size); `batches_of` counts them by length, ascending.
+    """
 
     def __init__(
         self,
@@ -120,14 +104,12 @@ class TrainBatches:
         key = hash_key(_ROWS, seed, epoch)
 
         def shuffle(pool: np.ndarray) -> np.ndarray:
-            shuffled: np.ndarray = pool[permute(np.arange(len(pool)), max(len(pool), 1), key)]
-            return shuffled
+            return pool[permute(np.arange(len(pool)), max(len(pool), 1), key)]
 
         filled = self._buckets.fill(shuffle)
         if self._oversampled is None:
             return filled
-        drawn: np.ndarray = self._oversampled.epoch(hash_key(_DRAWN, seed, epoch))[filled]
-        return drawn
+        return self._oversampled.epoch(hash_key(_DRAWN, seed, epoch))[filled]
 
 
 def eval_batches(
@@ -135,9 +117,8 @@ def eval_batches(
 ) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
     """Yield every row once, in order of buckets; rows that fill no batch move up as in training.
 
-    Yields:
-        Numbers of the rows in a batch, and the batch (B, ...) of these rows in this order; rows of
-        weight 0 fill the last batch.
+    The numbers of the rows in a batch come with the batch, (B, ...) in this order; rows of weight 0
+    fill the last batch.
     """
     if len(rows) == 0:
         return
@@ -177,9 +158,8 @@ class _Buckets:
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
         """Return the rows of each batch; copies of its first row fill the last batch.
 
-        Args:
-            shuffle: Order in which the rows that could be in a bucket fill its batches; the rest
-                moves up to the next bucket.
+        In the order of `shuffle`, the rows that could be in a bucket fill its batches; the rest
+        moves up to the next bucket.
         """
         batches: list[np.ndarray] = []
         rest = np.zeros(0, np.int64)
@@ -252,11 +232,14 @@ class _Padded:
         source = np.where(inside, self._begins[each][..., None] + at, 0)
         in_second = at >= self._second_start[each][..., None]
         rows = np.arange(index.shape[-1])
+        weights = np.broadcast_to((rows < num_real).astype(np.float32), index.shape)
+        if self._weights is not None:
+            weights = weights * self._weights[index]
         batch = {
             "tokens": np.where(inside, self._tokens[source], np.int32(self._pad_id)),
             "type_ids": (in_second & inside).astype(np.int32),
             "segment_ids": inside.astype(np.int32),
-            "weights": self._weights_of(index, rows < num_real),
+            "weights": weights,
             "row_index": np.broadcast_to(rows.astype(np.uint32), index.shape),
         }
         if self._labels is not None:
@@ -268,7 +251,3 @@ class _Padded:
         if self._text_ids is not None:
             batch["text_ids"] = self._text_ids[each].reshape(*index.shape, self._group)
         return batch
-
-    def _weights_of(self, index: np.ndarray, is_real: np.ndarray) -> np.ndarray:
-        real = np.broadcast_to(is_real.astype(np.float32), index.shape)
-        return real if self._weights is None else real * self._weights[index]

@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from bert_jax.errors import UserError, nearest
+
+Example = TypeVar("Example")
 
 
 class Origin(NamedTuple):
@@ -28,18 +31,26 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class TextExample:
-    """A text or a pair of texts, to be classified or scored."""
+    """A text or a pair of texts to be classified, scored or embedded, or a text with choices."""
 
     id: str
     """Name of the example in the file, else its number from 0."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | None
-    """Number of a class, a score, or the ascending numbers of all classes that hold (multi-label);
-    None where the file has no labels."""
+    """Number of a class or choice, a score, or the ascending numbers of all classes that hold
+    (multi-label); None where the file has no labels."""
     origin: Origin
     group: str | None = None
     """Group of the example; None where the table has none."""
+
+    more: tuple[str, ...] = ()
+    """Other texts: choices, each with the beginning that all choices share, or hard negatives."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts that are not empty."""
+        return tuple(filter(None, (self.text, self.text_pair, *self.more)))
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,16 @@ class TaggedExample:
     """Place of the first word."""
     document: int = 0
     """Number of the document in the file; 0 for all where the file marks none."""
+
+    @property
+    def texts(self) -> tuple[str]:
+        """The words, joined by spaces."""
+        return (" ".join(self.tokens),)
+
+    @property
+    def label(self) -> tuple[str, ...] | None:
+        """The tags."""
+        return self.tags
 
 
 class Answer(NamedTuple):
@@ -76,6 +97,33 @@ class Question:
     """Reference answers, () where the context does not answer the question; None where the file
     does not say."""
     origin: Origin
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The question and its context."""
+        return self.question, self.context
+
+    @property
+    def label(self) -> tuple[Answer, ...] | None:
+        """The reference answers."""
+        return self.answers
+
+
+@dataclass(frozen=True)
+class Data(Generic[Example]):
+    """Examples of one file."""
+
+    name: str
+    """Name of the file, or of the split."""
+    examples: Sequence[Example]
+    labels: "LabelSet | None" = None
+    """Names of the classes; None for scores, and for examples without labels."""
+    warnings: tuple[str, ...] = ()
+    """Examples that were skipped, or kept although they look wrong, counted, with lines."""
+    submission: tuple[str, str] | None = None
+    """Task and split of GLUE for which the leaderboard takes predictions of these texts."""
+    trains: bool = False
+    """Whether a model learns from them."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +197,8 @@ def listed(names: Sequence[str], most: int = 20) -> str:
     """Quote the first `most` names for a message, and count the other names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name[:80]) for name in names[:most]) + more
+
+
+def file_name(source: str) -> str:
+    """Return the name of a file without its directory; the name of a data set is its own."""
+    return source if source.startswith("tfds:") else Path(source).name

@@ -70,8 +70,7 @@ class Rows:
         """Tokens of the longest row of each example."""
         if self.group == 1:
             return self.row_lengths
-        longest: np.ndarray = self.row_lengths.reshape(-1, self.group).max(axis=1)
-        return longest
+        return self.row_lengths.reshape(-1, self.group).max(axis=1)
 
     @property
     def has_tags(self) -> bool:

@@ -1,61 +1,54 @@
-"""Tables of texts that belong together."""
+"""Tables of texts that belong together, and their rows of token ids."""
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.examples import LabelSet, Origin, TextExample
-from bert_jax.tasks.kinds.embedding import EmbeddingTaskConfig, PairKind
-from bert_jax.tasks.problems import Problems, counted
-from bert_jax.tasks.tables.files import read_rows
-from bert_jax.tasks.text.tables import TextData, read_other_texts, read_texts
+from bert_jax.tasks.config import EmbeddingTaskConfig, PairKind, TableConfig
+from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample
+from bert_jax.tasks.problems import counted
+from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.text.tables import read_texts
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 _SHORTEST_HALVES = 8
 """Characters of the shortest text that has two halves."""
 
 
-class TextGroup(NamedTuple):
-    """Texts of one row of a file."""
-
-    id: str
-    """Name of the row in the file, else its number from 0."""
-    texts: tuple[str, ...]
-    """Query, document and hard negatives; two texts; or one text."""
-    label: int | float | tuple[int, ...] | None
-    """Score or number of the class; None where the file has none."""
-    origin: Origin
-
-
 @dataclass(frozen=True)
-class GroupData:
-    """Content of a table."""
+class GroupData(Data[TextExample]):
+    """Rows of one file; the texts of an example belong together.
 
-    name: str
-    """Name of the file, or of the split."""
-    kind: PairKind
-    groups: tuple[TextGroup, ...]
-    labels: LabelSet | None = None
-    """Names of the classes."""
-    warnings: tuple[str, ...] = ()
+    They are a query, a document and hard negatives; two texts; or one text.
+    """
+
+    kind: PairKind = "pairs"
 
 
-def open_groups(config: EmbeddingTaskConfig, train: str) -> tuple[GroupData, GroupData]:
+def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
     """Read training and dev data.
 
     Raises:
         UserError: A file cannot be read or has wrong rows, or nothing can be held out.
     """
+    train = config.source("train")
     data = read_groups(train, config, config.rows)
     if config.dev:
-        dev = read_groups(config.dev, config, config.kind_of_dev, data.labels)
-        if config.kind_of_dev == "texts":
-            dev = halved(dev)
-        return replace(data, name="train"), replace(dev, name="dev")
+        return [data, read_dev_groups(config.dev, config, data.labels)]
     return _held_out(train, data, config.dev_rate)
+
+
+def read_dev_groups(
+    source: str, config: EmbeddingTaskConfig, labels: LabelSet | None, *, labelled: bool = True
+) -> GroupData:
+    """Read a file of the kind of the dev rows; of single texts, both halves belong together."""
+    data = read_groups(source, config, config.kind_of_dev, labels, labelled=labelled)
+    return halved(data) if data.kind == "texts" else data
 
 
 def read_groups(
@@ -68,12 +61,8 @@ def read_groups(
 ) -> GroupData:
     """Read a file of one kind; rows with an empty text are left out and counted in a warning.
 
-    Args:
-        source: File, or `tfds:NAME:SPLIT`.
-        config: Columns, and how the file is written.
-        kind: Kind of the rows.
-        labels: Classes of the training file; None takes the classes of this file.
-        labelled: Whether scores and classes are read.
+    `labels` are the classes of the training file, None those of this file. Unless `labelled`,
+    neither scores nor classes are read.
 
     Raises:
         UserError: The file cannot be read, or rows are wrong.
@@ -87,42 +76,17 @@ def read_groups(
         id=config.id, empty="skip", ragged=config.ragged, format=config.format,
         header=config.header, quoting=config.quoting, delimiter=config.delimiter,
     )  # fmt: skip
-    if kind in ("scores", "classes") and not labelled:
-        data = read_other_texts(source, table, labels, labelled=False)
-    else:
-        data = read_texts(source, table, labels, labelled=kind in ("scores", "classes"))
-    if kind in ("scores", "classes") and labelled and data.examples[0].label is None:
+
+    def negatives(origin: Origin, values: Sequence[Any]) -> list[str]:
+        found = [text for value in values for text in _listed(origin, value)]
+        return found[: config.max_negatives]
+
+    more = config.negatives if kind == "pairs" else ()
+    labelled = labelled and kind in ("scores", "classes")
+    data = read_texts(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
+    if labelled and data.examples[0].label is None:
         raise UserError(f"{source} has no values in column {table.label!r}; name another column")
-    negatives = _negatives(source, config, data) if kind == "pairs" and config.negatives else {}
-    groups = tuple(
-        TextGroup(
-            each.id, (*_texts(each), *negatives.get(each.origin.line, ())), each.label, each.origin
-        )
-        for each in data.examples
-    )
-    return GroupData(data.name, kind, groups, data.labels, data.warnings)
-
-
-def _texts(example: TextExample) -> tuple[str, ...]:
-    return (example.text,) if example.text_pair is None else (example.text, example.text_pair)
-
-
-def _negatives(
-    source: str, config: EmbeddingTaskConfig, data: TextData
-) -> dict[int, tuple[str, ...]]:
-    """Return the hard negatives of each row, by its line."""
-    read = {example.origin.line for example in data.examples}
-    problems = Problems(source)
-    found: dict[int, tuple[str, ...]] = {}
-    for row in read_rows(source, config.negatives, config.file_format):
-        if row.origin.line in read and not row.problem:
-            try:
-                texts = [text for value in row.values for text in _listed(row.origin, value)]
-                found[row.origin.line] = tuple(texts[: config.max_negatives])
-            except UserError as error:
-                problems.add(error)
-    problems.check()
-    return found
+    return GroupData(data.name, data.examples, data.labels, data.warnings, kind=kind)
 
 
 def _listed(origin: Origin, value: Any) -> Iterator[str]:
@@ -143,9 +107,9 @@ def text_key(text: str) -> bytes:
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _held_out(source: str, data: GroupData, rate: float) -> tuple[GroupData, GroupData]:
+def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
     """Hold out some documents with all their rows; for kinds classes and texts, some texts."""
-    keys = [text_key(group.texts[1 if len(group.texts) > 1 else 0]) for group in data.groups]
+    keys = [text_key(each.text_pair or each.text) for each in data.examples]
     ranked = sorted(set(keys))
     if len(ranked) < 4:
         raise UserError(
@@ -153,23 +117,15 @@ def _held_out(source: str, data: GroupData, rate: float) -> tuple[GroupData, Gro
             "out. Name a second file in task.dev"
         )
     chosen = set(ranked[: min(max(2, math.ceil(rate * len(ranked))), len(ranked) - 2)])
+    pairs = list(zip(data.examples, keys, strict=True))
     train, dev = (
-        replace(
-            data,
-            name=name,
-            groups=tuple(
-                group
-                for group, key in zip(data.groups, keys, strict=True)
-                if (key in chosen) == held
-            ),
-        )
-        for name, held in (("train", False), ("dev", True))
+        replace(data, examples=[each for each, key in pairs if (key in chosen) == held])
+        for held in (False, True)
     )
-    note = f"{source}: {len(dev.groups):,} of {len(data.groups):,} rows are held out as dev"
+    note = f"{source}: {len(dev.examples):,} of {len(keys):,} rows are held out as dev"
     dev = replace(dev, warnings=())
-    return replace(train, warnings=(*data.warnings, note)), (
-        halved(dev) if dev.kind == "texts" else dev
-    )
+    train = replace(train, warnings=(*data.warnings, note))
+    return [train, halved(dev) if dev.kind == "texts" else dev]
 
 
 def halved(data: GroupData) -> GroupData:
@@ -178,28 +134,92 @@ def halved(data: GroupData) -> GroupData:
     Raises:
         UserError: No text is long enough.
     """
-    groups, short = [], []
-    for group in data.groups:
-        text = group.texts[0].strip()
+    found: list[TextExample] = []
+    short: list[Origin] = []
+    for each in data.examples:
+        text = each.text.strip()
         middle = len(text) // 2
         blanks = [text.rfind(" ", 0, middle), text.find(" ", middle)]
         end = min((at for at in blanks if at > 0), key=lambda at: abs(at - middle), default=middle)
         if len(text) < _SHORTEST_HALVES:
-            short.append(group.origin.line)
+            short.append(each.origin)
         else:
-            groups.append(group._replace(texts=(text[:end].strip(), text[end:].strip())))
-    source = data.groups[0].origin.path
-    if len(groups) < 2:
+            found.append(replace(each, text=text[:end].strip(), text_pair=text[end:].strip()))
+    if len(found) < 2:
         raise UserError(
-            f"{source}: {len(groups)} of {len(data.groups):,} dev texts have two halves, and at "
-            "least 2 are needed; name a file of pairs or scores in task.dev, with "
-            "task.dev_rows"
+            f"{data.examples[0].origin.path}: {len(found)} of {len(data.examples):,} dev texts "
+            "have two halves, and at least 2 are needed; name a file of pairs or scores in "
+            "task.dev, with task.dev_rows"
         )
-    notes = [counted(source, "texts without two halves, not scored", short)] if short else []
-    return replace(data, groups=tuple(groups), warnings=(*data.warnings, *notes))
+    notes = counted("texts without two halves, not scored", short)
+    return replace(data, examples=found, warnings=(*data.warnings, *notes))
 
 
-def numbered(groups: Sequence[TextGroup]) -> Mapping[bytes, int]:
-    """Return a number for each distinct text of the groups, by its key."""
-    keys = (text_key(text) for group in groups for text in group.texts)
-    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+_NO_ROW = np.zeros(0, np.int32)
+
+
+def group_rows(
+    data: GroupData, config: EmbeddingTaskConfig, tokenizer: Tokenizer
+) -> tuple[Rows, list[str]]:
+    """Return the rows of the texts of one file, and warnings of texts that were cut.
+
+    All groups have as many rows as the largest group; empty rows stand for missing texts. Texts
+    begin with the prefix of queries or documents, and are cut at their end. In training, a single
+    text (kind texts) is a pair with itself.
+    """
+    is_pair = len(data.examples[0].texts) > 1
+    limits = {"query": config.query_length, "document": config.length}
+    prefixes = {"query": config.query_prefix, "document": config.document_prefix}
+    found: dict[tuple[str, str], np.ndarray] = {}
+    cut: set[tuple[str, str]] = set()
+    for side in ("query", "document"):
+        different = list(dict.fromkeys(_of_side(data.examples, side, is_pair)))
+        room = limits[side] - num_special(tokenizer, pair=False)
+        encoded = tokenizer.encode_batch([prefixes[side] + text for text in different])
+        for text, ids in zip(different, encoded, strict=True):
+            found[side, text] = make_row(tokenizer, ids[:room]).ids
+            if len(ids) > room:
+                cut.add((side, text))
+    groups = [each.texts for each in data.examples]
+    if data.trains and data.kind == "texts":
+        groups = [(text, text) for (text,) in groups]
+    size = max(map(len, groups))
+    different = list(dict.fromkeys(text for texts in groups for text in texts))
+    keys = [text_key(text) for text in different]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    number_of = {text: numbers[key] for text, key in zip(different, keys, strict=True)}
+    tokens: list[np.ndarray] = []
+    text_ids: list[int] = []
+    for texts in groups:
+        for place, text in enumerate(texts):
+            tokens.append(found["query" if is_pair and place == 0 else "document", text])
+            text_ids.append(number_of[text])
+        tokens += [_NO_ROW] * (size - len(texts))
+        text_ids += [-1] * (size - len(texts))
+    labels = None
+    if data.examples[0].label is not None:
+        dtype = np.int32 if data.kind == "classes" else np.float32
+        labels = np.array([each.label for each in data.examples], dtype)
+    rows = Rows(
+        tokens, np.array([len(ids) for ids in tokens], np.int32), labels, size,
+        np.array(text_ids, np.int32),
+    )  # fmt: skip
+    names = {"query": "queries", "document": "documents" if is_pair else "texts"}
+    warnings: list[str] = []
+    for side, limit in limits.items():
+        origins = [
+            each.origin
+            for each in data.examples
+            if any((side, text) in cut for text in _of_side([each], side, is_pair))
+        ]
+        what = f"rows with {names[side]} of more than {limit} tokens, cut there"
+        warnings += counted(what, origins)
+    return rows, warnings
+
+
+def _of_side(examples: Iterable[TextExample], side: str, is_pair: bool) -> Iterable[str]:
+    for each in examples:
+        if side == "query":
+            yield from each.texts[:1] if is_pair else ()
+        else:
+            yield from each.texts[1:] if is_pair else each.texts

@@ -1,9 +1,7 @@
 """Vectors of texts that belong together: pairs, scored pairs, classes, single texts."""
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,60 +9,25 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import EmbeddingTaskConfig
-from bert_jax.tasks.embedding.ranking import chance, search_scores, unit
-from bert_jax.tasks.embedding.rows import group_rows
-from bert_jax.tasks.embedding.sources import GroupData, halved, open_groups, read_groups
+from bert_jax.tasks.config import EMBEDDING_METRICS, EmbeddingTaskConfig
+from bert_jax.tasks.embedding.sources import GroupData, group_rows, open_groups, read_dev_groups
 from bert_jax.tasks.examples import LabelSet
-from bert_jax.tasks.kinds.embedding import EMBEDDING_METRICS
 from bert_jax.tasks.reports.intervals import Grounds, means
+from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tasks.text.metrics import METRICS
-from bert_jax.tasks.text.report import text_grounds
-from bert_jax.tokenization.tokenizer import Tokenizer
-
-
-class EmbeddingTask(Task[EmbeddingTaskConfig]):
-    """A task of an embedding model."""
-
-    objective: HeadKind = "embedding"
-    num_outputs = 0
-
-    def __init__(self, config: EmbeddingTaskConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(config, spec, tokenizer)
-        self.metric = config.choose_metric(config.metrics)
-
-    @classmethod
-    def open(cls, config: EmbeddingTaskConfig, tokenizer: Tokenizer) -> Task:
-        """Read training and dev data."""
-        train, dev = open_groups(config, config.source("train"))
-        spec = LabelSpec(train.labels.names if train.labels is not None else ())
-        task = cls(config, spec, tokenizer)
-        return task._with_splits(
-            EmbeddingSplit(task, train, trains=True), [EmbeddingSplit(task, dev)]
-        )
-
-    def open_split(self, source: str, *, labelled: bool = True) -> "EmbeddingSplit":
-        """Read another file, of the kind of the dev rows; see `Task.open_split`."""
-        labels = LabelSet(self.spec.labels) if self.spec.labels and labelled else None
-        kind = self.config.kind_of_dev
-        data = read_groups(source, self.config, kind, labels, labelled=labelled)
-        return EmbeddingSplit(self, halved(data) if kind == "texts" else data)
+from bert_jax.tasks.text.metrics import METRICS, text_grounds
 
 
 class EmbeddingSplit(Split):
-    """Texts of one file.
+    """Texts of one file."""
 
-    Args:
-        task: Task of the texts.
-        data: Texts.
-        trains: Whether the rows are for training, where a single text is a pair with itself.
-    """
+    _task: "EmbeddingTask"
+    _data: GroupData
 
-    def __init__(self, task: EmbeddingTask, data: GroupData, *, trains: bool = False) -> None:
-        self._task, self._data, self._trains = task, data, trains
-        rows, cut = group_rows(data, task.config, task.tokenizer, twice=trains)
-        super().__init__(data.name, rows, [*data.warnings, *cut], EMBEDDING_METRICS[data.kind])
+    def __init__(self, task: "EmbeddingTask", data: GroupData) -> None:
+        self._task, self._data = task, data
+        rows, cut = group_rows(data, task.config, task.tokenizer)
+        super().__init__(data, rows, EMBEDDING_METRICS[data.kind], cut)
         self._labels = rows.labels
 
     @cached_property
@@ -78,20 +41,6 @@ class EmbeddingSplit(Split):
         counts = np.array([len(found) for found in relevant if len(found)])
         # A query's own text is not among the documents that it can find.
         return chance(self._task.metric, counts, len(documents) - (min(hidden) >= 0))
-
-    def texts(self) -> list[tuple[str, ...]]:
-        """Return the texts of each row."""
-        return [group.texts for group in self._data.groups]
-
-    def truth(self) -> list[Any]:
-        """Return the score, or the number of the class, of each row."""
-        return [group.label for group in self._data.groups]
-
-    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
-        """Return a split of some rows, and their numbers; see `Split.select`."""
-        some = tuple(self._data.groups[number] for number in examples)
-        data = replace(self._data, groups=some)
-        return EmbeddingSplit(self._task, data, trains=self._trains), np.array(examples, int)
 
     @cached_property
     def _search(
@@ -128,7 +77,6 @@ class EmbeddingSplit(Split):
         return places[at, 0], documents, relevant, hidden
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        del saved
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
             if self._labels is None:
@@ -164,31 +112,37 @@ class EmbeddingSplit(Split):
         flat = vectors.reshape(-1, vectors.shape[-1])
         return search_scores(flat[queries], flat[documents], relevant, hidden)
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield predictions.jsonl: the cosine of the two texts of each row."""
-        del scores
+    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Return the cosine of the two texts of each row."""
         if self.rows.group == 1:
             raise UserError(
                 f"{self.name} has texts alone, and no pairs to compare; `bert-jax embed` writes "
                 "the vectors of texts"
             )
-        found = zip(self._data.groups, self._cosines(self._vectors(outputs)), strict=True)
-        lines = [json.dumps({"id": each.id, "cosine": round(float(x), 6)}) for each, x in found]
-        yield "predictions.jsonl", "\n".join(lines) + "\n"
+        return [{"cosine": round(float(x), 6)} for x in self._cosines(self._vectors(outputs))]
 
     @staticmethod
     def _cosines(vectors: Float[np.ndarray, "N G D"]) -> Float[np.ndarray, " N"]:
         pairs = unit(vectors[:, :2].astype(np.float64))
-        cosines: np.ndarray = (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
-        return cosines
-
-    def _is_finite(self, outputs: Outputs) -> bool:
-        return bool(np.isfinite(self._vectors(outputs)).all())
+        return (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
 
     def _vectors(self, outputs: Outputs) -> Float[np.ndarray, "N G D"]:
-        vectors = np.asarray(outputs, np.float32)
-        if vectors.shape[:2] != (expected := (len(self.rows), self.rows.group)):
-            raise ValueError(f"{self.name}: outputs {vectors.shape}, {expected} vectors are needed")
-        return vectors
+        return self._stacked(outputs, len(self.rows), self.rows.group, dtype=np.float32)
+
+
+class EmbeddingTask(Task[EmbeddingTaskConfig]):
+    """A task of an embedding model."""
+
+    SPLIT = EmbeddingSplit
+    objective: HeadKind = "embedding"
+    num_outputs = 0
+
+    @classmethod
+    def _read(cls, config: EmbeddingTaskConfig) -> tuple[LabelSpec, Sequence[GroupData]]:
+        found = open_groups(config)
+        labels = found[0].labels
+        return LabelSpec(() if labels is None else labels.names), found
+
+    def _read_other(self, source: str, labelled: bool) -> GroupData:
+        labels = LabelSet(self.spec.labels) if self.spec.labels and labelled else None
+        return read_dev_groups(source, self.config, labels, labelled=labelled)

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.whole_file import read_text
 from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.parsing.trees import tree_fault
-from bert_jax.tasks.problems import Problems
+from bert_jax.tasks.parsing.trees import Tree, tree_fault
+from bert_jax.tasks.problems import Problems, text_lines
 
-_MAX_BYTES = 512 << 20
 _ID, _FORM, _HEAD, _RELATION, _GRAPH = 0, 1, 6, 7, 8
 _COLUMNS = 10
 
@@ -23,25 +21,33 @@ class Sentence:
     id: str
     """Number of the sentence in the file, from 0."""
     words: tuple[str, ...]
-    heads: tuple[int, ...] | None
-    """Number of each word's head, from 1; 0: the root. None where the file has no trees."""
-    relations: tuple[str, ...] | None
-    """Relation of each word to its head, with its subtype."""
     lines: tuple[str, ...]
     """Lines of the file: comments, words, ranges (`3-4`) and empty nodes (`5.1`)."""
     places: tuple[int, ...]
     """Number of each word's line among `lines`."""
     origin: Origin
     """Place of the first word."""
+    tree: Tree | None = None
+    """Heads and relations, with subtypes; None where the file has no trees."""
 
-    def with_tree(self, heads: Sequence[int], relations: Sequence[str]) -> str:
+    @property
+    def texts(self) -> tuple[str]:
+        """The words, joined by spaces."""
+        return (" ".join(self.words),)
+
+    @property
+    def label(self) -> Tree | None:
+        """The tree."""
+        return self.tree
+
+    def with_tree(self, tree: Tree) -> str:
         """Return the sentence in CoNLL-U with another tree.
 
         Everything else stays as it was read, except the graph of enhanced dependencies, which is
         left out.
         """
         lines = list(self.lines)
-        for place, head, relation in zip(self.places, heads, relations, strict=True):
+        for place, head, relation in zip(self.places, *tree, strict=True):
             columns = lines[place].split("\t")
             columns[_HEAD], columns[_RELATION], columns[_GRAPH] = f"{head}", relation, "_"
             lines[place] = "\t".join(columns)
@@ -52,11 +58,7 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
     """Read CoNLL-U: ten tab-separated columns, a blank line after each sentence.
 
     Lines of a range, which repeat the words after them as they are written, and empty nodes are
-    skipped. Where all heads are `_`, the sentences have no trees.
-
-    Args:
-        path: the file, UTF-8.
-        labelled: False reads no heads and relations.
+    skipped. Where all heads are `_`, or unless `labelled`, the sentences have no trees.
 
     Raises:
         UserError: no such file or not UTF-8; no words; and, all in one message, lines without ten
@@ -89,9 +91,8 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
 
 def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first line, from 1, and the lines of each block without blank."""
-    text = read_text(path, max_bytes=_MAX_BYTES).replace("\r\n", "\n").replace("\r", "\n")
     block: list[str] = []
-    for number, line in enumerate([*text.split("\n"), ""], 1):
+    for number, line in enumerate([*text_lines(path), ""], 1):
         if line.strip():
             block.append(line)
         elif block:
@@ -124,7 +125,7 @@ def _sentence(path: Path, id: str, first: int, lines: Sequence[str]) -> Sentence
     if not words:
         raise UserError(f"{path}, line {first}: a sentence without words; take it out")
     origin = Origin(f"{path}", first + places[0])
-    return Sentence(id, tuple(words), None, None, tuple(lines), tuple(places), origin)
+    return Sentence(id, tuple(words), tuple(lines), tuple(places), origin)
 
 
 def _columns(sentence: Sentence) -> list[list[str]]:
@@ -145,5 +146,4 @@ def _with_labels(sentence: Sentence, rows: Sequence[Sequence[str]]) -> Sentence:
         heads.append(int(head))
     if fault := tree_fault(heads):
         raise UserError(f"{sentence.origin}: {fault}; a sentence is a tree with one root")
-    relations = tuple(row[_RELATION] for row in rows)
-    return replace(sentence, heads=tuple(heads), relations=relations)
+    return replace(sentence, tree=Tree(heads, [row[_RELATION] for row in rows]))

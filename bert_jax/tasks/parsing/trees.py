@@ -60,12 +60,8 @@ def find_cycle(heads: Int64[np.ndarray, " n"]) -> list[int]:
 def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
     """Return the heads of the single-rooted tree with the greatest sum of scores.
 
-    Args:
-        scores: score of each word's arc to the root (column 0) and to word j (column j, from 1);
-            finite. A word's score for itself is not read.
-
-    Returns:
-        Head of each word: 0 or the number of a word from 1.
+    `scores` are finite: each word's arc to the root (column 0) and to word j (column j, from 1); a
+    word's score for itself is not read. A head is 0 or the number of a word from 1.
     """
     count = len(scores)
     whole = np.zeros((count + 1, count + 1))

@@ -19,12 +19,7 @@ class BM25:
     ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5)) * f(t, d) / (f(t, d) + k1 (1 - b + b |d| / mean |d|))
 
     where n(t) counts the documents with t, f(t, d) is how often t stands in d, and |d| is the
-    number of words of d.
-
-    Args:
-        documents: Words of each document.
-        k1: Saturation of repeated words.
-        b: Weight of the document's length.
+    number of words of d. k1 is the saturation of repeated words, b the weight of the length.
     """
 
     def __init__(self, documents: Iterable[Sequence[str]], k1: float = K1, b: float = B) -> None:

@@ -12,10 +12,7 @@ _MAX_STEPS = 100
 def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int64[np.ndarray, " N"]:
     """Return the cluster of each vector: Lloyd's algorithm from k-means++'s centres.
 
-    Args:
-        vectors: Vectors, at least one for each cluster.
-        clusters: Number of clusters; fewer come out where vectors are equal.
-        seed: Seed of the first centres.
+    There must be as many vectors as clusters; fewer clusters come out where vectors are equal.
     """
     random = np.random.default_rng(seed)
     vectors = vectors.astype(np.float32)

@@ -160,9 +160,7 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
 def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list[TaggedExample]:
     """Return the same entities in IOB2; sentences without tags stay as they are.
 
-    Args:
-        examples: sentences.
-        lenient: read tags that follow no scheme as the CoNLL script does (`entities`).
+    `lenient` reads tags that follow no scheme as the CoNLL script does (`entities`).
 
     Raises:
         UserError: tags that are not of entities, or, unless lenient, not sound; see
@@ -192,10 +190,6 @@ def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> Lab
 
     A type that is met gets both prefixes: of a rare type the training data may have no entity of
     two words where the data to predict have one. Tags that are not of entities are sorted.
-
-    Args:
-        examples: sentences with tags, written as `convert` writes them.
-        plain: the tags are not of entities.
 
     Raises:
         UserError: there are no tags.

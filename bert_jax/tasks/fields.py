@@ -3,13 +3,16 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
+from bert_jax.config.bounds import Above, AtLeast, Below, Bounded, Natural, Or
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.skew import SkewConfig
+from bert_jax.tasks.tables import TableFormat
+
+ProblemType = Literal["single_label", "multi_label", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,7 @@ class TaskConfig(Bounded, section="task"):
     """Kinds by name; `tasks.config` fills the mapping."""
     LENGTH: ClassVar[int] = 128
     """Default of `max_length`."""
+    METRICS: ClassVar[tuple[str, ...]] = ()
     FILES: ClassVar[str] = ""
     """Description of a file of the kind."""
     PATHS: ClassVar[Sequence[str]] = ("train", "dev", "test")
@@ -62,7 +66,7 @@ class TaskConfig(Bounded, section="task"):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that are known before the data are read, the default first."""
-        return ()
+        return self.METRICS
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
         """Return the configured metric; by default, the first of the task's metrics.
@@ -169,3 +173,14 @@ class FileTaskConfig(TaskConfig):
                 "training file; leave dev out"
             )
         return replace(self, dev=self.source("train"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenConfig(TableFormat, FileTaskConfig):
+    """The fields of the kinds that read tables of any format."""
+
+    id: str = ""
+    """Column that names the rows; empty numbers them from 0."""
+    dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
+    """Share of the distinct texts (for pairs: documents) held out where dev is empty; rows with the
+    same text stay together."""
