@@ -1,15 +1,12 @@
 """Multiple choice: one score for each choice; the highest wins (Zellers et al. 2018)."""
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
-from bert_jax.errors import UserError
 from bert_jax.tasks.config import ChoiceConfig, TableConfig
 from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample
 from bert_jax.tasks.long_texts import text_rows
@@ -44,8 +41,6 @@ class ChoiceSplit(Split):
 
     def __init__(self, task: "ChoiceTask", data: Data[TextExample]) -> None:
         self._task = task
-        labels = [each.label for each in data.examples]
-        self._labels = None if None in labels else np.array(labels, np.int32)
         group, length = len(task.config.choices), task.config.length
         pairs = [
             TextExample(each.id, each.text, choice, None, each.origin)
@@ -56,15 +51,13 @@ class ChoiceSplit(Split):
         long = sorted({row // group for row in found.long})
         what = f"texts of which a choice makes more than {length} tokens, cut there"
         warnings = counted(what, [data.examples[number].origin for number in long])
-        rows = replace(found.rows, labels=self._labels, group=group)
+        labels = None if data.truth is None else np.array(data.truth, np.int32)
+        rows = replace(found.rows, labels=labels, group=group)
         super().__init__(data, rows, ["accuracy"], warnings)
 
-    @cached_property
-    def constant_score(self) -> float:
-        """Accuracy of always picking the most frequent right choice; NaN without labels."""
-        if self._labels is None:
-            return math.nan
-        return float(np.bincount(self._labels).max() / len(self._labels))
+    def _best_constant(self, gold: list[int]) -> float:
+        """Return the accuracy of always picking the most frequent right choice."""
+        return float(np.bincount(gold).max() / len(gold))
 
     def group_keys(self) -> list[Sequence[Hashable]]:
         """Return the text of each example, without its choices."""
@@ -89,9 +82,8 @@ class ChoiceSplit(Split):
             yield {"label": names[best], "choice": example.more[best], "probabilities": listed}
 
     def _hits(self, outputs: Outputs) -> np.ndarray:
-        if self._labels is None:
-            raise UserError(f"{self.name} has no labels, so it cannot be scored; predict it")
-        return self._logits(outputs).argmax(axis=1) == self._labels
+        gold = np.array(self._gold)
+        return self._logits(outputs).argmax(axis=1) == gold
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
         return self._stacked(outputs, len(self._examples), self.rows.group)

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from bert_jax.errors import UserError, nearest
 
-Example = TypeVar("Example")
+Example = TypeVar("Example", bound=Any)
 
 
 class Origin(NamedTuple):
@@ -124,6 +124,12 @@ class Data(Generic[Example]):
     """Task and split of GLUE for which the leaderboard takes predictions of these texts."""
     trains: bool = False
     """Whether a model learns from them."""
+
+    @cached_property
+    def truth(self) -> list[Any] | None:
+        """Labels of all examples; None unless each has one."""
+        labels = [each.label for each in self.examples]
+        return None if None in labels else labels
 
 
 @dataclass(frozen=True)

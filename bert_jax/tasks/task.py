@@ -57,6 +57,8 @@ class Split(ABC):
     _task: "Task[Any]"
     PER_TOKEN: ClassVar[bool] = False
     """Whether outputs have an entry for each token of a row."""
+    LABELS: ClassVar[str] = "labels"
+    """Noun for the labels in messages."""
 
     def __init__(
         self,
@@ -74,13 +76,24 @@ class Split(ABC):
         self._owners = range(len(data.examples)) if owners is None else owners
         self._score_names = score_names
 
-    @property
-    @abstractmethod
+    @cached_property
     def constant_score(self) -> float:
         """Score of the best constant prediction in the task's metric; NaN without labels.
 
         A run that does not score above it has failed (Mosbach et al. 2021).
         """
+        return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
+
+    def _best_constant(self, gold: list[Any]) -> float:
+        """Return the constant score, from the labels of all examples."""
+        raise NotImplementedError
+
+    @property
+    def _gold(self) -> list[Any]:
+        """Labels of all examples; a `UserError` unless each has one."""
+        if self._data.truth is None:
+            raise UserError(f"{self.name} has no {self.LABELS}, so it cannot be scored; predict it")
+        return self._data.truth
 
     @property
     def num_scored(self) -> int:

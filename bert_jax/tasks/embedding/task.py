@@ -23,20 +23,20 @@ class EmbeddingSplit(Split):
 
     _task: "EmbeddingTask"
     _data: GroupData
+    LABELS = "scores"
 
     def __init__(self, task: "EmbeddingTask", data: GroupData) -> None:
         self._task, self._data = task, data
         rows, cut = group_rows(data, task.config, task.tokenizer)
         super().__init__(data, rows, EMBEDDING_METRICS[data.kind], cut)
-        self._labels = rows.labels
 
     @cached_property
     def constant_score(self) -> float:
         """Score of randomly ordered documents, or of one constant for all pairs; NaN unlabelled."""
-        if self._data.kind == "scores":
-            return math.nan if self._labels is None else 0.0
-        if self._data.kind == "classes" and self._labels is None:
+        if self._data.kind in ("scores", "classes") and self._data.truth is None:
             return math.nan
+        if self._data.kind == "scores":
+            return 0.0
         _, documents, relevant, hidden = self._search
         counts = np.array([len(found) for found in relevant if len(found)])
         # A query's own text is not among the documents that it can find.
@@ -66,8 +66,8 @@ class EmbeddingSplit(Split):
         if group > 1:
             for query, document in {(int(q), int(d)) for q, d in ids[:, :2]}:
                 relevant[query_of[query]].append(number_of[document])
-        elif self._labels is not None:
-            classes = np.asarray(self._labels)[at]
+        elif self._data.truth is not None:
+            classes = np.array(self._data.truth)[at]
             for query, label in enumerate(classes):
                 alike = np.flatnonzero(classes == label)
                 relevant[query] = [int(n) for n in alike if n != query]
@@ -79,10 +79,8 @@ class EmbeddingSplit(Split):
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
-            if self._labels is None:
-                raise UserError(f"{self.name} has no scores, so it cannot be scored; predict it")
-            found = self._cosines(vectors)
-            return {name: METRICS[name](self._labels, found) for name in self._score_names}
+            truth, found = np.array(self._gold, np.float32), self._cosines(vectors)
+            return {name: METRICS[name](truth, found) for name in self._score_names}
         scores = self._of_queries(vectors)
         return {name: float(scores[name].mean()) for name in self._score_names}
 
@@ -90,9 +88,8 @@ class EmbeddingSplit(Split):
         """Return the data for intervals over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
-            assert isinstance(self._labels, np.ndarray)  # scored before
-            cosines = self._cosines(vectors)
-            return Examined(text_grounds("regression", self._labels, cosines, self.units), {})
+            truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
+            return Examined(text_grounds("regression", truth, cosines, self.units), {})
         values = self._of_queries(vectors)
         each = np.stack([values[name] for name in self._score_names], axis=1)
         units, right = np.arange(len(each)), each.mean(axis=1)

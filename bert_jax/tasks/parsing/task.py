@@ -1,9 +1,7 @@
 """Dependency parsing: a head and a relation for each word, in CoNLL-U."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int32
@@ -28,6 +26,7 @@ class ParsingSplit(Split):
 
     _task: "ParsingTask"
     PER_TOKEN = True
+    LABELS = "trees"
 
     def __init__(self, task: "ParsingTask", data: Data[Sentence]) -> None:
         self._task, sentences = task, data.examples
@@ -43,14 +42,11 @@ class ParsingSplit(Split):
             )
         super().__init__(data, rows, task.metrics, cut)
 
-    @cached_property
-    def constant_score(self) -> float:
-        """Score of the best constant arc: to the root or to a word at a fixed distance."""
-        if self._gold is None:
-            return math.nan
+    def _best_constant(self, gold: list[Tree]) -> float:
+        """Return the score of the best constant arc: to the root or to a word at a distance."""
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
-            for tree in self._gold
+            for tree in gold
             for word, (head, relation) in enumerate(zip(*tree, strict=True), 1)
         )
         return max(counts.values()) / counts.total()
@@ -62,7 +58,6 @@ class ParsingSplit(Split):
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data for intervals, and precision and recall by relation."""
-        assert self._gold is not None  # of `_score`
         trees = self._trees(outputs)
         each = self._counts(trees).astype(float)
 
@@ -91,15 +86,8 @@ class ParsingSplit(Split):
         pairs = zip(self._examples, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 
-    @cached_property
-    def _gold(self) -> list[Tree] | None:
-        trees = [each.tree for each in self._examples if each.tree is not None]
-        return trees if len(trees) == len(self._examples) else None
-
     def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
         """Count words, right heads, and right heads with right relations by sentence, (N, 3)."""
-        if self._gold is None:
-            raise UserError(f"{self.name} has no trees, so it cannot be scored; predict it")
         pairs = zip(self._gold, trees, strict=True)
         return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 

@@ -1,9 +1,7 @@
 """Tags for words: named entities in any scheme, and tags that are not of entities."""
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -44,40 +42,35 @@ class TaggingSplit(Split):
 
     _task: "TaggingTask"
     PER_TOKEN = True
+    LABELS = "tags"
 
     def __init__(self, task: "TaggingTask", data: Data[TaggedExample]) -> None:
         self._task = task
-        examples = data.examples
         self._windows = tag_windows(
-            examples,
+            data.examples,
             task.tokenizer,
             task.labels,
             max_length=task.config.length,
             stride=task.config.tag_stride,
         )
-        tags = [example.tags for example in examples if example.tags is not None]
-        self._gold = tags if len(tags) == len(examples) else None
         windows = self._windows.windows
         rows = Rows(
             [window.ids for window in windows],
             np.array([len(window.ids) for window in windows], np.int32),
-            None if self._gold is None else [window.labels for window in windows],
+            None if data.truth is None else [window.labels for window in windows],
         )
         owners = [window.example for window in windows]
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
-    @cached_property
-    def constant_score(self) -> float:
-        """Score of the best constant tag; for entities, each word or each sentence is an entity."""
-        if self._gold is None:
-            return math.nan
+    def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
+        """Return the best constant tag's score; of entities, each word or sentence is one."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # the O of files with entities is a tag like others
-            counts = Counter(tag for tags in self._gold for tag in tags if tag)
+            counts = Counter(tag for tags in gold for tag in tags if tag)
             return max(counts[name] for name in names) / counts.total()
         words, sentences = Counter[str](), Counter[str]()
         total = num_words = 0
-        for tags in self._gold:
+        for tags in gold:
             found = entities(tags)
             total, num_words = total + len(found), num_words + len(tags)
             words.update(each.type for each in found if each.end - each.start == 1)
@@ -86,7 +79,7 @@ class TaggingSplit(Split):
         # Hits, predictions and entities of a constant that makes each word, or sentence, an entity.
         constants = [
             (max((hits[kind] for kind in known), default=0), count)
-            for hits, count in ((words, num_words), (sentences, len(self._gold)))
+            for hits, count in ((words, num_words), (sentences, len(gold)))
         ]
         if self._task.metric == "recall":
             return max(hits for hits, _ in constants) / max(total, 1)
@@ -102,8 +95,6 @@ class TaggingSplit(Split):
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score the tags; accuracy is over words."""
-        if self._gold is None:
-            raise UserError(f"{self.name} has no tags, so it cannot be scored; predict it")
         predicted = self._predicted(outputs)
         pairs = zip(chain(*self._gold), chain(*predicted), strict=True)
         hits = [truth == guess for truth, guess in pairs if truth]
@@ -114,7 +105,6 @@ class TaggingSplit(Split):
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return entities by type, lenient and strict, or tags; confusion and mistakes."""
-        assert self._gold is not None  # scored before
         raw, predicted = self._best_tags(outputs), self._predicted(outputs)
         if self._task.spec.scheme == "plain":
             labels = self._task.spec.labels

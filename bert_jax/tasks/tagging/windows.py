@@ -71,17 +71,13 @@ def tag_windows(
     max_length: int = 128,
     stride: int = 64,
 ) -> TagWindows:
-    """Return sentences as sequences.
+    """Return sentences as sequences of at most `max_length` ids, [CLS] and [SEP] included.
 
-    Args:
-        examples: the sentences.
-        tokenizer: encodes each word by itself, as a word inside a sentence. A word without tokens
-            (a zero-width space) becomes [UNK], so that it too is labelled.
-        labels: known tags; None leaves all labels `NO_LABEL`. A word with an unknown tag has
-            `NO_LABEL`, too; a warning names such tags.
-        max_length: most ids in a sequence, [CLS] and [SEP] included.
-        stride: ids from the start of one window to the start of the next (BERT's `doc_stride`;
-            Transformers uses this name for the overlap).
+    Each word is encoded by itself, as a word inside a sentence. A word without tokens (a zero-width
+    space) becomes [UNK], so that it too is labelled. A word whose tag is not among `labels` has
+    `NO_LABEL`, and a warning names such tags; where `labels` is None, all words have `NO_LABEL`.
+    `stride` ids lie between the starts of two windows (BERT's `doc_stride`; Transformers uses this
+    name for the overlap).
 
     Raises:
         UserError: `max_length` or `stride` out of range.

@@ -38,7 +38,9 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
 
     Where there are groups, rows of a group do, too, and both parts have the same mix of labels.
     """
-    held = _of_groups(path, data, config) if config.group else _of_texts(path, data, config)
+    keys = [example_key(example.texts) for example in data.examples]
+    choose = _of_groups if config.group else _of_texts
+    held = choose(path, data, keys, config)
     dev, train = (
         tuple(e for e, mine in zip(data.examples, held, strict=True) if mine == part)
         for part in (True, False)
@@ -55,9 +57,10 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
     return [Data("train", train, data.labels, tuple(notes)), Data("dev", dev, data.labels)]
 
 
-def _of_texts(path: str, data: Data[TextExample], config: TableConfig) -> list[bool]:
+def _of_texts(
+    path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
+) -> list[bool]:
     """Choose the rows to hold out, only by their texts."""
-    keys = [example_key(example.texts) for example in data.examples]
     ranked = sorted(set(keys))
     if len(ranked) < 2:
         raise UserError(
@@ -68,9 +71,10 @@ def _of_texts(path: str, data: Data[TextExample], config: TableConfig) -> list[b
     return [key in chosen for key in keys]
 
 
-def _of_groups(path: str, data: Data[TextExample], config: TableConfig) -> list[bool]:
+def _of_groups(
+    path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
+) -> list[bool]:
     """Choose the rows to hold out, by their groups."""
-    keys = [example_key(example.texts) for example in data.examples]
     groups = joined(keys, [example.group for example in data.examples])
     kinds = strata([example.label for example in data.examples])
     shares = (config.dev_rate, 1 - config.dev_rate)
@@ -126,19 +130,17 @@ def read_glue_source(
         for split, file in TASKS[name].files.items():
             if path.name == file:
                 return read_glue(path.parent, name, split)
-    tfds = dict(zip(("text", "text_pair"), task.tfds[1:], strict=True), label="label")
-    layouts = [(_table(task), task.written), (_table(task, **tfds), task.labels)]
-    missing: MissingColumn | None = None
-    for table, names in layouts:
+
+    def read(names: tuple[str, ...], **fields: str) -> Data[TextExample]:
         labels = LabelSet(names) if names else None
-        try:
-            return read_other_texts(
-                source, table, labels, labelled=labelled, score_range=task.score_range
-            )
-        except MissingColumn as error:
-            missing = error  # the plainer names are the last
-    assert missing is not None
-    raise missing
+        table, limits = _table(task, **fields), task.score_range
+        return read_other_texts(source, table, labels, labelled=labelled, score_range=limits)
+
+    _, text, text_pair = task.tfds
+    try:
+        return read(task.written)
+    except MissingColumn:
+        return read(task.labels, text=text, text_pair=text_pair, label="label")
 
 
 def _glue_split(config: GlueConfig, split: str) -> Data[TextExample]:

@@ -1,8 +1,6 @@
 """Classes, several labels or scores of texts and pairs: tables, and the tasks of GLUE."""
 
-import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,7 @@ class TextSplit(Split):
 
     def __init__(self, task: "TextTask", data: Data[TextExample]) -> None:
         self._task, self._data, examples = task, data, data.examples
-        self._labels = labels = self._true_labels()
+        labels = None if data.truth is None else self._labels_of(data.truth)
         if labels is not None:
             if task.objective == "regression":
                 labels = (labels - task.spec.mean) / task.spec.deviation
@@ -48,10 +46,8 @@ class TextSplit(Split):
         names = [*task.metrics, *Decisions.score_names(task.spec.labels, **task.fits)]
         super().__init__(data, found.rows, names, cut, found.owners)
 
-    @cached_property
-    def constant_score(self) -> float:
-        """Score of the best constant prediction; NaN without labels."""
-        return math.nan if self._labels is None else self._task.best_constant(self._labels)
+    def _best_constant(self, gold: list[Any]) -> float:
+        return self._task.best_constant(self._labels_of(gold))
 
     @property
     def num_scored(self) -> int:
@@ -74,9 +70,7 @@ class TextSplit(Split):
         return super().unit_names if None in groups else ("groups", groups)
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        task, labels = self._task, self._labels
-        if labels is None:
-            raise UserError(f"{self.name} has no labels, so it cannot be scored; predict it")
+        task, labels = self._task, self._labels_of(self._gold)
         logits = self._logits(outputs)
         if saved is None:
             decisions = Decisions.fitted(logits, labels, **task.fits)
@@ -87,17 +81,16 @@ class TextSplit(Split):
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return classes, confusion, residuals and mistakes, and the metrics of resamples."""
-        assert self._labels is not None  # scored before
-        task, logits = self._task, self._logits(outputs)
+        task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)
-        found = text_grounds(task.objective, self._labels, predicted, self.units)
+        found = text_grounds(task.objective, labels, predicted, self.units)
         details = text_details(
-            task.objective, task.spec.labels, self._examples, self._labels,
+            task.objective, task.spec.labels, self._examples, labels,
             logits / decisions.temperature, predicted,
         )  # fmt: skip
         if task.fits["calibrate"]:
-            details["calibration"] = decisions.calibration(logits, self._labels)
+            details["calibration"] = decisions.calibration(logits, labels)
         return Examined(found, details)
 
     def _prediction_files(
@@ -131,15 +124,12 @@ class TextSplit(Split):
         logits = self._stacked(outputs, len(self.rows), self._task.num_outputs)
         return self._task.long.pooled(logits, np.asarray(self._owners))
 
-    def _true_labels(self) -> np.ndarray | None:
+    def _labels_of(self, gold: list[Any]) -> np.ndarray:
         """Return the labels as the file has them: (N,) classes or scores, (N, K) bool."""
-        labels: list[Any] = [example.label for example in self._data.examples]
-        if labels[0] is None:  # none of them has one
-            return None
         if self._task.objective != "multi_label":
-            return np.array(labels, np.int64 if self._task.objective == "single_label" else float)
-        held = np.zeros((len(labels), self._task.num_outputs), bool)
-        for row, numbers in zip(held, labels, strict=True):
+            return np.array(gold, np.int64 if self._task.objective == "single_label" else float)
+        held = np.zeros((len(gold), self._task.num_outputs), bool)
+        for row, numbers in zip(held, gold, strict=True):
             row[list(numbers)] = True
         return held
 
