@@ -16,8 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.compressed import decompress, plain_suffix
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.untrusted.whole_file import decode_text
-from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.problems import MissingColumn
+from bert_jax.tasks.examples import MissingColumn, Origin
 from bert_jax.tasks.tables import TableFormat, read_rows
 
 STDIN = "-"

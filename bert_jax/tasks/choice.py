@@ -8,10 +8,9 @@ import numpy as np
 from scipy.special import softmax
 
 from bert_jax.tasks.config import ChoiceConfig, TableConfig
-from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample
+from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import example_key
-from bert_jax.tasks.problems import counted
 from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts

@@ -69,11 +69,7 @@ class TaskConfig(Bounded, section="task"):
         return self.METRICS
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
-        """Return the configured metric; by default, the first of the task's metrics.
-
-        Raises:
-            UserError: The task has no such metric.
-        """
+        """Return the configured metric, or the first; a `UserError` unless the task has it."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
             hint = "; f1 is for two labels" if metric == "f1" and "macro_f1" in metrics else ""

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import TextExample
-from bert_jax.tasks.problems import counted
+from bert_jax.tasks.examples import TextExample, counted
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 

@@ -9,7 +9,7 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.choice import ChoiceTask
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.embedding.task import EmbeddingTask
+from bert_jax.tasks.embedding import EmbeddingTask
 from bert_jax.tasks.overlap import deal, example_key, joined
 from bert_jax.tasks.parsing.task import ParsingTask
 from bert_jax.tasks.squad.task import SpanTask
@@ -50,8 +50,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 def fold_parts(split: Split, count: int) -> np.ndarray:
     """Return each example's fold, (N,) from 1; it depends only on texts, labels and groups.
 
-    Raises:
-        UserError: fewer groups than folds.
+    A `UserError` where there are fewer groups than folds.
     """
     groups = joined(*split.group_keys())
     if (there := len(np.unique(groups))) < count:
@@ -66,8 +65,7 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     """Return the task that `Task.describe` described; it has nothing to train on.
 
-    Raises:
-        UserError: the description is not one that `Task.describe` made.
+    A `UserError` where `Task.describe` did not make the description.
     """
     where = "the description of the task"
     unknown = [name for name in ("task", "learned") if name not in description]

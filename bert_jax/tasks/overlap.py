@@ -80,14 +80,9 @@ def deal(
     the part that lacks its content most: the part that minimises the squared differences from the
     shares, relative to the number of examples of each kind.
 
-    Args:
-        kinds: kind of each example, see `strata`.
-        groups: number of each example's group; a group is in one part.
-        keys: hash of each example's content, which orders groups.
-        shares: share of each part; they sum to 1.
-
-    Returns:
-        Number of each example's part.
+    Each example has a kind (see `strata`), the number of its group, which is in one part, and a
+    hash of its content, which orders groups. The shares of the parts sum to 1. The result has the
+    number of each example's part.
     """
     number = {kind: n for n, kind in enumerate(sorted(set(kinds), key=repr))}
     kind_of = np.array([number[kind] for kind in kinds])

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from bert_jax.config.bounds import Bounded, Fraction, NonNegative, Rate
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import LabelSet, Origin
+from bert_jax.tasks.examples import LabelSet
 from bert_jax.tasks.rows import Rows
 
 BALANCED = "balanced"
@@ -83,19 +83,12 @@ def class_weights(
                 f"{where} has {part.strip()!r}; expected {BALANCED!r}, or labels with weights "
                 f"above 0, such as {names[0]}=2.5"
             )
-        labels.id(label, _Field(where, 0))
+        labels.id(label, where)
         if label in met:
             raise UserError(f"{where} names {label!r} twice; name each label once")
         met.add(label)
         found[label] = weight
     return tuple(found.values())
-
-
-class _Field(Origin):
-    """A field of the configuration as an origin, in place of a file."""
-
-    def __str__(self) -> str:
-        return self.path
 
 
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:

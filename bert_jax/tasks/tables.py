@@ -14,8 +14,7 @@ from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.untrusted.tables import csv_records, open_parquet
 from bert_jax.files.untrusted.whole_file import decode_text
-from bert_jax.tasks.examples import Origin, listed
-from bert_jax.tasks.problems import MissingColumn
+from bert_jax.tasks.examples import MissingColumn, Origin, listed
 
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20
@@ -57,7 +56,7 @@ class Row(NamedTuple):
 def read_delimited(
     name: str, columns: Sequence[str], table: TableFormat, kind: str, optional: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """Read columns of a CSV or TSV file; see `files.read_rows`."""
+    """Read columns of a CSV or TSV file; see `read_rows`."""
     delimiter = table.delimiter or ("," if kind == "csv" else "\t")
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise UserError(f"{name}: the delimiter is {delimiter!r}; one character is needed")
@@ -120,21 +119,16 @@ def _quoted(name: str, lines: list[str], delimiter: str) -> list[tuple[int, list
     hint = "; where quotes are part of the text, say quoting=False"
     records = []  # all are read before the limit of a field goes back
     for line, fields in csv_records(name, lines, MAX_FIELD, delimiter=delimiter, hint=hint):
-        if delimiter != ",":
-            _refuse_swallowed(Origin(name, line), fields, delimiter)
+        # Texts have line ends and commas, but hardly tabs.
+        if delimiter != "," and any(delimiter in field and "\n" in field for field in fields):
+            mark = _DELIMITERS.get(delimiter, repr(delimiter))
+            last = line + sum(field.count("\n") for field in fields)
+            raise UserError(
+                f"{Origin(name, line)}: a quoted field runs to line {last} and holds a {mark}: a "
+                "stray quote has joined rows. Where quotes are part of the text, say quoting=False"
+            )
         records.append((line, fields or [""]))
     return records
-
-
-def _refuse_swallowed(origin: Origin, fields: list[str], delimiter: str) -> None:
-    """Refuse fields with swallowed rows: texts have line ends and commas, but hardly tabs."""
-    if any(delimiter in field and "\n" in field for field in fields):
-        mark = _DELIMITERS.get(delimiter, repr(delimiter))
-        last = origin.line + sum(field.count("\n") for field in fields)
-        raise UserError(
-            f"{origin}: a quoted field runs to line {last} and holds a {mark}: a stray quote has "
-            "joined rows. Where quotes are part of the text, say quoting=False"
-        )
 
 
 def _number(column: str) -> int | None:
@@ -191,15 +185,10 @@ def read_rows(
 ) -> Iterator[Row]:
     """Read columns of a table.
 
-    Args:
-        name: the file, also compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`.
-        columns: their names, or numbers from 1 in CSV and TSV.
-        table: how the file is written.
-        optional: columns that the file may lack.
-
-    Yields:
-        One row after another, values in the order of `columns`: text from CSV and TSV, else what
-        the file has. A row with a problem, or that `ragged` lets pass, has no values.
+    The file may be compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`. Columns have names, in
+    CSV and TSV also numbers from 1; the file may lack `optional` ones. Values are in the order of
+    `columns`: text from CSV and TSV, else what the file has. A row with a problem, or that `ragged`
+    lets pass, has no values.
 
     Raises:
         UserError: the file cannot be read, a column is not there, or the format contradicts it.

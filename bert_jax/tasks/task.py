@@ -103,13 +103,8 @@ class Split(ABC):
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN where a logit is not finite.
 
-        Args:
-            outputs: logits.
-            saved: scores of the dev split, whose `null_threshold` another split is scored with;
-                None finds the threshold on this split.
-
-        Raises:
-            UserError: the file has no labels.
+        Another split is scored with the thresholds and the temperature among the `saved` scores of
+        the dev split; None finds them on this split. A `UserError` where the file has no labels.
         """
         if not self._is_finite(outputs):
             return dict.fromkeys(self._score_names, math.nan)
@@ -126,10 +121,7 @@ class Split(ABC):
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
-        """Return the data for intervals; None where there are none.
-
-        Arguments and errors as in `score`.
-        """
+        """Return the data for intervals; arguments and errors as in `score`."""
         if not self._is_finite(outputs):
             return None
         return self._examine(outputs, self._score(outputs, saved)).grounds
@@ -308,14 +300,9 @@ class Task(ABC, Generic[Config]):
         """Read the training data and all dev data."""
 
     def open_split(self, source: str, *, labelled: bool = True) -> Split:
-        """Read another file with the same columns.
+        """Read another file with the same columns, or a split of GLUE by its name.
 
-        Args:
-            source: the file; for GLUE also the name of a split.
-            labelled: False where labels are not needed, so that wrong labels do no harm.
-
-        Raises:
-            UserError: the file cannot be read, or has a label that was not learned.
+        Unless `labelled`, wrong labels do no harm; else a label that was not learned is refused.
         """
         return self.SPLIT(self, self._read_other(source, labelled))
 
@@ -339,7 +326,7 @@ class Task(ABC, Generic[Config]):
         return self._train
 
     def dev_splits(self) -> list[Split]:
-        """Return the splits that score checkpoints; the first chooses the best checkpoint.
+        """Return the splits that score checkpoints; the first chooses the best.
 
         A `UserError` if the task was restored.
         """
@@ -348,11 +335,7 @@ class Task(ABC, Generic[Config]):
         return self._devs
 
     def test_splits(self) -> list[Split]:
-        """Read the test data that the configuration names, if any.
-
-        Raises:
-            UserError: a file that cannot be read, or has no labels.
-        """
+        """Read the test data that the configuration names; they must have labels."""
         found = []
         for name, source in self.config.test_sources.items():
             split = self.open_split(source)

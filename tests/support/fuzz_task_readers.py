@@ -90,7 +90,7 @@ def trees(_: Path) -> list[bytes]:
 
 def use_trees(path: Path) -> None:
     """Read without trees, and with trees, which are written again."""
-    from bert_jax.tasks.parsing.sources import read_sentences
+    from bert_jax.tasks.parsing.trees import read_sentences
 
     read_sentences(path, labelled=False)
     for sentence in read_sentences(path):

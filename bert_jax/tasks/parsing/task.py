@@ -8,10 +8,15 @@ from jaxtyping import Int32
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import ParsingConfig
-from bert_jax.tasks.examples import Data, LabelSet, file_name, listed
-from bert_jax.tasks.parsing.sources import Sentence, read_sentences
-from bert_jax.tasks.parsing.trees import Tree, best_tree, right_arcs, universal
-from bert_jax.tasks.problems import counted
+from bert_jax.tasks.examples import Data, LabelSet, counted, file_name, listed
+from bert_jax.tasks.parsing.trees import (
+    Sentence,
+    Tree,
+    best_tree,
+    read_sentences,
+    right_arcs,
+    universal,
+)
 from bert_jax.tasks.reports.classes import class_rows
 from bert_jax.tasks.reports.intervals import Grounds
 from bert_jax.tasks.rows import NO_LABEL, Rows

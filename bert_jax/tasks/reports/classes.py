@@ -1,12 +1,14 @@
 """Counts by class, metrics of weighted examples, and the most confident mistakes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from bert_jax.tasks.reports.intervals import Score, ratio
+
+_Counts = Sequence[int] | np.ndarray
 
 MOST_CONFUSED = 60
 """Largest number of classes with a whole confusion matrix in a report."""
@@ -23,7 +25,7 @@ def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
 
 
 def class_rows(
-    labels: Sequence[str], correct: Iterable[int], predicted: Iterable[int], support: Iterable[int]
+    labels: Sequence[str], correct: _Counts, predicted: _Counts, support: _Counts
 ) -> list[dict[str, Any]]:
     """Return a row for each class from the counts of the classes, (C,)."""
     rows = []

@@ -24,7 +24,9 @@ class BM25:
 
     def __init__(self, documents: Iterable[Sequence[str]], k1: float = K1, b: float = B) -> None:
         self._numbers: dict[str, int] = {}
-        rows = [self._counted(words) for words in documents]
+        number = self._numbers
+        numbers = ([number.setdefault(word, len(number)) for word in words] for words in documents)
+        rows = [np.unique(np.array(each, np.int64), return_counts=True) for each in numbers]
         self.count = len(rows)
         lengths = np.array([counts.sum() for _, counts in rows], np.float64)
         owners = np.repeat(np.arange(self.count), [len(terms) for terms, _ in rows])
@@ -56,8 +58,3 @@ class BM25:
             least = np.partition(scores[some], len(some) - k)[len(some) - k]
             some = some[scores[some] >= least]
         return some[np.argsort(-scores[some], kind="stable")][:k]
-
-    def _counted(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the distinct words, and the count of each."""
-        numbers = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
-        return np.unique(np.array(numbers, np.int64), return_counts=True)

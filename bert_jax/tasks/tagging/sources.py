@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import Origin, TaggedExample
-from bert_jax.tasks.problems import MissingColumn, Problems, text_lines
+from bert_jax.tasks.examples import MissingColumn, Origin, Problems, TaggedExample, text_lines
 from bert_jax.tasks.tables import TableFormat, read_rows
 
 _DOCUMENT = ("-DOCSTART-", "# newdoc")
@@ -35,13 +34,10 @@ def read_columns(
     spaces; otherwise runs of spaces do. Quotes mean nothing, and no other character separates: a
     no-break space is part of a word.
 
-    Args:
-        path: the file, UTF-8.
-        token_column: column of the word, from 1; from -1 backwards.
-        tag_column: column of the tag, likewise; None reads no tags.
-        token_prefix: required beginning of each word, which is removed.
-        comment: beginning of the lines to skip, such as `# ` (unsafe where it may be a word:
-            CoNLL-2003 has `#` among its words).
+    Columns of words and tags count from 1, or from -1 backwards; without a `tag_column` no tags are
+    read. Each word must begin with `token_prefix`, which is removed. Lines that begin with
+    `comment`, such as `# `, are skipped (unsafe where it may be a word: CoNLL-2003 has `#` among
+    its words).
 
     Raises:
         UserError: no such file or not UTF-8; no words; columns that are not there; and, all in one

@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaggingConfig
-from bert_jax.tasks.examples import Data, LabelSet, TaggedExample, file_name, listed
-from bert_jax.tasks.problems import MissingColumn
+from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TaggedExample, file_name, listed
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.tagging.metrics import entity_report, entity_scores, tag_mistakes, tag_report
 from bert_jax.tasks.tagging.schemes import (

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Int32, Integer
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, listed
-from bert_jax.tasks.problems import counted
+from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, counted, listed
 from bert_jax.tasks.rows import NO_LABEL
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 

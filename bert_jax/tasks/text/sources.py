@@ -9,10 +9,9 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import GlueConfig, TableConfig
-from bert_jax.tasks.examples import Data, LabelSet, TextExample
+from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TextExample
 from bert_jax.tasks.glue import TASKS, GlueTask, glue_task
 from bert_jax.tasks.overlap import deal, example_key, joined, strata
-from bert_jax.tasks.problems import MissingColumn
 from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_texts
 
@@ -20,11 +19,7 @@ from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_tex
 
 
 def open_table(config: TableConfig) -> list[Data[TextExample]]:
-    """Read training and dev data; dev has the labels of the training file.
-
-    Raises:
-        UserError: a file cannot be read or has no labels; a label that train does not have.
-    """
+    """Read training and dev data; dev has the labels of the training file."""
     train = config.source("train")
     data = read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
@@ -189,11 +184,7 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
 
 
 def read_glue_tfds(name: str, split: str) -> Data[TextExample]:
-    """Read a split that TensorFlow Datasets has prepared, in its stored order.
-
-    Raises:
-        UserError: no such task or split, the data set is not prepared, or rows are wrong.
-    """
+    """Read a split that TensorFlow Datasets has prepared, in its stored order."""
     task = _task_with(name, split)
     config, text, text_pair = task.tfds
     source = f"tfds:glue/{config}:{split.replace('dev', 'validation')}"

@@ -8,8 +8,16 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, file_name
-from bert_jax.tasks.problems import MissingColumn, Problems, counted
+from bert_jax.tasks.examples import (
+    Data,
+    LabelSet,
+    MissingColumn,
+    Origin,
+    Problems,
+    TextExample,
+    counted,
+    file_name,
+)
 from bert_jax.tasks.tables import read_rows
 
 ScoreRange = tuple[float, float]
@@ -29,15 +37,13 @@ def read_texts(
     """Read texts and their labels.
 
     Args:
-        source: a CSV, TSV, JSON lines or parquet file, or `tfds:NAME:SPLIT`.
+        source: a file of any format of `TableFormat`, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
-        labels: the classes, for example the training file's; None takes the classes of the file, in
-            numerical order where all are whole numbers, else sorted as text.
+        labels: the classes; None takes the classes of the file, see `LabelSet.of`.
         labelled: False leaves the labels out.
         score_range: lowest and highest valid score; None permits any finite number.
-        more: other columns.
-        texts_of: function from a row's origin and its values of these columns to
-            `TextExample.more`.
+        more: other columns, from which `texts_of` makes `TextExample.more` of a row.
+        texts_of: function of a row's origin and its values of these columns.
 
     Raises:
         UserError: the file or a column cannot be read, or rows are wrong: the first five are named

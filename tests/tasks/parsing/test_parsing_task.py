@@ -15,7 +15,7 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.parsing.sources import read_sentences
+from bert_jax.tasks.parsing.trees import read_sentences
 from bert_jax.tasks.rows import NO_LABEL
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "parsing"
