@@ -29,8 +29,7 @@ def read_choices(
 
     table = TableConfig(text=config.text, label=config.label, id=config.id, format=config.format)
     labels = LabelSet(config.names)
-    data: Data[TextExample] = read(source, table, labels, more=columns, texts_of=choices, **options)
-    return data
+    return read(source, table, labels, more=columns, texts_of=choices, **options)
 
 
 class ChoiceSplit(Split):

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import EMBEDDING_METRICS, EmbeddingTaskConfig, PairKind, TableConfig
 from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
+from bert_jax.tasks.overlap import held_out
 from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
 from bert_jax.tasks.rows import Rows
@@ -108,17 +109,11 @@ def text_key(text: str) -> bytes:
 def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
     """Hold out some documents with all their rows; for kinds classes and texts, some texts."""
     keys = [text_key(each.text_pair or each.text) for each in data.examples]
-    ranked = sorted(set(keys))
-    if len(ranked) < 4:
-        raise UserError(
-            f"{source} has {len(ranked)} distinct documents; at least 4 are needed to hold some "
-            "out. Name a second file in task.dev"
-        )
-    chosen = set(ranked[: min(max(2, math.ceil(rate * len(ranked))), len(ranked) - 2)])
-    pairs = list(zip(data.examples, keys, strict=True))
+    held = held_out(source, keys, rate, 2, "documents")
+    pairs = list(zip(data.examples, held, strict=True))
     train, dev = (
-        replace(data, examples=[each for each, key in pairs if (key in chosen) == held])
-        for held in (False, True)
+        replace(data, examples=[each for each, mine in pairs if mine == part])
+        for part in (False, True)
     )
     note = f"{source}: {len(dev.examples):,} of {len(keys):,} rows are held out as dev"
     dev = replace(dev, warnings=())

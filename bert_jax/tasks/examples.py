@@ -11,6 +11,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from bert_jax.errors import UserError, nearest
 from bert_jax.files.untrusted.whole_file import read_text
 
+SHOWN = 5
+"""Number of lines that a message names; the rest are counted."""
+MAX_BYTES = 512 << 20
+"""Largest file of tagged or parsed words."""
 Example = TypeVar("Example", bound=Any)
 
 
@@ -209,14 +213,6 @@ def file_name(source: str) -> str:
     return source if source.startswith("tfds:") else Path(source).name
 
 
-SHOWN = 5
-"""Number of lines that a message names; the rest are counted."""
-
-
-MAX_BYTES = 512 << 20
-"""Largest file of tagged or parsed words."""
-
-
 class MissingColumn(UserError):
     """A table lacks `column`."""
 
@@ -245,8 +241,7 @@ class Problems:
         if self.count == 1:
             raise UserError(self._first[0])
         if self.count:
-            more = self.count - len(self._first)
-            rest = [f"and {more:,} more"] if more else []
+            rest = [f"and {self.count - SHOWN:,} more"] if self.count > SHOWN else []
             lines = "\n  ".join([*self._first, *rest])
             raise UserError(f"{self._path}: {self.count:,} {self._what} are wrong:\n  {lines}")
 

@@ -118,8 +118,7 @@ class TaskConfig(Bounded, section="task"):
     def with_folds(self) -> "TaskConfig":
         """Return the task with all training data, from which folds can be held out.
 
-        Raises:
-            UserError: The task names dev data, or its scores need all dev data at once.
+        A `UserError` where it names dev data, or its scores need all dev data at once.
         """
         return self
 
@@ -139,9 +138,8 @@ class TaskConfig(Bounded, section="task"):
         if not value:
             what = self.FILES
             if field == "dev":
-                what = (
-                    what.replace("a file", "a second file") + ", to choose the best checkpoint by"
-                )
+                second = what.replace("a file", "a second file")
+                what = f"{second}, to choose the best checkpoint by"
             raise UserError(f"task.{field} is empty; name {what}")
         return value
 

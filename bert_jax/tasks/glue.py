@@ -17,12 +17,11 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.fields import ProblemType, TaskConfig
 from bert_jax.tasks.skew import SkewConfig
 
-_SPLITS, _MNLI_SPLITS = (
-    {split: f"{split}.tsv" for split in splits.split()}
-    for splits in (
-        "train dev test", "train dev_matched dev_mismatched test_matched test_mismatched"
-    )
-)  # fmt: skip
+_SPLITS = {split: f"{split}.tsv" for split in ("train", "dev", "test")}
+_MNLI_SPLITS = {
+    split: f"{split}.tsv"
+    for split in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
+}
 _DIGITS = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")

@@ -1,6 +1,7 @@
 """Examples that share texts, and folds that keep such examples together."""
 
 import hashlib
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -8,6 +9,10 @@ import numpy as np
 from jaxtyping import Int64
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+
+from bert_jax.errors import UserError
+
+_BINS = 5  # of scores: as many of each are in every part
 
 Texts = Sequence[tuple[str, ...]]
 """Texts of each example, as `Split.texts` returns them."""
@@ -42,9 +47,6 @@ def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
     )
 
 
-_BINS = 5  # of scores: as many of each are in every part
-
-
 def strata(labels: Sequence[Any]) -> list[Hashable]:
     """Return the stratum of each example: its label, or the quintile of a numeric label."""
     if not all(isinstance(label, float) for label in labels):
@@ -66,6 +68,22 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
     edges = (np.ones(len(examples), bool), (examples, np.concatenate(nodes)))
     _, found = connected_components(coo_array(edges, shape=(total, total)), directed=False)
     return found[:count].astype(np.int64)
+
+
+def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
+    """Choose a share of the distinct keys of a file, at least `least`, whatever their order.
+
+    A `UserError` where as many could not stay; `what` is the noun for the keys.
+    """
+    ranked = sorted(set(keys))
+    if len(ranked) < 2 * least:
+        raise UserError(
+            f"{path} has {len(ranked)} distinct {what}; at least {2 * least} are needed to hold "
+            f"{'one' if least == 1 else 'some'} out. Name a second file in task.dev"
+        )
+    count = min(max(least, math.ceil(rate * len(ranked))), len(ranked) - least)
+    chosen = set(ranked[:count])
+    return [key in chosen for key in keys]
 
 
 def deal(

@@ -1,6 +1,5 @@
 """Readers of texts with labels: tables, and the tasks of GLUE."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -11,7 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import GlueConfig, TableConfig
 from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TextExample
 from bert_jax.tasks.glue import TASKS, GlueTask, glue_task
-from bert_jax.tasks.overlap import deal, example_key, joined, strata
+from bert_jax.tasks.overlap import deal, example_key, held_out, joined, strata
 from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_texts
 
@@ -34,8 +33,10 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
     Where there are groups, rows of a group do, too, and both parts have the same mix of labels.
     """
     keys = [example_key(example.texts) for example in data.examples]
-    choose = _of_groups if config.group else _of_texts
-    held = choose(path, data, keys, config)
+    if config.group:
+        held = _of_groups(path, data, keys, config)
+    else:
+        held = held_out(path, keys, config.dev_rate, 1, "text")
     dev, train = (
         tuple(e for e, mine in zip(data.examples, held, strict=True) if mine == part)
         for part in (True, False)
@@ -50,20 +51,6 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
     return [Data("train", train, data.labels, tuple(notes)), Data("dev", dev, data.labels)]
-
-
-def _of_texts(
-    path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
-) -> list[bool]:
-    """Choose the rows to hold out, only by their texts."""
-    ranked = sorted(set(keys))
-    if len(ranked) < 2:
-        raise UserError(
-            f"{path} has {len(ranked)} distinct text; at least 2 are needed to hold one out. Name "
-            "a second file in task.dev"
-        )
-    chosen = set(ranked[: min(math.ceil(config.dev_rate * len(ranked)), len(ranked) - 1)])
-    return [key in chosen for key in keys]
 
 
 def _of_groups(

@@ -118,23 +118,18 @@ def read_texts(
 
 
 def read_other_texts(
-    source: str,
-    table: TableConfig,
-    labels: LabelSet | None,
-    *,
-    labelled: bool = True,
-    **options: Any,
+    source: str, table: TableConfig, labels: LabelSet | None, **options: Any
 ) -> Data[TextExample]:
     """Read a table that may lack the column of the label; a warning then says so.
 
     The table may lack the column of the group, too; `options` go to `read_texts`.
     """
     try:
-        return read_texts(source, table, labels, labelled=labelled, **options)
+        return read_texts(source, table, labels, **options)
     except MissingColumn as error:
         if table.group and error.column == table.group:
             table = replace(table, group="")
-            return read_other_texts(source, table, labels, labelled=labelled, **options)
+            return read_other_texts(source, table, labels, **options)
         if error.column not in (table.label_columns or (table.label,)):
             raise
         data = read_texts(source, table, labels, **{**options, "labelled": False})
