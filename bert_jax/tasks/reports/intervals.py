@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, logit, stdtrit
-from scipy.stats import binomtest
 
 from bert_jax.hashing import below, hash_key, hash_u64
 
@@ -82,6 +81,8 @@ def means(names: Sequence[str], each: np.ndarray) -> Score:
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
     """Return the intervals of our scores, or of our scores less theirs on the same examples."""
+    from scipy.stats import binomtest  # takes half a second, which answers need not pay
+
     _, unit = np.unique(ours.units, return_inverse=True)
     count = int(unit.max()) + 1
 

@@ -1,28 +1,27 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
 from bert_jax.tasks.examples import Data, Question
 from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.reports.classes import most_confident, share, shortened
+from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.squad.answers import (
-    Prediction,
-    answer_files,
-    answer_report,
-    best_threshold,
-    find_answers,
-)
-from bert_jax.tasks.squad.metrics import best_scores, score
+from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
+from bert_jax.tasks.squad.metrics import SquadRules, best_scores, normalized_words, score
 from bert_jax.tasks.squad.sources import question_name, read_squad
 from bert_jax.tasks.squad.windows import build_windows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 
 _THRESHOLD = "null_threshold"
+_NAMES = ("exact", "f1")
+_ASKING = ("what", "who", "whose", "whom", "when", "where", "which", "why", "how")
 
 
 class SpanSplit(Split):
@@ -161,3 +160,105 @@ def _saved_threshold(scores: Mapping[str, float]) -> float:
             "evaluate the model on a file with answers first"
         )
     return scores[_THRESHOLD]
+
+
+# Reports: kinds of questions, and mistakes
+
+
+def answer_report(
+    questions: Sequence[Question],
+    predictions: Sequence[Prediction],
+    threshold: float | None,
+    rules: SquadRules,
+    units: np.ndarray,
+) -> tuple[Grounds, dict[str, Any]]:
+    """Return the data for intervals, and the details of a report.
+
+    Questions have reference answers and a prediction each, in the same order; `units` are the
+    numbers of their paragraphs. Above the threshold of the null odds there is no answer; None:
+    always an answer.
+    """
+    texts = [each.text(threshold) for each in predictions]
+    each = 100.0 * np.array(
+        [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]
+    )
+    has = np.array([bool(question.answers) for question in questions])
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        found = dict(means(_NAMES, each)(w))
+        for name, held in (("f1_answerable", has), ("f1_unanswerable", ~has)):
+            if has.any() and not has.all():
+                found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
+        return found
+
+    groups = [
+        row
+        for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
+        for row in _groups(questions, each, units, what, name_of)
+    ]
+    return Grounds(score, units, each[:, 1] / 100, most=100.0), {
+        "groups": groups,
+        "mistakes": _mistakes(questions, predictions, texts, each[:, 1], threshold),
+    }
+
+
+def _asks(question: Question) -> str:
+    """Return the question word; other where there is none."""
+    words = normalized_words(question.question)
+    return next((word for word in words if word in _ASKING), "other")
+
+
+def _kind_of_answer(question: Question) -> str:
+    """Classify the first reference: with digits, else by its length in words."""
+    if not question.answers:
+        return "no answer"
+    text = question.answers[0].text
+    words = len(text.split())
+    if any(letter.isdigit() for letter in text):
+        return "with digits"
+    return "1 word" if words < 2 else "2 or 3 words" if words < 4 else "4 words or more"
+
+
+def _groups(
+    questions: Sequence[Question], each: np.ndarray, units: np.ndarray, what: str,
+    name_of: Callable[[Question], str],
+) -> list[dict[str, Any]]:  # fmt: skip
+    names = np.array([name_of(question) for question in questions])
+    found = []
+    for name in sorted(set(names.tolist()), key=lambda name: (-(names == name).sum(), name)):
+        own = each[names == name]
+        grounds = Grounds(means(_NAMES, own), units[names == name], own[:, 1] / 100, most=100.0)
+        found.append({
+            "by": what, "group": name, "questions": len(own), "exact": float(own[:, 0].mean()),
+            "f1": float(own[:, 1].mean()),
+            "f1_interval": intervals(grounds).found.get("f1"),
+        })  # fmt: skip
+    return found
+
+
+def _mistakes(
+    questions: Sequence[Question],
+    predictions: Sequence[Prediction],
+    texts: Sequence[str],
+    f1: np.ndarray,
+    threshold: float | None,
+) -> list[dict[str, Any]]:
+    sure = np.zeros(len(questions))
+    for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
+        candidates = list(prediction.candidates)
+        if threshold is not None:
+            candidates.append(prediction.null)
+        scores = softmax([candidate.score for candidate in candidates])
+        said = {candidate.text: p for candidate, p in zip(candidates, scores, strict=True)}
+        sure[number] = said[text]
+    return [
+        {
+            "id": questions[n].id,
+            "text": shortened(questions[n].question),
+            "context": shortened(questions[n].context),
+            "label": list(dict.fromkeys(answer.text for answer in questions[n].answers or ())),
+            "predicted": texts[n],
+            "probability": share(sure[n]),
+        }
+        for n in most_confident(f1 == 0, sure)
+    ]

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 from scipy.special import expit, softmax
-from scipy.stats import pearsonr, spearmanr
 
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.reports.classes import (
@@ -67,11 +66,15 @@ def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Return the linear correlation of scores; NaN where either side is constant or not finite."""
+    from scipy.stats import pearsonr  # takes half a second, which other scores need not pay
+
     return _correlation(pearsonr, labels, predictions)
 
 
 def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Return the correlation of ranks; infinite scores have ranks, NaN as for `pearson`."""
+    from scipy.stats import spearmanr
+
     return _correlation(spearmanr, labels, predictions)
 
 
