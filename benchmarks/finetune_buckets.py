@@ -123,7 +123,7 @@ def per_batch_tokens(lengths: Any, batch_size: int) -> int:
 
 def measure(name: str, options: argparse.Namespace) -> float:
     """Prints the table of one data set and returns the gain of buckets over padding to 128."""
-    from bert_jax.tasks.batches import TrainBatches, choose_buckets
+    from bert_jax.tasks.rows import TrainBatches, choose_buckets
 
     task, tokenizer = open_data(name, options.data)
     rows = task.train_split().rows

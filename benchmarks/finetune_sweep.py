@@ -84,8 +84,7 @@ class Side:
         from bert_jax.model.config import SIZES
         from bert_jax.model.task_heads import TaskHeadConfig
         from bert_jax.objectives.task import TaskObjective
-        from bert_jax.tasks.batches import TrainBatches
-        from bert_jax.tasks.rows import Rows
+        from bert_jax.tasks.rows import Rows, TrainBatches
         from bert_jax.training.steps.optim import OptimizerConfig
         from bert_jax.training.steps.state import StepConfig
         from bert_jax.training.steps.step import make_train_step

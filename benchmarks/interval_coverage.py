@@ -19,8 +19,8 @@ import numpy as np
 
 from bert_jax.tasks.reports.classes import class_statistic
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
-from bert_jax.tasks.tagging.report import entity_report
-from bert_jax.tasks.text.report import text_grounds
+from bert_jax.tasks.tagging.metrics import entity_report
+from bert_jax.tasks.text.metrics import text_grounds
 from bert_jax.tasks.translation import bleu, chrf
 from bert_jax.training.sweep.intervals import student_interval
 

@@ -71,10 +71,10 @@ def write_pairs(path: Path, collection: Collection) -> None:
 
 
 def squad_sets(squad: Path, out: Path) -> Iterator[str]:
-    train = to_paragraphs(read_squad(squad / "train-v1.1-part.json").questions)
-    english = read_squad(squad / "xquad.en.json").questions
+    train = to_paragraphs(read_squad(squad / "train-v1.1-part.json").examples)
+    english = read_squad(squad / "xquad.en.json").examples
     test = to_paragraphs(english)
-    dev_questions = read_squad(squad / "dev-v2.0.json", misplaced="keep").questions
+    dev_questions = read_squad(squad / "dev-v2.0.json", misplaced="keep").examples
     dev = to_paragraphs(
         each
         for each in dev_questions
@@ -83,7 +83,7 @@ def squad_sets(squad: Path, out: Path) -> Iterator[str]:
     overlap = train.documents.keys() & (test.documents.keys() | dev.documents.keys())
     if overlap:
         raise SystemExit(f"{len(overlap)} training paragraphs have test questions")
-    others = {each.context for each in read_squad(squad / "test-v2.0.json").questions}
+    others = {each.context for each in read_squad(squad / "test-v2.0.json").examples}
     write_collection(
         out / "squad", {"train": train, "dev": dev, "test": with_documents(test, sorted(others))}
     )
@@ -91,7 +91,7 @@ def squad_sets(squad: Path, out: Path) -> Iterator[str]:
     yield f"squad: {len(train.queries)} training, {len(dev.queries)} dev, {len(test.queries)} test"
     contexts = {each.id: each.context for each in english}
     for language in LANGUAGES:
-        theirs = read_squad(squad / f"xquad.{language}.json").questions
+        theirs = read_squad(squad / f"xquad.{language}.json").examples
         foreign = Collection(
             test.documents,
             {each.id: each.question for each in theirs},

@@ -31,7 +31,7 @@ Pairs = Sequence[tuple[str, str]]
 def read_pairs(path: Path) -> Pairs:
     from bert_jax.tasks.squad.sources import read_squad
 
-    found = read_squad(path, misplaced="keep").questions
+    found = read_squad(path, misplaced="keep").examples
     return list(dict.fromkeys((each.question, each.context) for each in found))
 
 

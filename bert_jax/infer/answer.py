@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
+from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import Origin, Question
-from bert_jax.tasks.kinds.squad import WindowOptions
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.squad.answers import Prediction, find_answers
 from bert_jax.tasks.squad.windows import SquadWindows, build_windows

@@ -28,8 +28,7 @@ from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.translate import best_tokens, decoded
 from bert_jax.model.heads import layer_outputs
 from bert_jax.model.seq2seq.network import Side
-from bert_jax.tasks.batches import eval_batches
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.rows import Rows, eval_batches
 from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int64
 
-from bert_jax.tasks.batches import eval_batches
-from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tasks.rows import Batch, Rows, eval_batches
 
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 """Rows are padded to the next of these, and to no more than the model's positions."""

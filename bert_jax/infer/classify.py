@@ -10,8 +10,7 @@ from typing_extensions import override
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
 from bert_jax.tasks.examples import Origin, TextExample
-from bert_jax.tasks.long_texts import CUT, LongTexts
-from bert_jax.tasks.text.rows import text_rows
+from bert_jax.tasks.long_texts import CUT, LongTexts, text_rows
 
 
 class TextPredictor(Predictor[TextExample]):

@@ -13,8 +13,7 @@ from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.errors import UserError
 from bert_jax.infer.batching import MAX_TOKENS, row_batches
 from bert_jax.infer.forward import task_logits
-from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.problems import SHOWN
+from bert_jax.tasks.examples import SHOWN, Origin
 from bert_jax.tasks.rows import Batch, Rows
 
 Answer = dict[str, Any]

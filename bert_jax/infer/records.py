@@ -16,10 +16,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.compressed import decompress, plain_suffix
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.untrusted.whole_file import decode_text
-from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.problems import MissingColumn
-from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.tasks.tables.files import read_rows
+from bert_jax.tasks.examples import MissingColumn, Origin
+from bert_jax.tasks.tables import TableFormat, read_rows
 
 STDIN = "-"
 Format = Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"]
@@ -117,7 +115,7 @@ def read_records(
     names, more = names or {}, more or {}
     format = format_of(source, format)
     if format in ("csv", "tsv", "json", "parquet"):
-        table = replace(table or TableFormat(), kind="jsonl" if format == "json" else format)
+        table = replace(table or TableFormat(), format="jsonl" if format == "json" else format)
         yield from _rows(source, table, fields, names, more)
         if os.path.isfile(source):
             read(os.path.getsize(source))

@@ -1,20 +1,393 @@
-"""The section `task` of a fine-tuning run, and the kinds of tasks that it can name."""
+"""The section `task` of a fine-tuning run: the kinds of tasks, and the fields of each."""
 
-from bert_jax.tasks.kinds.choice import ChoiceConfig
-from bert_jax.tasks.kinds.embedding import EmbeddingTaskConfig
-from bert_jax.tasks.kinds.fields import TaskConfig
-from bert_jax.tasks.kinds.glue import GlueConfig
-from bert_jax.tasks.kinds.parsing import ParsingConfig
-from bert_jax.tasks.kinds.squad import SquadConfig
-from bert_jax.tasks.kinds.table import TableConfig
-from bert_jax.tasks.kinds.tagging import TaggingConfig
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+from typing_extensions import override
+
+from bert_jax.config.bounds import AtLeast, Bounded, Count, Distinct, Natural, Or
+from bert_jax.errors import UserError
+from bert_jax.tasks.fields import FileTaskConfig, ProblemType, WrittenConfig
+from bert_jax.tasks.fields import TaskConfig as TaskConfig
+from bert_jax.tasks.glue import GlueConfig as GlueConfig
+from bert_jax.tasks.long_texts import LongTexts, Pooling
+from bert_jax.tasks.skew import SkewConfig
+from bert_jax.tokenization.tokenizer import MAX_SPECIAL
+
+METRICS: dict[ProblemType, tuple[str, ...]] = {
+    "single_label": ("accuracy", "f1", "macro_f1", "matthews"),
+    "multi_label": ("f1", "macro_f1", "accuracy"),
+    "regression": ("pearson", "spearman"),
+}
+"""Metrics that can choose a checkpoint, the default first."""
+_SEVERAL = "which is for several labels a row (task.problem_type='multi_label')"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig(SkewConfig, WrittenConfig):
+    """A table of texts with labels.
+
+    A column is a name; without a header, its number from 1.
+    """
+
+    FILES: ClassVar = "a file with texts and labels (.csv, .tsv, .jsonl, .parquet)"
+    RENAMED: ClassVar = {"kind": "problem_type"}
+
+    problem_type: ProblemType = "single_label"
+    """Kind of prediction for a row: one label, any number of labels, or a number."""
+    text: str = "text"
+    """Column of the text."""
+    text_pair: str = ""
+    """Column of the second text of a pair; empty: there is none."""
+    label: str = "label"
+    """Column of the label."""
+    label_columns: tuple[str, ...] = ()
+    """Columns of 0 and 1, one for each label, in place of `label` (multi_label)."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels in the order of the model's outputs; empty: the sorted labels of the
+    training file."""
+    separator: str = ","
+    """Separator between the labels of a row (multi_label)."""
+    group: str = ""
+    """Column of a group, such as an author or a document: rows of one group are held out together,
+    with the same mix of labels in both parts. Empty: only rows with the same text stay together."""
+    empty: Literal["fail", "skip", "keep"] = "keep"
+    """Treatment of rows with an empty text; a warning counts the rows skipped or kept."""
+    long: Literal["cut", "head_tail", "windows"] = "cut"
+    """Treatment of texts of more than task.max_length tokens. cut: read the beginning. head_tail:
+    read the beginning, a quarter of the row, and the end (Sun et al. 2019). windows: read
+    everything in overlapping rows; each row of a pair has a part of the longer text and all of the
+    other text, up to half a row. Each window learns its text's label; all windows of a text weigh
+    as much as one row."""
+    window_pooling: Pooling = "mean"
+    """Logits of a text in windows: the mean over windows, the highest logit of each class, or the
+    mean of the first and the last window (long=windows)."""
+    window_stride: Natural = 0
+    """Tokens from one window to the next, at most a window; 0: half a window (long=windows)."""
+    calibrate: bool = False
+    """Whether to divide logits by the temperature with the least log loss on the dev data, which
+    makes probabilities match the shares of right answers (Guo et al. 2017). Predicted classes do
+    not change."""
+    thresholds: Literal["half", "tuned"] = "half"
+    """Least probability of a predicted label (multi_label). half: 0.5. tuned: for each label, the
+    threshold with its highest F1 on the dev data."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not apply to the kind of prediction."""
+        super().__post_init__()
+        kind, several = self.problem_type, self.problem_type == "multi_label"
+        if number := kind == "regression":
+            self.check_has_classes("task.problem_type 'regression'")
+        windowed = self.window_stride or self.window_pooling != "mean"
+        for is_wrong, message in (
+            (number and self.calibrate, "calibrate is set, but a regression has no probabilities"),
+            (number and self.window_pooling == "max",
+             "window_pooling is 'max', the highest logit of each class, but a regression has none; "
+             "choose mean or first_last"),
+            (number and self.labels, f"labels is {self.labels}, but a regression has none"),
+            (kind == "single_label" and len(self.labels) == 1,
+             f"labels is {self.labels}; at least 2 are needed to choose"),
+            (self.label_columns and self.labels,
+             "labels is set, but task.label_columns names the labels"),
+            (self.label_columns and not several,
+             f"label_columns is {self.label_columns}, {_SEVERAL}, not {kind!r}"),
+            (several and not self.separator.strip(),
+             f"separator is {self.separator!r}; a mark is needed"),
+            (self.thresholds != "half" and not several,
+             f"thresholds is {self.thresholds!r}, {_SEVERAL}, not {kind!r}"),
+            (self.long != "windows" and windowed,
+             f"window_pooling or task.window_stride is set, but task.long is {self.long!r}; set "
+             "task.long to 'windows', or leave them out"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise UserError(f"task.{message}" + ("" if ";" in message else "; leave it out"))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics of the kind of prediction; f1 is for two labels."""
+        return METRICS[self.problem_type]
+
+    @property
+    def long_texts(self) -> LongTexts:
+        """Treatment of texts with more tokens than a row."""
+        return LongTexts(self.long, self.window_pooling, self.window_stride)
+
+
+PairKind = Literal["pairs", "scores", "classes", "texts"]
+
+RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@100", "map")
+EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
+    "pairs": RANKING_METRICS, "scores": ("spearman", "pearson"), "classes": RANKING_METRICS,
+    "texts": RANKING_METRICS,
+}  # fmt: skip
+"""Metrics that can choose a checkpoint, the default first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingTaskConfig(WrittenConfig):
+    """Texts that belong together.
+
+    A column is a name; without a header, its number from 1.
+    """
+
+    LENGTH: ClassVar = 256
+    FILES: ClassVar = "a file of texts (.csv, .tsv, .jsonl, .parquet)"
+    RENAMED: ClassVar = {"kind": "rows", "dev_kind": "dev_rows"}
+
+    kind: str = "embedding"
+    rows: PairKind = "pairs"
+    """Content of a row. pairs: a query and a document that answers it, with hard negatives where
+    `negatives` names columns. scores: two texts and their similarity. classes: a text and its
+    class. texts: one text, which is compared with itself under other dropout (SimCSE)."""
+    dev_rows: Literal["auto", "pairs", "scores"] = "auto"
+    """Rows of the dev and test files where `rows` is pairs, scores or texts. auto: as `rows`; for
+    texts, the first half of each text searches for the second half."""
+    query: str = "query"
+    """Column of the query, or of the first text (pairs, scores)."""
+    document: str = "document"
+    """Column of the document, or of the second text (pairs, scores)."""
+    negatives: tuple[str, ...] = ()
+    """Columns of documents that do not answer the query (pairs): a text, nothing, or in JSON lines
+    and parquet also a list of texts."""
+    max_negatives: Count = 8
+    """Number of hard negatives read from a row, from the first on. Every row of a batch takes the
+    space of the row with the most negatives."""
+    score: str = "score"
+    """Column of the score: the higher, the more alike (scores)."""
+    text: str = "text"
+    """Column of the text (classes, texts)."""
+    label: str = "label"
+    """Column of the class (classes)."""
+    query_prefix: str = ""
+    """Text put before each query, in training and in every later use, such as "query: "."""
+    document_prefix: str = ""
+    """Text put before each document, and before each text of rows classes and texts."""
+    max_query: Annotated[int, AtLeast(8), Or(0)] = 0
+    """Largest number of tokens in a query, special tokens included; 0: `task.max_length`, the limit
+    of a document. Where queries are short, a low number saves time."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not apply to the kind of rows."""
+        super().__post_init__()
+        if self.negatives and self.rows != "pairs":
+            raise UserError(
+                f"task.negatives is {self.negatives}; only pairs have hard negatives, and "
+                f"task.rows is {self.rows!r}"
+            )
+        if self.dev_rows != "auto" and (self.rows == "classes" or not self.dev):
+            reason = "task.rows is 'classes'" if self.rows == "classes" else "dev names no file"
+            raise UserError(f"task.dev_rows is {self.dev_rows!r}, and {reason}; leave it at 'auto'")
+
+    @property
+    def kind_of_dev(self) -> PairKind:
+        """Kind of the dev rows."""
+        return self.rows if self.dev_rows == "auto" else self.dev_rows
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics of the dev rows."""
+        return EMBEDDING_METRICS[self.kind_of_dev]
+
+    @property
+    def query_length(self) -> int:
+        """Largest number of tokens in a query, special tokens included."""
+        return min(self.max_query or self.length, self.length)
+
+    def with_folds(self) -> TaskConfig:
+        """Refuse folds."""
+        raise UserError(
+            f"task.folds is {self.folds}, but embeddings are scored by a search among all dev "
+            "texts, not example by example; leave folds out, and name task.dev"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceConfig(FileTaskConfig):
+    """Texts with several continuations, one of them right; the default columns are SWAG's.
+
+    Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
+    """
+
+    FILES: ClassVar = "a file of texts with choices (.csv, .tsv, .jsonl, .parquet)"
+    METRICS: ClassVar = ("accuracy",)
+
+    kind: str = "choice"
+    text: str = "sent1"
+    """Column of the text, a context or a question."""
+    beginning: str = "sent2"
+    """Column of a text that all choices begin with; empty: there is none."""
+    choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
+    """Columns of the choices, in their order."""
+    label: str = "label"
+    """Column of the right choice: its number from 0, or a name of `labels`."""
+    labels: tuple[str, ...] = ()
+    """Names of the choices in the column of the label, such as A,B,C,D; empty: 0, 1, ..."""
+    id: str = ""
+    """Column that names the rows; empty numbers them from 0."""
+    format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
+    """Format of the files; auto goes by the suffix."""
+
+    def __post_init__(self) -> None:
+        """Refuse `labels` unless they have exactly one name for each choice."""
+        super().__post_init__()
+        if self.labels and len(set(self.labels)) != len(self.choices):
+            raise UserError(
+                f"task.labels is {self.labels}; {len(self.choices)} names are needed, one for each "
+                "of task.choices"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the choices in the column of the label."""
+        return self.labels or tuple(map(str, range(len(self.choices))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadConfig(FileTaskConfig):
+    """Questions about texts, in SQuAD's JSON."""
+
+    LENGTH: ClassVar = 384
+    FILES: ClassVar = "a file in SQuAD's JSON"
+    METRICS: ClassVar = ("f1", "exact")
+
+    kind: str = "squad"
+    misplaced: Literal["fail", "skip", "keep"] = "fail"
+    """Treatment of answers that are not at their offset: fail, skip them, or keep them only for the
+    scores. A warning counts the answers skipped or kept."""
+    stride: Natural = 0
+    """Tokens from one window of a long text to the next; 0: a third of max_length."""
+    max_question: Count = 64
+    """Largest number of tokens in a question; longer questions are cut and counted in a warning."""
+    num_best: Count = 20
+    """Number of candidates kept for each question."""
+    max_answer_tokens: Count = 30
+    """Largest number of tokens in an answer."""
+    rules: Literal["auto", "v1.1", "v2.0"] = "auto"
+    """Scoring rules; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
+
+    def __post_init__(self) -> None:
+        """Refuse windows that leave tokens out."""
+        super().__post_init__()
+        _ = self.windows  # refuses its own errors
+
+    @property
+    def windows(self) -> "WindowOptions":
+        """Lengths of the windows of questions and contexts."""
+        try:
+            return WindowOptions(self.length, self.stride or self.length // 3, self.max_question)
+        except UserError as error:
+            raise UserError(f"task: {error}") from None
+
+    @override
+    def fitted(self, max_positions: int) -> "SquadConfig":
+        if self.max_length or self.length <= max_positions:
+            return self
+        question = self.max_question
+        if question == SquadConfig.max_question:
+            question = min(question, max_positions // 4)
+        return replace(self, max_length=max_positions, max_question=question)
+
+
+@dataclass(frozen=True)
+class WindowOptions(Bounded):
+    """Lengths of the windows of a long context, in tokens; the defaults are `run_squad.py`'s.
+
+    Raises:
+        UserError: a length below 1, or lengths with which windows leave tokens out.
+    """
+
+    max_length: Count = 384
+    """Tokens of a whole row, special tokens included."""
+    stride: Count = 128
+    """Tokens from the start of a window to the start of the next. (`transformers` uses this name
+    for the overlap.)"""
+    max_question: Count = 64
+    """Largest number of tokens in a question; longer questions are cut and counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        room = self.max_length - self.max_question - MAX_SPECIAL
+        if room < self.stride:
+            raise UserError(
+                f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
+                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), and stride "
+                f"{self.stride} would leave tokens between windows out. Let max_length be at least "
+                f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingConfig(SkewConfig, FileTaskConfig):
+    """Words with tags: named entities, parts of speech."""
+
+    FILES: ClassVar = "a file of words with tags"
+
+    kind: str = "tagging"
+    format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
+    """Format of the files. columns: a word a line, as in CoNLL's files; CoNLL-U is recognised by
+    its columns. conllu: only CoNLL-U. wikiann: en:WORD, tab, tag. rows: lists of words and of tags
+    in JSON lines, parquet or tfds:NAME:SPLIT."""
+    token_column: int = 1
+    """Number of the word's column: from 1, or from -1 backwards (columns)."""
+    tag_column: int = -1
+    """Number of the tag's column: from 1, or from -1 backwards (columns)."""
+    comment: str = ""
+    """Prefix of the lines to skip (columns); empty: no lines are skipped."""
+    conllu_column: Literal["upos", "xpos", "deprel"] = "upos"
+    """Column of the tags (conllu)."""
+    tokens: str = "tokens"
+    """Column of the words (rows)."""
+    tags: str = "tags"
+    """Column of the tags (rows)."""
+    tag_names: tuple[str, ...] = ()
+    """Names of the tags, in the order of their numbers, where tags are numbers (rows)."""
+    labels: tuple[str, ...] = ()
+    """Tags in the order of the model's outputs, entities as IOB2 with O; empty: the tags of the
+    training file. A tag that is not listed counts as a miss in other files."""
+    scheme: Literal["auto", "plain"] = "auto"
+    """Scheme of the tags. auto: detect IOB1, IOB2 and IOBES; anything else is plain. plain: tags
+    are not entities; the metric is accuracy."""
+    lenient: bool = False
+    """Whether to read tags that follow no scheme as the CoNLL script does."""
+    stride: Natural = 0
+    """Sub-words from one window to the next where a sentence is longer than max_length; 0: half of
+    max_length."""
+
+    def __post_init__(self) -> None:
+        """Refuse a stride that leaves words out, and entity options for plain tags."""
+        super().__post_init__()
+        if self.lenient and self.scheme == "plain":
+            raise UserError("task.lenient is about entities, task.scheme is 'plain'; drop one")
+        if not 1 <= self.tag_stride <= self.length - 2:
+            raise UserError(
+                f"task.stride is {self.stride}; it must be from 1 to {self.length - 2}, which is "
+                "task.max_length less 2"
+            )
+
+    @property
+    def tag_stride(self) -> int:
+        """Sub-words from one window of a tagged sentence to the next."""
+        return self.stride or self.length // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsingConfig(FileTaskConfig):
+    """Words with heads and relations, in CoNLL-U.
+
+    Subtypes of relations (nsubj:pass) are learned and written, and do not count in scores.
+    """
+
+    FILES: ClassVar = "a file of trees in CoNLL-U"
+    METRICS: ClassVar = ("las", "uas")
+
+    kind: str = "parsing"
+    labels: tuple[str, ...] = ()
+    """Relations in the order of the model's outputs; empty: the relations of the training file. A
+    relation that is not listed counts as a miss in other files."""
+
 
 TaskConfig.VARIANTS = {
     "glue": GlueConfig, "table": TableConfig, "tagging": TaggingConfig, "squad": SquadConfig,
     "choice": ChoiceConfig, "parsing": ParsingConfig, "embedding": EmbeddingTaskConfig,
 }  # fmt: skip
-
-__all__ = [
-    "ChoiceConfig", "EmbeddingTaskConfig", "GlueConfig", "ParsingConfig", "SquadConfig",
-    "TableConfig", "TaggingConfig", "TaskConfig",
-]  # fmt: skip

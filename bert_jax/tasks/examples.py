@@ -1,11 +1,21 @@
-"""Examples of fine-tuning tasks: texts, tagged sentences, questions; and the names of labels."""
+"""Examples of fine-tuning tasks, names of labels, and the faults of a file in one message."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from bert_jax.errors import UserError, nearest
+from bert_jax.files.untrusted.whole_file import read_text
+
+SHOWN = 5
+"""Number of lines that a message names; the rest are counted."""
+MAX_BYTES = 512 << 20
+"""Largest file of tagged or parsed words."""
+Example = TypeVar("Example", bound=Any)
 
 
 class Origin(NamedTuple):
@@ -28,18 +38,26 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class TextExample:
-    """A text or a pair of texts, to be classified or scored."""
+    """A text or a pair of texts to be classified, scored or embedded, or a text with choices."""
 
     id: str
     """Name of the example in the file, else its number from 0."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | None
-    """Number of a class, a score, or the ascending numbers of all classes that hold (multi-label);
-    None where the file has no labels."""
+    """Number of a class or choice, a score, or the ascending numbers of all classes that hold
+    (multi-label); None where the file has no labels."""
     origin: Origin
     group: str | None = None
     """Group of the example; None where the table has none."""
+
+    more: tuple[str, ...] = ()
+    """Other texts: choices, each with the beginning that all choices share, or hard negatives."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts that are not empty."""
+        return tuple(filter(None, (self.text, self.text_pair, *self.more)))
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,16 @@ class TaggedExample:
     """Place of the first word."""
     document: int = 0
     """Number of the document in the file; 0 for all where the file marks none."""
+
+    @property
+    def texts(self) -> tuple[str]:
+        """The words, joined by spaces."""
+        return (" ".join(self.tokens),)
+
+    @property
+    def label(self) -> tuple[str, ...] | None:
+        """The tags."""
+        return self.tags
 
 
 class Answer(NamedTuple):
@@ -76,6 +104,39 @@ class Question:
     """Reference answers, () where the context does not answer the question; None where the file
     does not say."""
     origin: Origin
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The question and its context."""
+        return self.question, self.context
+
+    @property
+    def label(self) -> tuple[Answer, ...] | None:
+        """The reference answers."""
+        return self.answers
+
+
+@dataclass(frozen=True)
+class Data(Generic[Example]):
+    """Examples of one file."""
+
+    name: str
+    """Name of the file, or of the split."""
+    examples: Sequence[Example]
+    labels: "LabelSet | None" = None
+    """Names of the classes; None for scores, and for examples without labels."""
+    warnings: tuple[str, ...] = ()
+    """Examples that were skipped, or kept although they look wrong, counted, with lines."""
+    submission: tuple[str, str] | None = None
+    """Task and split of GLUE for which the leaderboard takes predictions of these texts."""
+    trains: bool = False
+    """Whether a model learns from them."""
+
+    @cached_property
+    def truth(self) -> list[Any] | None:
+        """Labels of all examples; None unless each has one."""
+        labels = [each.label for each in self.examples]
+        return None if None in labels else labels
 
 
 @dataclass(frozen=True)
@@ -109,12 +170,8 @@ class LabelSet:
     def __len__(self) -> int:
         return len(self.names)
 
-    def id(self, name: str, origin: Origin) -> int:
-        """Return the number of a label that was met at `origin`.
-
-        Raises:
-            UserError: the name is not in this set; the message gives the nearest label.
-        """
+    def id(self, name: str, origin: Origin | str) -> int:
+        """Return the number of a label met at `origin`; a `UserError` gives the nearest label."""
         number = self.find(name)
         if number is None:
             raise UnknownLabel(name, origin, self.names)
@@ -149,3 +206,59 @@ def listed(names: Sequence[str], most: int = 20) -> str:
     """Quote the first `most` names for a message, and count the other names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name[:80]) for name in names[:most]) + more
+
+
+def file_name(source: str) -> str:
+    """Return the name of a file without its directory; the name of a data set is its own."""
+    return source if source.startswith("tfds:") else Path(source).name
+
+
+class MissingColumn(UserError):
+    """A table lacks `column`."""
+
+    def __init__(self, column: str, message: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+class Problems:
+    """Faults of a file, gathered while the file is read; `what` is faulty, in the plural."""
+
+    def __init__(self, path: str, what: str = "rows") -> None:
+        self._path = path
+        self._what = what
+        self._first: list[str] = []
+        self.count = 0
+
+    def add(self, message: str | UserError) -> None:
+        """Add a problem; its message begins with the file and line."""
+        self.count += 1
+        if self.count <= SHOWN:
+            self._first.append(str(message))
+
+    def check(self) -> None:
+        """Raise a `UserError` if there was a problem."""
+        if self.count == 1:
+            raise UserError(self._first[0])
+        if self.count:
+            rest = [f"and {self.count - SHOWN:,} more"] if self.count > SHOWN else []
+            lines = "\n  ".join([*self._first, *rest])
+            raise UserError(f"{self._path}: {self.count:,} {self._what} are wrong:\n  {lines}")
+
+
+def counted(what: str, origins: Iterable[Origin]) -> tuple[str, ...]:
+    """Return a warning for each file of the origins: their number, and the first lines."""
+    found = []
+    for path, group in groupby(sorted(origins), key=attrgetter("path")):
+        lines = list(group)
+        named = ", ".join(f"{each.line}" for each in lines[:SHOWN])
+        unit = f"{lines[0].unit}{'s' if len(lines) > 1 else ''}"
+        more = ", ..." if lines[SHOWN:] else ""
+        found.append(f"{path}: {len(lines):,} {what} ({unit} {named}{more})")
+    return tuple(found)
+
+
+def text_lines(path: Path) -> list[str]:
+    """Read the lines of a UTF-8 file; a carriage return ends a line, too."""
+    text = read_text(path, max_bytes=MAX_BYTES)
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

@@ -8,19 +8,19 @@ test sets have no labels; the leaderboard scores predictions for them, in the fi
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import ClassVar
 
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.fields import ProblemType, TaskConfig
+from bert_jax.tasks.skew import SkewConfig
 
-_SPLITS = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+_SPLITS = {split: f"{split}.tsv" for split in ("train", "dev", "test")}
 _MNLI_SPLITS = {
-    "train": "train.tsv",
-    "dev_matched": "dev_matched.tsv",
-    "dev_mismatched": "dev_mismatched.tsv",
-    "test_matched": "test_matched.tsv",
-    "test_mismatched": "test_mismatched.tsv",
+    split: f"{split}.tsv"
+    for split in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
 }
 _DIGITS = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -135,12 +135,8 @@ def submission_file(
 ) -> tuple[str, str]:
     """Return name and content of a file for the leaderboard: a header, then index and prediction.
 
-    Args:
-        name: name of the task, see `TASKS`.
-        split: a test split.
-        ids: ids of its examples, in any order.
-        predictions: number of the class for each, or the score, which is cut to 0...5 and written
-            with three digits.
+    `ids` of the examples have any order. A prediction is the number of a class, or a score, which
+    is cut to 0...5 and written with three digits.
 
     Raises:
         UserError: not a test split, or not exactly one prediction for each of its rows.
@@ -180,3 +176,66 @@ def _written(file: str, task: GlueTask, prediction: int | float) -> str:
             f"{len(task.written) - 1} ({', '.join(task.labels)})"
         )
     return task.written[int(prediction)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueConfig(SkewConfig, TaskConfig):
+    """A task of GLUE."""
+
+    FILES: ClassVar = "the directory of its TSV files, or say tfds"
+    PATHS: ClassVar = ("test", "data")
+    calibrate: ClassVar[bool] = False
+    thresholds: ClassVar[str] = "half"
+
+    kind: str = "glue"
+    name: str = ""
+    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. A model of mnli
+    predicts the diagnostic set ax."""
+    data: str = ""
+    """Directory of the task's TSV files, or the directory that holds all tasks; tfds: the data set
+    that TensorFlow Datasets has prepared."""
+
+    def __post_init__(self) -> None:
+        """Refuse a task without training data, and options for classes with scores."""
+        super().__post_init__()
+        if self.name and "train" not in glue_task(self.name).files:
+            raise UserError(
+                f"task.name is {self.name!r}, which has no training data; fine-tune mnli and "
+                f"predict {self.name!r} with it"
+            )
+        if self.problem_type == "regression":
+            self.check_has_classes(f"task.name {self.name!r}")
+
+    def source(self, field: str) -> str:
+        """Return a field that must not be empty: "name" or "data"."""
+        if field == "name" and not self.name:
+            known = ", ".join(name for name in TASKS if name != "ax")
+            raise UserError(f"task.name is empty; name one of {known}")
+        return super().source(field)
+
+    @property
+    def problem_type(self) -> ProblemType:
+        """Kind of prediction."""
+        has_classes = not self.name or glue_task(self.name).labels
+        return "single_label" if has_classes else "regression"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics of the leaderboard."""
+        return glue_task(self.name).metrics if self.name else ()
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Files that a run reads, or data sets as tfds:NAME, by the field that names them."""
+        names = glue_sources(self.name, self.data)
+        return {f"task.data/{PurePath(name).name}": name for name in names}
+
+    @property
+    def dev_sources(self) -> dict[str, str]:
+        """Dev data by the name of the split."""
+        splits = () if self.folds else glue_task(self.name).files
+        return {split: split for split in splits if split.startswith("dev")}
+
+    def _is_name(self, source: str) -> bool:
+        splits = glue_task(self.name).files if self.name else ()
+        return source in ("tfds", *splits) or super()._is_name(source)

@@ -1,4 +1,4 @@
-"""Texts with more tokens than a row: the tokens of each row, and one answer for several rows."""
+"""Rows of token ids from texts and pairs of texts, and one answer for several rows of a text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,9 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.examples import TextExample, counted
+from bert_jax.tasks.rows import Rows
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 Span = tuple[int, int]
 Pooling = Literal["mean", "max", "first_last"]
@@ -52,8 +55,7 @@ class LongTexts:
         if len(first) == len(logits):
             return logits
         if self.pooling == "max":
-            highest: np.ndarray = np.maximum.reduceat(logits, first)
-            return highest
+            return np.maximum.reduceat(logits, first)
         last = np.append(first[1:], len(logits)) - 1
         if self.pooling == "first_last":
             return (logits[first] + logits[last]) / 2
@@ -103,3 +105,81 @@ def covered(rows: Sequence[Sequence[Sequence[Span]]]) -> int:
             total += max(stop, end) - max(start, end)
             end = max(stop, end)
     return total
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows:
+    """Rows of the examples of one file, in their order; all rows of an example weigh 1 together."""
+
+    rows: Rows
+    owners: Int64[np.ndarray, " R"]
+    """Number of the example of each row."""
+    long: Sequence[int] = ()
+    """Numbers of the examples that did not fit a row."""
+    num_tokens: int = 0
+    """Tokens of the long examples, special tokens excluded; `left_out` are in no row."""
+    left_out: int = 0
+
+    def warnings(
+        self, examples: Sequence[TextExample], room: int, long: LongTexts
+    ) -> tuple[str, ...]:
+        """Return a warning with the lines of the long examples, and their treatment."""
+        is_pair = examples[0].text_pair is not None
+        what = f"{'pairs of texts' if is_pair else 'texts'} of more than {room} tokens, "
+        share = f"{self.left_out:,} of their {self.num_tokens:,} tokens are left out"
+        if long.how == "cut":
+            what += "cut there"
+        elif long.how == "head_tail":
+            what += f"read at both ends; {share}"
+        else:
+            added = len(self.rows) - len(examples) + len(self.long)
+            what += f"read in {added:,} windows" + (f"; {share}" if self.left_out else "")
+        return counted(what, [examples[number].origin for number in self.long])
+
+
+def text_rows(
+    examples: Sequence[TextExample],
+    tokenizer: Tokenizer,
+    max_length: int,
+    labels: np.ndarray | None,
+    long: LongTexts = CUT,
+) -> TextRows:
+    """Return rows of at most `max_length` tokens.
+
+    In a pair that is cut, the longer text loses tokens first, as in BERT's `run_classifier.py`.
+    Windows of a pair go over the longer text; every window has the other text, up to half a row.
+    """
+    firsts = tokenizer.encode_batch([example.text for example in examples])
+    pairs = [example.text_pair for example in examples]
+    seconds = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
+    tokens: list[np.ndarray] = []
+    second_start: list[int] = []
+    owners: list[int] = []
+    cut: list[int] = []
+    num_tokens = left_out = 0
+    for number, (pair, first) in enumerate(zip(pairs, firsts, strict=True)):
+        texts = [first] if pair is None else [first, next(seconds)]
+        room = max_length - num_special(tokenizer, pair is not None)
+        lengths = [len(text) for text in texts]
+        rows = [[[(0, length)] for length in lengths]]
+        if sum(lengths) > room:
+            rows = long.parts(lengths, room)
+            cut.append(number)
+            num_tokens += sum(lengths)
+            left_out += sum(lengths) - covered(rows)
+        for parts in rows:
+            ids = [
+                np.concatenate([text[start:end] for start, end in spans])
+                for text, spans in zip(texts, parts, strict=True)
+            ]
+            row = make_row(tokenizer, *ids)
+            tokens.append(row.ids)
+            second_start.append(row.second_start)
+            owners.append(number)
+    owner: np.ndarray = np.array(owners, np.int64)
+    weights = None
+    if len(owners) > len(examples):
+        labels = None if labels is None else labels[owner]
+        weights = (1 / np.bincount(owner)[owner]).astype(np.float32)
+    whole = Rows(tokens, np.array(second_start, np.int32), labels, weights=weights)
+    return TextRows(whole, owner, cut, num_tokens, left_out)

@@ -7,11 +7,10 @@ import numpy as np
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.tasks.choice.task import ChoiceTask
+from bert_jax.tasks.choice import ChoiceTask
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.embedding.task import EmbeddingTask
-from bert_jax.tasks.folds import deal, joined
-from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.embedding import EmbeddingTask
+from bert_jax.tasks.overlap import deal, example_key, joined
 from bert_jax.tasks.parsing.task import ParsingTask
 from bert_jax.tasks.squad.task import SpanTask
 from bert_jax.tasks.tagging.task import TaggingTask
@@ -28,12 +27,7 @@ TASKS: Mapping[str, type[Task[Any]]] = {
 
 
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:
-    """Read training and dev data.
-
-    Args:
-        config: the task; its default length is lowered to `max_positions`.
-        tokenizer: of the model.
-        max_positions: longest row that the model can take.
+    """Read training and dev data; the default length is lowered to the model's positions.
 
     Raises:
         UserError: a file is missing, unreadable or wrong (see the readers); nothing can be learned
@@ -48,14 +42,15 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
     if not config.folds:
         return TASKS[config.kind].open(config, tokenizer)
     task = TASKS[config.kind].open(config.with_folds(), tokenizer)
-    return _with_fold(task, config.fold) if config.fold else task
+    if config.fold:
+        task.hold_out(fold_parts(task.train_split(), config.folds), config.fold)
+    return task
 
 
 def fold_parts(split: Split, count: int) -> np.ndarray:
     """Return each example's fold, (N,) from 1; it depends only on texts, labels and groups.
 
-    Raises:
-        UserError: fewer groups than folds.
+    A `UserError` where there are fewer groups than folds.
     """
     groups = joined(*split.group_keys())
     if (there := len(np.unique(groups))) < count:
@@ -67,22 +62,10 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
     return 1 + deal(split.strata(), groups, keys, [1 / count] * count)
 
 
-def _with_fold(task: Task, fold: int) -> Task:
-    """Hold a fold out of the training data."""
-    whole = task.train_split()
-    parts = fold_parts(whole, task.config.folds)
-    train, dev = (
-        whole.select(np.flatnonzero((parts == fold) == held).tolist())[0] for held in (False, True)
-    )
-    train.name, dev.name = "train", "dev"
-    return task._with_splits(train, [dev])
-
-
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     """Return the task that `Task.describe` described; it has nothing to train on.
 
-    Raises:
-        UserError: the description is not one that `Task.describe` made.
+    A `UserError` where `Task.describe` did not make the description.
     """
     where = "the description of the task"
     unknown = [name for name in ("task", "learned") if name not in description]

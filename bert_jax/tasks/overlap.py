@@ -1,9 +1,18 @@
-"""Examples that two splits share: texts that differ at most in case and blanks."""
+"""Examples that share texts, and folds that keep such examples together."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from bert_jax.errors import UserError
+
+_BINS = 5  # of scores: as many of each are in every part
 
 Texts = Sequence[tuple[str, ...]]
 """Texts of each example, as `Split.texts` returns them."""
@@ -23,12 +32,9 @@ def example_keys(examples: Texts) -> np.ndarray:
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
-    """Warn of the number of examples that share their texts with training; empty for none.
+    """Warn of the examples of a split that share their texts with training; empty for none.
 
-    Args:
-        name: name of the split, for the message.
-        examples: examples of the split.
-        known: keys of the training examples.
+    `known` are the keys of the training examples.
     """
     shared = np.flatnonzero(np.isin(example_keys(examples), known))
     if not len(shared):
@@ -39,3 +45,86 @@ def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
         f"{name}: {len(shared):,} of {len(examples):,} examples have the texts of examples trained "
         f"on (the first: {short!r}); their scores say less about new texts"
     )
+
+
+def strata(labels: Sequence[Any]) -> list[Hashable]:
+    """Return the stratum of each example: its label, or the quintile of a numeric label."""
+    if not all(isinstance(label, float) for label in labels):
+        return list(labels)
+    ranks = np.argsort(np.argsort(np.array(labels), kind="stable"), kind="stable")
+    return (ranks * _BINS // max(len(labels), 1)).tolist()
+
+
+def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
+    """Return the number of each example's group; examples that share a key share a group."""
+    count = len(keys[0])
+    nodes: list[np.ndarray] = []
+    total = count
+    for each in keys:
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(each))}
+        nodes.append(total + np.array([numbers[key] for key in each], np.int64))
+        total += len(numbers)
+    examples = np.tile(np.arange(count), len(keys))
+    edges = (np.ones(len(examples), bool), (examples, np.concatenate(nodes)))
+    _, found = connected_components(coo_array(edges, shape=(total, total)), directed=False)
+    return found[:count].astype(np.int64)
+
+
+def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
+    """Choose a share of the distinct keys of a file, at least `least`, whatever their order.
+
+    A `UserError` where as many could not stay; `what` is the noun for the keys.
+    """
+    ranked = sorted(set(keys))
+    if len(ranked) < 2 * least:
+        raise UserError(
+            f"{path} has {len(ranked)} distinct {what}; at least {2 * least} are needed to hold "
+            f"{'one' if least == 1 else 'some'} out. Name a second file in task.dev"
+        )
+    count = min(max(least, math.ceil(rate * len(ranked))), len(ranked) - least)
+    chosen = set(ranked[:count])
+    return [key in chosen for key in keys]
+
+
+def deal(
+    kinds: Sequence[Hashable],
+    groups: Int64[np.ndarray, " N"],
+    keys: Sequence[bytes],
+    shares: Sequence[float],
+) -> Int64[np.ndarray, " N"]:
+    """Deal examples into parts; the result does not depend on the order of the examples.
+
+    Groups with the same content are dealt evenly, the largest first. Each remaining group goes to
+    the part that lacks its content most: the part that minimises the squared differences from the
+    shares, relative to the number of examples of each kind.
+
+    Each example has a kind (see `strata`), the number of its group, which is in one part, and a
+    hash of its content, which orders groups. The shares of the parts sum to 1. The result has the
+    number of each example's part.
+    """
+    number = {kind: n for n, kind in enumerate(sorted(set(kinds), key=repr))}
+    kind_of = np.array([number[kind] for kind in kinds])
+    named, group_of = np.unique(groups, return_inverse=True)
+    content = np.zeros((len(named), len(number)), np.int64)
+    np.add.at(content, (group_of, kind_of), 1)
+    content = np.column_stack([content, content.sum(axis=1)])  # the size counts as a kind does
+    first: list[bytes] = [b""] * len(named)
+    for group, key in zip(group_of.tolist(), keys, strict=True):
+        first[group] = min(first[group] or key, key)
+    order = np.array(sorted(range(len(named)), key=first.__getitem__))
+    alike, alike_of = np.unique(content[order], axis=0, return_inverse=True)
+    part_of = np.zeros(len(named), np.int64)
+    totals = content.sum(axis=0)
+    wanted = np.array(shares)
+    lacks = np.outer(wanted, totals).astype(float)
+    for same in np.lexsort((np.arange(len(alike)), -alike.sum(axis=1))):
+        members = order[alike_of.ravel() == same]
+        even = np.floor(len(members) * wanted).astype(int)
+        lacks -= np.outer(even, alike[same])
+        parts = np.repeat(np.arange(len(shares)), even).tolist()
+        for _ in range(len(members) - len(parts)):
+            needs = lacks / totals.astype(float) ** 2 @ alike[same]
+            parts.append(int(needs.round(12).argmax()))
+            lacks[parts[-1]] -= alike[same]
+        part_of[members] = parts
+    return part_of[group_of]

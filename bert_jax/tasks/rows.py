@@ -1,11 +1,19 @@
-"""Rows of token ids with labels, the input of a training step."""
+"""Rows of token ids with labels, and padded batches of rows in a few lengths, the buckets.
 
-from collections.abc import Sequence
+A row is padded to the shortest bucket that holds it, and XLA compiles the step once a bucket. Rows
+that do not fill a batch of their bucket move up to the next bucket, so every epoch has ceil(N / B)
+batches, all full but at most one. Integers decide which rows meet.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float, Float32, Int32, Int64, Integer
+
+from bert_jax.errors import UserError
+from bert_jax.hashing import hash_key, permute
 
 NO_LABEL = -1
 """Label of positions without a tag."""
@@ -70,10 +78,248 @@ class Rows:
         """Tokens of the longest row of each example."""
         if self.group == 1:
             return self.row_lengths
-        longest: np.ndarray = self.row_lengths.reshape(-1, self.group).max(axis=1)
-        return longest
+        return self.row_lengths.reshape(-1, self.group).max(axis=1)
 
     @property
     def has_tags(self) -> bool:
         """Whether the labels are one array a row."""
         return self.labels is not None and not isinstance(self.labels, np.ndarray)
+
+
+_MULTIPLE = 8
+# Purposes of random numbers: words of `hash_key`.
+_ROWS, _ORDER, _DRAWN = 0x726F7773, 0x6F726465, 0x64726177
+
+
+def choose_buckets(
+    lengths: Integer[np.ndarray, " N"], max_buckets: int, *, limit: int | None = None
+) -> tuple[int, ...]:
+    """Choose the lengths that leave the fewest tokens of padding: exact, by dynamic programming.
+
+    `limit` is the number of the model's positions: the longest bucket, which need not be a multiple
+    of 8. The lengths found ascend, and the last holds the longest row.
+    """
+    if len(lengths) == 0:
+        raise UserError("there are no rows to choose lengths for")
+    if max_buckets < 1:
+        raise ValueError(f"max_buckets is {max_buckets}; it must be at least 1")
+    if limit is not None and lengths.max() > limit:
+        raise ValueError(f"a row of {lengths.max()} tokens, and {limit} positions")
+    rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
+    # A bucket between two of these holds the same rows as the lower one and pads them more.
+    ends, counts = np.unique(rounded.clip(max=limit or rounded.max()), return_counts=True)
+    below = np.concatenate([[0], np.cumsum(counts)])
+    num_ends = len(ends)
+    # cost[j]: padded tokens of the rows in ends[:j], with the buckets so far, the last ends[j - 1].
+    cost = np.full(num_ends + 1, np.inf)
+    cost[0] = 0
+    froms: list[np.ndarray] = []
+    for _ in range(min(max_buckets, num_ends)):
+        through = cost[:, None] + ends[None] * (below[None, 1:] - below[:, None])
+        through[np.tri(num_ends + 1, num_ends, -1, dtype=bool)] = np.inf  # from j to j' > j only
+        froms.append(through.argmin(axis=0))
+        cost = np.concatenate([[np.inf], through.min(axis=0)])
+    buckets = []
+    at = num_ends
+    for came_from in reversed(froms):
+        buckets.append(int(ends[at - 1]))
+        at = int(came_from[at - 1])
+    return tuple(reversed(buckets))
+
+
+class TrainBatches:
+    """Batches of the epochs of training, for several trials at once.
+
+    The lengths of an epoch's batches are the same for all trials, so that they run as one array
+    program; their rows depend only on (rows, batch size, seed of the trial, epoch).
+
+    An epoch has `num_batches`, ceil(N / batch_size); `batches_of` counts them by length, ascending.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        buckets: Sequence[int],
+        batch_size: int,
+        pad_id: int,
+        repeats: Float[np.ndarray, " N"] | None = None,
+    ):
+        """Take rows; the buckets ascend, and the last holds the longest row.
+
+        `repeats` says how often an epoch has each row on average, at least 1; None: each row once.
+        """
+        if len(rows) == 0:
+            raise UserError("there are no rows to train on")
+        self._padded = _Padded(rows, pad_id)
+        self._oversampled = None if repeats is None else _Oversampled(rows, buckets, repeats)
+        lengths = rows.lengths
+        if self._oversampled is not None:
+            lengths = lengths[self._oversampled.epoch(0)]
+        self._buckets = _Buckets(lengths, buckets, min(batch_size, len(lengths)))
+        self.num_batches = len(self._buckets.batch_lengths)
+        lengths, counts = np.unique(self._buckets.batch_lengths, return_counts=True)
+        self.batches_of = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
+
+    def epoch(self, epoch: int, seeds: Sequence[int], start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one epoch from number `start` on, arrays (M, B, ...) for M seeds."""
+        if not 0 <= start <= self.num_batches:
+            raise ValueError(f"start is {start}; an epoch has {self.num_batches} batches")
+        plans = np.stack([self._trial(epoch, seed) for seed in seeds])
+        count = self.num_batches
+        order = permute(np.arange(count), count, hash_key(_ORDER, epoch))
+        for batch in order[start:].tolist():
+            length = int(self._buckets.batch_lengths[batch])
+            num_real = self._buckets.num_real(batch)
+            yield self._padded.batch(plans[:, batch], length, num_real)
+
+    def _trial(self, epoch: int, seed: int) -> Int64[np.ndarray, "T B"]:
+        key = hash_key(_ROWS, seed, epoch)
+
+        def shuffle(pool: np.ndarray) -> np.ndarray:
+            return pool[permute(np.arange(len(pool)), max(len(pool), 1), key)]
+
+        filled = self._buckets.fill(shuffle)
+        if self._oversampled is None:
+            return filled
+        return self._oversampled.epoch(hash_key(_DRAWN, seed, epoch))[filled]
+
+
+def eval_batches(
+    rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int
+) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
+    """Yield every row once, in order of buckets; rows that fill no batch move up as in training.
+
+    The numbers of the rows in a batch come with the batch, (B, ...) in this order; rows of weight 0
+    fill the last batch.
+    """
+    if len(rows) == 0:
+        return
+    padded = _Padded(rows, pad_id)
+    plan = _Buckets(rows.lengths, buckets, batch_size)
+    for batch, index in enumerate(plan.fill(lambda pool: pool)):
+        num_real = plan.num_real(batch)
+        yield index[:num_real], padded.batch(index, int(plan.batch_lengths[batch]), num_real)
+
+
+class _Buckets:
+    """Plan of an epoch: the length of each batch, and the rows that the batch may hold.
+
+    `batch_lengths` (T,) ascends; only the last batch may hold fewer than B rows.
+    """
+
+    def __init__(self, lengths: np.ndarray, buckets: Sequence[int], batch_size: int):
+        ascending = np.array(buckets)
+        if batch_size < 1 or len(ascending) == 0 or (np.diff(ascending) <= 0).any():
+            raise ValueError(f"batch_size {batch_size}, buckets {buckets}: at least 1, ascending")
+        if lengths.max() > ascending[-1]:
+            raise ValueError(f"a row of {lengths.max()} tokens, and buckets {buckets}")
+        self.batch_size = batch_size
+        self.num_rows = len(lengths)
+        bucket_of = np.searchsorted(ascending, lengths)
+        # No batch is longer than the longest row: the last rows move up to its bucket at most.
+        self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
+        held = np.cumsum([len(own) for own in self._own])
+        full = held // batch_size
+        full[-1] = -(-self.num_rows // batch_size)
+        self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
+
+    def num_real(self, batch: int) -> int:
+        """Count the rows of a batch without the rows that only fill it."""
+        return min(self.batch_size, self.num_rows - batch * self.batch_size)
+
+    def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
+        """Return the rows of each batch; copies of its first row fill the last batch.
+
+        In the order of `shuffle`, the rows that could be in a bucket fill its batches; the rest
+        moves up to the next bucket.
+        """
+        batches: list[np.ndarray] = []
+        rest = np.zeros(0, np.int64)
+        for own in self._own:
+            pool = shuffle(np.concatenate([rest, own]))
+            num_full = len(pool) // self.batch_size * self.batch_size
+            batches.append(pool[:num_full])
+            rest = pool[num_full:]
+        if len(rest):
+            batches += [rest, np.repeat(rest[:1], self.batch_size - len(rest))]
+        return np.concatenate(batches).reshape(-1, self.batch_size)
+
+
+class _Oversampled:
+    """Rows of an epoch with some rows repeated.
+
+    Each row occurs as often as the whole part of `repeats` says. Of the rows of a bucket with equal
+    `repeats`, some are drawn once more, so that together they come to the rounded total. Entry i
+    lies in the same bucket in every epoch.
+    """
+
+    def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
+        bucket_of = np.searchsorted(np.array(buckets), rows.lengths)
+        kinds = np.unique(np.stack([bucket_of, repeats]), axis=1, return_inverse=True)[1]
+        self._parts: list[tuple[np.ndarray, int]] = []
+        """Rows of one kind, and the number of rows drawn from them."""
+        for kind in range(kinds.max() + 1):
+            own = np.flatnonzero(kinds == kind)
+            total = round(repeats[own[0]] * len(own))
+            whole, rest = divmod(total, len(own))
+            self._parts += [(own, len(own))] * whole + ([(own, rest)] if rest else [])
+
+    def epoch(self, key: int) -> Int64[np.ndarray, " T"]:
+        """Return the numbers of the rows of an epoch, in a fixed order of buckets."""
+        parts = []
+        for number, (own, count) in enumerate(self._parts):
+            order = np.arange(count)
+            if count < len(own):
+                order = permute(order, len(own), hash_key(_DRAWN, key, number))
+            parts.append(own[order])
+        return np.concatenate(parts)
+
+
+class _Padded:
+    """Rows as flat arrays, from which padded blocks are taken."""
+
+    def __init__(self, rows: Rows, pad_id: int):
+        self._pad_id = pad_id
+        self._group = rows.group
+        self._text_ids = rows.text_ids
+        self._lengths = rows.row_lengths
+        self._begins = np.cumsum(self._lengths) - self._lengths
+        self._tokens = np.concatenate([np.zeros(0, np.int32), *rows.tokens])
+        self._second_start = rows.second_start
+        self._has_tags = rows.has_tags
+        self._weights = rows.weights
+        labels = rows.labels
+        if labels is not None and not isinstance(labels, np.ndarray):
+            if [len(tags) for tags in labels] != self._lengths.tolist():
+                raise ValueError("tags and tokens of a row differ in number")
+            labels = np.concatenate([np.zeros(0, np.int32), *labels])
+        self._labels = labels
+
+    def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
+        """Pad the examples `index` to `length`; the first `num_real` of each trial's count."""
+        at = np.arange(length)
+        group = np.arange(self._group)
+        each = index if self._group == 1 else index[..., None] * self._group + group
+        inside = at < self._lengths[each][..., None]
+        source = np.where(inside, self._begins[each][..., None] + at, 0)
+        in_second = at >= self._second_start[each][..., None]
+        rows = np.arange(index.shape[-1])
+        weights = np.broadcast_to((rows < num_real).astype(np.float32), index.shape)
+        if self._weights is not None:
+            weights = weights * self._weights[index]
+        batch = {
+            "tokens": np.where(inside, self._tokens[source], np.int32(self._pad_id)),
+            "type_ids": (in_second & inside).astype(np.int32),
+            "segment_ids": inside.astype(np.int32),
+            "weights": weights,
+            "row_index": np.broadcast_to(rows.astype(np.uint32), index.shape),
+        }
+        if self._labels is not None:
+            batch["labels"] = (
+                np.where(inside, self._labels[source], np.int32(NO_LABEL))
+                if self._has_tags
+                else self._labels[index]
+            )
+        if self._text_ids is not None:
+            batch["text_ids"] = self._text_ids[each].reshape(*index.shape, self._group)
+        return batch

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from bert_jax.config.bounds import Bounded, Fraction, NonNegative, Rate
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import LabelSet, Origin
+from bert_jax.tasks.examples import LabelSet
 from bert_jax.tasks.rows import Rows
 
 BALANCED = "balanced"
@@ -47,11 +47,7 @@ class SkewConfig(Bounded, section="task"):
             )
 
     def check_has_classes(self, where: str) -> None:
-        """Refuse all options for a task without classes; `where` names the task.
-
-        Raises:
-            UserError: names the first field that is set.
-        """
+        """Refuse the first option that is set, for a task without classes, named by `where`."""
         for name in ("class_weights", "focal_gamma", "label_smoothing", "oversampling"):
             if value := getattr(self, name):
                 raise UserError(
@@ -64,11 +60,7 @@ def class_weights(
 ) -> tuple[float, ...]:
     """Return the weight of each class in the loss; () where all count 1.
 
-    Args:
-        given: `SkewConfig.class_weights`.
-        rows: training data.
-        names: labels, in the order of the outputs.
-        where: name of the field in messages.
+    `names` are the labels in the order of the outputs, `where` is the field in messages.
 
     Raises:
         UserError: A part of `given` is not LABEL=NUMBER with a positive number; names the part.
@@ -82,33 +74,21 @@ def class_weights(
     met: set[str] = set()
     for part in given.split(","):
         label, sign, value = (piece.strip() for piece in part.rpartition("="))
-        weight = _positive(value)
-        if not sign or weight is None:
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = 0.0
+        if not sign or not 0 < weight < math.inf:
             raise UserError(
                 f"{where} has {part.strip()!r}; expected {BALANCED!r}, or labels with weights "
                 f"above 0, such as {names[0]}=2.5"
             )
-        labels.id(label, _Field(where, 0))
+        labels.id(label, where)
         if label in met:
             raise UserError(f"{where} names {label!r} twice; name each label once")
         met.add(label)
         found[label] = weight
     return tuple(found.values())
-
-
-class _Field(Origin):
-    """A field of the configuration as an origin, in place of a file."""
-
-    def __str__(self) -> str:
-        return self.path
-
-
-def _positive(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if value > 0 and math.isfinite(value) else None
 
 
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
@@ -118,17 +98,12 @@ def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
         held = labels.sum(axis=0, dtype=np.float64)
         counts = np.where((held > 0) & (held < len(rows)), held, len(rows) / 2)
         return tuple(((len(rows) - counts) / counts).tolist())
-    counts = np.bincount(_flat(rows), minlength=num_classes)
+    assert labels is not None
+    flat = np.concatenate([*labels]) if rows.has_tags else np.asarray(labels)
+    counts = np.bincount(flat[flat >= 0], minlength=num_classes)
     present = int((counts > 0).sum())
     weights = counts.sum() / (present * np.maximum(counts, 1))
     return tuple(np.where(counts > 0, weights, 1.0).tolist())
-
-
-def _flat(rows: Rows) -> Int[np.ndarray, " _"]:
-    """Return the labels of all rows, or of all tokens that have a label."""
-    assert rows.labels is not None
-    labels = np.concatenate([*rows.labels]) if rows.has_tags else np.asarray(rows.labels)
-    return labels[labels >= 0]
 
 
 def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:

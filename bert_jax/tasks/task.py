@@ -4,11 +4,11 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.folds import joined
-from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.examples import Data
+from bert_jax.tasks.overlap import example_key, joined
 from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -36,40 +36,64 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 
 
 class Examined(NamedTuple):
-    """Data for the intervals of a split's scores, and task-specific details."""
+    """Data for the intervals of a split's scores, and details as JSON values."""
 
     grounds: Grounds | None
-    """Data for the intervals, see `reports.intervals`."""
     details: dict[str, Any]
-    """Part of the report specific to the kind of task, as JSON values."""
 
 
 class Split(ABC):
     """Examples of one file and their rows.
 
     Args:
-        name: name in messages and metrics: train, dev, dev_mismatched, the name of a file.
+        data: examples of the file; their name is the name in messages and metrics: train, dev,
+            dev_mismatched, the name of a file.
         rows: rows of the examples.
-        warnings: counts of examples that were cut, skipped or kept with a fault, with file and
-            lines.
+        owners: number of each row's example; None: each example has one row.
+        warnings: counts of examples that do not fit a row, with file and lines.
         score_names: names of the scores.
     """
 
+    _task: "Task[Any]"
+    PER_TOKEN: ClassVar[bool] = False
+    """Whether outputs have an entry for each token of a row."""
+    LABELS: ClassVar[str] = "labels"
+    """Noun for the labels in messages."""
+
     def __init__(
-        self, name: str, rows: Rows, warnings: Sequence[str], score_names: Sequence[str]
+        self,
+        data: Data[Any],
+        rows: Rows,
+        score_names: Sequence[str],
+        warnings: Iterable[str] = (),
+        owners: Sequence[int] | np.ndarray | None = None,
     ) -> None:
-        self.name = name
+        self.name = data.name
         self.rows = rows
-        self.warnings = tuple(warnings)
+        self.warnings = (*data.warnings, *warnings)
+        self._data = data
+        self._examples = data.examples
+        self._owners = range(len(data.examples)) if owners is None else owners
         self._score_names = score_names
 
-    @property
-    @abstractmethod
+    @cached_property
     def constant_score(self) -> float:
         """Score of the best constant prediction in the task's metric; NaN without labels.
 
         A run that does not score above it has failed (Mosbach et al. 2021).
         """
+        return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
+
+    def _best_constant(self, gold: list[Any]) -> float:
+        """Return the constant score, from the labels of all examples."""
+        raise NotImplementedError
+
+    @property
+    def _gold(self) -> list[Any]:
+        """Labels of all examples; a `UserError` unless each has one."""
+        if self._data.truth is None:
+            raise UserError(f"{self.name} has no {self.LABELS}, so it cannot be scored; predict it")
+        return self._data.truth
 
     @property
     def num_scored(self) -> int:
@@ -79,13 +103,8 @@ class Split(ABC):
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN where a logit is not finite.
 
-        Args:
-            outputs: logits.
-            saved: scores of the dev split, whose `null_threshold` another split is scored with;
-                None finds the threshold on this split.
-
-        Raises:
-            UserError: the file has no labels.
+        Another split is scored with the thresholds and the temperature among the `saved` scores of
+        the dev split; None finds them on this split. A `UserError` where the file has no labels.
         """
         if not self._is_finite(outputs):
             return dict.fromkeys(self._score_names, math.nan)
@@ -94,7 +113,7 @@ class Split(ABC):
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
         """Name of the sampled units, in the plural, and the key of each example's unit."""
-        return "examples", range(len(self.texts()))
+        return "examples", range(len(self._examples))
 
     @cached_property
     def units(self) -> np.ndarray:
@@ -102,10 +121,7 @@ class Split(ABC):
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
-        """Return the data for intervals; None where there are none.
-
-        Arguments and errors as in `score`.
-        """
+        """Return the data for intervals; arguments and errors as in `score`."""
         if not self._is_finite(outputs):
             return None
         return self._examine(outputs, self._score(outputs, saved)).grounds
@@ -121,12 +137,12 @@ class Split(ABC):
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
-            return {"examples": len(self.texts()), "scores": nothing, "intervals": {}}
+            return {"examples": len(self._examples), "scores": nothing, "intervals": {}}
         scores = self._score(outputs, saved)
         grounds, details = self._examine(outputs, scores)
         found = Intervals({}, {}) if grounds is None else intervals(grounds)
         return {
-            "examples": len(self.texts()),
+            "examples": len(self._examples),
             "scores": {name: _null(value) for name, value in scores.items()},
             "intervals": {name: ends for name, ends in found.found.items() if name in scores},
             "no_intervals": {name: why for name, why in found.missing.items() if name in scores},
@@ -148,10 +164,8 @@ class Split(ABC):
     ) -> list[Path]:
         """Write the predictions into the directory `out`, and return the files.
 
-        Args:
-            outputs: logits.
-            out: made where it is missing; files of the same name in it are replaced.
-            scores: scores of the dev split, which hold the null threshold.
+        The directory is made, and files of the same name are replaced. `scores` of the dev split
+        hold the null threshold.
 
         Raises:
             UserError: a logit is not finite, the disk is full or the directory cannot be written.
@@ -164,28 +178,32 @@ class Split(ABC):
             replace_file(paths[-1], text.encode())
         return paths
 
-    @abstractmethod
     def texts(self) -> list[tuple[str, ...]]:
         """Return the texts of each example, without labels and answers."""
+        return [each.texts for each in self._examples]
 
-    @abstractmethod
     def truth(self) -> Sequence[Any]:
         """Return the label of each example as a JSON value, None for an example without a label."""
+        return [each.label for each in self._examples]
 
     def strata(self) -> Sequence[Hashable]:
         """Return each example's stratum for stratified folds; one stratum by default."""
-        return [0] * len(self.texts())
+        return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
         """Return keys of each example by one or more rules; equal keys share a fold."""
         return [[example_key(texts) for texts in self.texts()]]
 
-    @abstractmethod
-    def select(self, examples: Sequence[int]) -> "tuple[Split, np.ndarray]":
+    def select(
+        self, examples: Sequence[int], *, trains: bool = False
+    ) -> "tuple[Split, np.ndarray]":
         """Return a split of some examples, given by ascending numbers, and its rows in this split.
 
-        Nothing is tokenized again: the rows are (n,) numbers of rows of this split.
+        The rows are (n,) numbers of rows of this split; `trains`: see `Data`.
         """
+        some = tuple(self._examples[number] for number in examples)
+        split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
+        return split, np.flatnonzero(np.isin(self._owners, examples))
 
     @abstractmethod
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
@@ -193,18 +211,34 @@ class Split(ABC):
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data behind the scores of finite logits; some kinds of task have none."""
-        del outputs, scores
         return Examined(None, {})
 
-    @abstractmethod
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
-        """Yield names and contents of the files of predictions."""
+        """Yield names and contents of the files of predictions: an entry for each example."""
+        entries = zip(self._examples, self._entries(outputs, scores), strict=True)
+        lines = [json.dumps({"id": each.id, **e}, ensure_ascii=False) for each, e in entries]
+        yield "predictions.jsonl", "\n".join(lines) + "\n"
+
+    def _entries(
+        self, outputs: Outputs, scores: Mapping[str, float]
+    ) -> Iterable[Mapping[str, Any]]:
+        """Return the prediction of each example as JSON values."""
+        raise NotImplementedError
 
     def _is_finite(self, outputs: Outputs) -> bool:
+        if not self.PER_TOKEN:
+            return bool(np.isfinite(outputs).all())
         rows = zip(self.rows.tokens, outputs, strict=True)
         return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
+
+    def _stacked(self, outputs: Outputs, *shape: int, dtype: Any = np.float64) -> np.ndarray:
+        """Return the outputs as an array; a `ValueError` unless its first axes have `shape`."""
+        found = np.asarray(outputs, dtype)
+        if found.shape[: len(shape)] != shape:
+            raise ValueError(f"{self.name}: outputs {found.shape}, {shape} are needed")
+        return found
 
 
 @dataclass(frozen=True)
@@ -227,47 +261,63 @@ Config = TypeVar("Config", bound=TaskConfig)
 
 
 class Task(ABC, Generic[Config]):
-    """A task whose labels are known.
+    """A task whose labels are known; `tokenizer` is the model's."""
 
-    Args:
-        config: the task.
-        spec: facts from the training data.
-        tokenizer: of the model.
-    """
-
+    SPLIT: Callable[[Any, Any], Split]
+    """Class of the task's splits, made from the task and the data of a file."""
     objective: HeadKind
     num_outputs: int
     """Columns of the logits."""
-    metric: str
-    """Metric that chooses the best checkpoint, a key of `Split.score`; more is better."""
+    metrics: Sequence[str]
+    """Metrics that can choose the best checkpoint, keys of `Split.score`; more is better."""
 
     def __init__(self, config: Config, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         self.config = config
         self.spec = spec
         self.tokenizer = tokenizer
+        self.metrics = self._metrics()
+        self.metric = config.choose_metric(self.metrics)
         self._train: Split | None = None
         self._devs: list[Split] = []
 
+    def _metrics(self) -> Sequence[str]:
+        return self.config.metrics
+
     @classmethod
-    @abstractmethod
     def open(cls, config: Config, tokenizer: Tokenizer) -> "Task[Config]":
         """Read training and dev data; see `opening.open_task`."""
+        spec, [train, *devs] = cls._read(config)
+        task = cls(config, spec, tokenizer)
+        task._train = cls.SPLIT(task, replace(train, name="train", trains=True))
+        for dev in devs:
+            name = "dev" if len(devs) == 1 else dev.name
+            task._devs.append(cls.SPLIT(task, replace(dev, name=name)))
+        return task
+
+    @classmethod
+    @abstractmethod
+    def _read(cls, config: Config) -> tuple[LabelSpec, Sequence[Data[Any]]]:
+        """Read the training data and all dev data."""
+
+    def open_split(self, source: str, *, labelled: bool = True) -> Split:
+        """Read another file with the same columns, or a split of GLUE by its name.
+
+        Unless `labelled`, wrong labels do no harm; else a label that was not learned is refused.
+        """
+        return self.SPLIT(self, self._read_other(source, labelled))
 
     @abstractmethod
-    def open_split(self, source: str, *, labelled: bool = True) -> Split:
-        """Read another file with the same columns.
+    def _read_other(self, source: str, labelled: bool) -> Data[Any]:
+        """Read another file; see `open_split`."""
 
-        Args:
-            source: the file; for GLUE also the name of a split.
-            labelled: False where labels are not needed, so that wrong labels do no harm.
-
-        Raises:
-            UserError: the file cannot be read, or has a label that was not learned.
-        """
-
-    def _with_splits(self, train: Split, devs: Sequence[Split]) -> "Task[Config]":
-        self._train, self._devs = train, list(devs)
-        return self
+    def hold_out(self, parts: np.ndarray, fold: int) -> None:
+        """Make one of the `parts` of the training data, (N,) numbers, the dev data."""
+        whole = self.train_split()
+        self._train, dev = (
+            whole.select(np.flatnonzero((parts == fold) == held).tolist(), trains=not held)[0]
+            for held in (False, True)
+        )
+        dev.name, self._devs = "dev", [dev]
 
     def train_split(self) -> Split:
         """Return the training data; a `UserError` if the task was restored."""
@@ -276,21 +326,16 @@ class Task(ABC, Generic[Config]):
         return self._train
 
     def dev_splits(self) -> list[Split]:
-        """Return the splits that score checkpoints; the first chooses the best checkpoint.
+        """Return the splits that score checkpoints; the first chooses the best.
 
-        Raises:
-            UserError: the task was restored.
+        A `UserError` if the task was restored.
         """
         if not self._devs:
             raise UserError("a task read from a checkpoint has no dev data; name a file")
         return self._devs
 
     def test_splits(self) -> list[Split]:
-        """Read the test data that the configuration names, if any.
-
-        Raises:
-            UserError: a file that cannot be read, or has no labels.
-        """
+        """Read the test data that the configuration names; they must have labels."""
         found = []
         for name, source in self.config.test_sources.items():
             split = self.open_split(source)
@@ -304,20 +349,11 @@ class Task(ABC, Generic[Config]):
         return found
 
     def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return the shift and factor that turn logits into the task's predictions.
-
-        Args:
-            scores: scores of the dev data.
-        """
-        del scores
+        """Return shift and factor from logits to predictions, by scores of the dev data."""
         return 0.0, 1.0
 
     def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the least probability of each of several labels, from scores of the dev data.
-
-        () means one half.
-        """
-        del scores
+        """Return the least probability of each of several labels; () means one half."""
         return ()
 
     def describe(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, intervals
 
-BUCKETS = ((1, 10), (11, 15), (16, 20), (21, None))
+BUCKETS = {"up to 10": (1, 10), "11 to 15": (11, 15), "16 to 20": (16, 20), "above 20": (21, None)}
 """First and last number of source words in each row of the table by length."""
 _ORDERS = range(1, 5)
 
@@ -57,13 +57,11 @@ def by_length(
     """Score the pairs of each of `BUCKETS` that has pairs, by number of source words."""
     rows: list[dict[str, Any]] = []
     counts = [len(source.split()) for source in sources]
-    for first, last in BUCKETS:
+    for words, (first, last) in BUCKETS.items():
         at = [n for n, count in enumerate(counts) if first <= count <= (last or count)]
         if not at:
             continue
         found, wanted = [hypotheses[n] for n in at], [references[n] for n in at]
-        words = f"above {first - 1}" if last is None else f"up to {last}"
-        words = words if first == 1 or last is None else f"{first} to {last}"
         rows.append({
             "words": words, "pairs": len(at),
             "bleu": bleu(found, wanted).value, "chrf": chrf(found, wanted).value,

@@ -21,7 +21,7 @@ from bert_jax.cli.verbs.inference import Embed, Tag
 from bert_jax.errors import UserError
 from bert_jax.infer.records import PAUSE, Record, read_records
 from bert_jax.infer.stream import answer_records
-from bert_jax.tasks.tables.delimited import TableFormat
+from bert_jax.tasks.tables import TableFormat
 
 ROWS = [
     {"id": "7", "text": 'the "cat", sat', "text_b": "a\tdog"},

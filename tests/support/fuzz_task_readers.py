@@ -90,12 +90,12 @@ def trees(_: Path) -> list[bytes]:
 
 def use_trees(path: Path) -> None:
     """Read without trees, and with trees, which are written again."""
-    from bert_jax.tasks.parsing.sources import read_sentences
+    from bert_jax.tasks.parsing.trees import read_sentences
 
     read_sentences(path, labelled=False)
     for sentence in read_sentences(path):
-        if sentence.heads is not None and sentence.relations is not None:
-            sentence.with_tree(sentence.heads, sentence.relations)
+        if sentence.tree is not None:
+            sentence.with_tree(sentence.tree)
 
 
 def choices(_: Path) -> list[bytes]:
@@ -106,8 +106,8 @@ def choices(_: Path) -> list[bytes]:
 
 def use_choices(path: Path) -> None:
     """Read with labels."""
-    from bert_jax.tasks.choice.sources import read_choices
-    from bert_jax.tasks.kinds.choice import ChoiceConfig
+    from bert_jax.tasks.choice import read_choices
+    from bert_jax.tasks.config import ChoiceConfig
 
     read_choices(str(path), ChoiceConfig())
 

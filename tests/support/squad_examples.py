@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert_jax.tasks.examples import Answer, Origin, Question
-from bert_jax.tasks.squad.sources import SquadFile, read_squad
+from bert_jax.tasks.examples import Answer, Data, Origin, Question
+from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
 
@@ -19,7 +19,7 @@ UNCASED = WordPieceTokenizer(
 
 
 @functools.cache
-def real_file(path: Path) -> SquadFile:
+def real_file(path: Path) -> Data[Question]:
     """A file read once for all tests."""
     return read_squad(path)
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.batches import TrainBatches, choose_buckets, eval_batches
-from bert_jax.tasks.rows import NO_LABEL, Rows
+from bert_jax.tasks.rows import NO_LABEL, Rows, TrainBatches, choose_buckets, eval_batches
 
 PAD = 9
 LENGTHS = st.lists(st.integers(3, 60), min_size=1, max_size=60)

@@ -8,11 +8,11 @@ from tokenizers import Tokenizer as Library
 
 from bert_jax.data.corpus.build import build_corpus
 from bert_jax.data.store import open_store
+from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, TextExample
-from bert_jax.tasks.kinds.squad import WindowOptions
+from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.squad.windows import build_windows
 from bert_jax.tasks.tagging.windows import tag_windows
-from bert_jax.tasks.text.rows import text_rows
 from bert_jax.tokenization.load import load_tokenizer
 
 KINDS = ["bpe", "unigram", "pieces"]

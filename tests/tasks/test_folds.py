@@ -9,9 +9,8 @@ from task_examples import opened, put
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.folds import deal, joined, strata
 from bert_jax.tasks.opening import fold_parts
-from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.overlap import deal, example_key, joined, strata
 
 
 def keys_of(count: int) -> list[bytes]:

@@ -374,7 +374,7 @@ def test_tfds_from_a_tar(tfds, tmp_path):
 
 def test_tfds_scores_of_the_test_set_are_no_scores(monkeypatch):
     from bert_jax.files.tfds import PreparedSplit
-    from bert_jax.tasks.tables import files as table_files
+    from bert_jax.tasks import tables as table_files
 
     example = {"sentence1": b"a", "sentence2": b"b", "label": np.float32(-1), "idx": np.int32(7)}
     split = PreparedSplit(dict.fromkeys(example), [example], "1.0.0")

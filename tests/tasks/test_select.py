@@ -4,9 +4,8 @@ import numpy as np
 from squad_examples import UNCASED, question
 from task_examples import opened, put
 
-from bert_jax.tasks.config import TableConfig, TaggingConfig
-from bert_jax.tasks.kinds.squad import SquadConfig
-from bert_jax.tasks.squad.sources import SquadFile
+from bert_jax.tasks.config import SquadConfig, TableConfig, TaggingConfig
+from bert_jax.tasks.examples import Data
 from bert_jax.tasks.squad.task import SpanSplit, SpanTask
 from bert_jax.tasks.task import LabelSpec, Split
 
@@ -46,7 +45,7 @@ def test_questions_of_several_windows():
     )
     config = SquadConfig(max_length=20, train="x", dev="x", stride=4, max_question=5)
     task = SpanTask(config, LabelSpec(rules="v1.1"), UNCASED)
-    split = SpanSplit(task, "dev", SquadFile("file.json", questions, ()))
+    split = SpanSplit(task, Data("dev", questions))
     windows = len(split.rows)
     assert windows > 3
     part = check_rows(split, [0, 2], windows - 1)

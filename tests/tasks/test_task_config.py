@@ -8,8 +8,7 @@ import pytest
 from bert_jax.config.command_line import fields_help, load_config
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import GlueConfig, TableConfig, TaggingConfig, TaskConfig
-from bert_jax.tasks.kinds.squad import SquadConfig
+from bert_jax.tasks.config import GlueConfig, SquadConfig, TableConfig, TaggingConfig, TaskConfig
 from bert_jax.training.finetune.config import FinetuneConfig
 
 RECIPES = Path(__file__).parents[2] / "configs" / "finetune"

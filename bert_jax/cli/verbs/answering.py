@@ -20,7 +20,7 @@ from bert_jax.infer.predictor import Given, Predictor
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import answer_records
 from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, check_out, write_answers
-from bert_jax.tasks.tables.delimited import TableFormat
+from bert_jax.tasks.tables import TableFormat
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 

@@ -16,8 +16,7 @@ from bert_jax.data.corpus.sources import match_files, resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.compressed import plain_suffix
-from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.tasks.tables.files import read_rows
+from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 _DELIMITED = (".csv", ".tsv", ".tab")

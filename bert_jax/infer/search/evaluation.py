@@ -14,11 +14,9 @@ from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.rerank import Reranker, reranked
 from bert_jax.infer.search.vectors import text_vectors
 from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.embedding.ranking import unit
 from bert_jax.tasks.retrieval.bm25 import BM25
-from bert_jax.tasks.retrieval.clustering import k_means, v_measure
 from bert_jax.tasks.retrieval.collection import Collection
-from bert_jax.tasks.retrieval.metrics import DEPTH, ranking_scores
+from bert_jax.tasks.retrieval.metrics import DEPTH, k_means, ranking_scores, unit, v_measure
 from bert_jax.tasks.text.metrics import pearson, spearman
 from bert_jax.tasks.text.tables import read_texts
 from bert_jax.terminal import table_lines

@@ -20,7 +20,7 @@ from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.vectors import text_vectors
 from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.embedding.sources import text_key
+from bert_jax.tasks.embedding import text_key
 from bert_jax.tasks.text.tables import read_texts
 
 

@@ -1,113 +1,68 @@
 """Dependency parsing: a head and a relation for each word, in CoNLL-U."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jaxtyping import Int32
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import ParsingConfig
-from bert_jax.tasks.examples import LabelSet, listed
-from bert_jax.tasks.parsing.rows import ParsingRows
-from bert_jax.tasks.parsing.sources import Sentence, read_sentences
-from bert_jax.tasks.parsing.trees import Tree, best_tree, right_arcs, universal
+from bert_jax.tasks.examples import Data, LabelSet, counted, file_name, listed
+from bert_jax.tasks.parsing.trees import (
+    Sentence,
+    Tree,
+    best_tree,
+    read_sentences,
+    right_arcs,
+    universal,
+)
 from bert_jax.tasks.reports.classes import class_rows
 from bert_jax.tasks.reports.intervals import Grounds
+from bert_jax.tasks.rows import NO_LABEL, Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
-_METRICS = ("las", "uas")
 _UNREAD = "dep"  # relation of words that did not fit into a row, where the model knows it
-
-
-class ParsingTask(Task[ParsingConfig]):
-    """A dependency-parsing task, configured by kind parsing."""
-
-    objective: HeadKind = "arcs"
-
-    def __init__(self, config: ParsingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(config, spec, tokenizer)
-        self.numbers = {name: number for number, name in enumerate(spec.labels)}
-        self.num_outputs = len(spec.labels)
-        self.metric = config.choose_metric(_METRICS)
-
-    @classmethod
-    def open(cls, config: ParsingConfig, tokenizer: Tokenizer) -> Task:
-        """Read training and dev data."""
-        train, dev = (read_sentences(config.source(name)) for name in ("train", "dev"))
-        for name, sentences in ((config.train, train), (config.dev, dev)):
-            if sentences[0].heads is None:
-                raise UserError(f"{name}: all heads are _; a file with trees is needed")
-        met = {relation for each in train for relation in each.relations or ()}
-        labels = LabelSet(config.labels) if config.labels else LabelSet.of(met)
-        if lacks := sorted(met - set(labels.names)):
-            raise UserError(
-                f"task.labels lacks relations of {config.train}: {listed(lacks)}; add them"
-            )
-        task = cls(config, LabelSpec(labels.names), tokenizer)
-        return task._with_splits(
-            ParsingSplit(task, "train", train), [ParsingSplit(task, "dev", dev)]
-        )
-
-    def open_split(self, source: str, *, labelled: bool = True) -> "ParsingSplit":
-        """Read another file; see `Task.open_split`."""
-        return ParsingSplit(self, Path(source).name, read_sentences(source, labelled=labelled))
 
 
 class ParsingSplit(Split):
     """Sentences of one file."""
 
-    def __init__(self, task: ParsingTask, name: str, sentences: Sequence[Sentence]) -> None:
-        self._task = task
-        self._sentences = sentences
-        self._read = ParsingRows(sentences, task.tokenizer, task.numbers, task.config.length)
-        met = {relation for each in sentences for relation in each.relations or ()}
-        strange = sorted(met - set(task.numbers))
-        note = f"{name}: relations that the model does not know count as misses: {listed(strange)}"
-        notes = (note,) if strange else ()
-        super().__init__(name, self._read.rows, [*notes, *self._read.warnings], _METRICS)
+    _task: "ParsingTask"
+    PER_TOKEN = True
+    LABELS = "trees"
 
-    @cached_property
-    def constant_score(self) -> float:
-        """Score of the best constant arc: to the root or to a word at a fixed distance."""
-        if self._gold is None:
-            return math.nan
+    def __init__(self, task: "ParsingTask", data: Data[Sentence]) -> None:
+        self._task, sentences = task, data.examples
+        rows, self._positions, cut = parsing_rows(
+            sentences, task.tokenizer, task.numbers, task.config.length
+        )
+        met = {name for each in sentences if each.tree for name in each.tree.relations}
+        if strange := sorted(met - set(task.numbers)):
+            cut = (
+                f"{data.name}: relations that the model does not know count as misses: "
+                f"{listed(strange)}",
+                *cut,
+            )
+        super().__init__(data, rows, task.metrics, cut)
+
+    def _best_constant(self, gold: list[Tree]) -> float:
+        """Return the score of the best constant arc: to the root or to a word at a distance."""
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
-            for tree in self._gold
+            for tree in gold
             for word, (head, relation) in enumerate(zip(*tree, strict=True), 1)
         )
         return max(counts.values()) / counts.total()
 
-    def texts(self) -> list[tuple[str, ...]]:
-        """Return each sentence as its words, joined by spaces."""
-        return [(" ".join(each.words),) for each in self._sentences]
-
-    def truth(self) -> Sequence[Any]:
-        """Return the heads and relations of each sentence, None for a sentence without a tree."""
-        if self._gold is None:
-            return [None] * len(self._sentences)
-        return [[list(tree.heads), list(tree.relations)] for tree in self._gold]
-
-    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
-        """Return a split of some sentences, and their rows; see `Split.select`."""
-        some = [self._sentences[number] for number in examples]
-        return ParsingSplit(self._task, self.name, some), np.array(examples, int)
-
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score the trees as the script of the CoNLL 2018 shared task does."""
-        del saved
         words, heads, both = self._counts(self._trees(outputs)).sum(axis=0).tolist()
         return {"las": both / words, "uas": heads / words}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data for intervals, and precision and recall by relation."""
-        del scores
-        assert self._gold is not None  # of `_score`
         trees = self._trees(outputs)
         each = self._counts(trees).astype(float)
 
@@ -123,7 +78,7 @@ class ParsingSplit(Split):
             for a, b, ours, theirs in zip(truth.heads, guess.heads, *names, strict=True):
                 right[ours] += a == b and ours == theirs
         found = sorted(gold.keys() | said.keys())
-        counts = (np.array([each[name] for name in found]) for each in (right, said, gold))
+        counts = ([each[name] for name in found] for each in (right, said, gold))
         return Examined(
             Grounds(score, self.units, each[:, 2] / each[:, 0]),
             {"classes": class_rows(found, *counts)},
@@ -133,23 +88,11 @@ class ParsingSplit(Split):
         self, outputs: Outputs, scores: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
         """Yield predictions.conllu: the sentences that were read, with the predicted trees."""
-        del scores
-        pairs = zip(self._sentences, self._trees(outputs), strict=True)
-        yield "predictions.conllu", "".join(each.with_tree(*tree) for each, tree in pairs)
-
-    @cached_property
-    def _gold(self) -> list[Tree] | None:
-        trees = [
-            Tree(each.heads, each.relations)
-            for each in self._sentences
-            if each.heads is not None and each.relations is not None
-        ]
-        return trees if len(trees) == len(self._sentences) else None
+        pairs = zip(self._examples, self._trees(outputs), strict=True)
+        yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 
     def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
         """Count words, right heads, and right heads with right relations by sentence, (N, 3)."""
-        if self._gold is None:
-            raise UserError(f"{self.name} has no trees, so it cannot be scored; predict it")
         pairs = zip(self._gold, trees, strict=True)
         return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 
@@ -158,7 +101,7 @@ class ParsingSplit(Split):
         names, found = self._task.spec.labels, []
         unread = _UNREAD if _UNREAD in names else names[0]
         for sentence, positions, values in zip(
-            self._sentences, self._read.positions, outputs, strict=True
+            self._examples, self._positions, outputs, strict=True
         ):
             at = np.array([0, *positions])
             arcs, relations = np.moveaxis(np.asarray(values)[np.ix_(positions, at)], -1, 0)
@@ -168,3 +111,86 @@ class ParsingSplit(Split):
             said = [*(names[number] for number in numbers), *[unread] * len(rest)]
             found.append(Tree([*heads.tolist(), *rest], said))
         return found
+
+
+class ParsingTask(Task[ParsingConfig]):
+    """A dependency-parsing task, configured by kind parsing."""
+
+    SPLIT = ParsingSplit
+    objective: HeadKind = "arcs"
+
+    def __init__(self, config: ParsingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(config, spec, tokenizer)
+        self.numbers = {name: number for number, name in enumerate(spec.labels)}
+        self.num_outputs = len(spec.labels)
+
+    @classmethod
+    def _read(cls, config: ParsingConfig) -> tuple[LabelSpec, Sequence[Data[Sentence]]]:
+        train, dev = (read_sentences(config.source(name)) for name in ("train", "dev"))
+        for name, sentences in ((config.train, train), (config.dev, dev)):
+            if sentences[0].tree is None:
+                raise UserError(f"{name}: all heads are _; a file with trees is needed")
+        met = {name for each in train if each.tree for name in each.tree.relations}
+        labels = LabelSet(config.labels) if config.labels else LabelSet.of(met)
+        if lacks := sorted(met - set(labels.names)):
+            raise UserError(
+                f"task.labels lacks relations of {config.train}: {listed(lacks)}; add them"
+            )
+        return LabelSpec(labels.names), [Data("train", train), Data("dev", dev)]
+
+    def _read_other(self, source: str, labelled: bool) -> Data[Sentence]:
+        return Data(file_name(source), read_sentences(source, labelled=labelled))
+
+
+def parsing_rows(
+    sentences: Sequence[Sentence],
+    tokenizer: Tokenizer,
+    relations: Mapping[str, int],
+    max_length: int,
+) -> tuple[Rows, list[np.ndarray], tuple[str, ...]]:
+    """Return a row for each sentence, positions of its words, and warnings of the cut sentences.
+
+    A word stands at its first sub-word, the root at the first token. A sentence longer than a row
+    is cut; the words after the cut have no position.
+    """
+    words = list(dict.fromkeys(word for each in sentences for word in each.words))
+    unknown = np.array([tokenizer.special_ids.unk], np.int32)
+    pieces = {
+        word: ids if len(ids) else unknown
+        for word, ids in zip(words, tokenizer.encode_words(words), strict=True)
+    }
+    read: list[np.ndarray] = []
+    tokens: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    room = max_length - 2
+    for sentence in sentences:
+        parts = [pieces[word] for word in sentence.words]
+        firsts = np.cumsum([0, *map(len, parts[:-1])])
+        row = make_row(tokenizer, np.concatenate(parts)[:room]).ids
+        positions = 1 + firsts[firsts < room]
+        tokens.append(row)
+        read.append(positions)
+        labels.append(_labels(sentence, positions, relations, len(row)))
+    lengths = np.array([len(ids) for ids in tokens], np.int32)
+    known = all(sentence.tree is not None for sentence in sentences)
+    what = (
+        f"sentences of more than {room} sub-words, cut there: each word behind the cut is "
+        "attached to the word before"
+    )
+    pairs = zip(sentences, read, strict=True)
+    cut = counted(what, [each.origin for each, mine in pairs if len(mine) < len(each.words)])
+    return Rows(tokens, lengths, labels if known else None), read, cut
+
+
+def _labels(
+    sentence: Sentence, positions: np.ndarray, relations: Mapping[str, int], length: int
+) -> Int32[np.ndarray, " n"]:
+    """Encode each word's head and relation: position of the head * relations + relation."""
+    found = np.full(length, NO_LABEL, np.int32)
+    if sentence.tree is None:
+        return found
+    at = [0, *positions.tolist()]
+    for position, head, relation in zip(positions.tolist(), *sentence.tree, strict=False):
+        if head < len(at) and relation in relations:
+            found[position] = at[head] * len(relations) + relations[relation]
+    return found

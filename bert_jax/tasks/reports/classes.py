@@ -1,4 +1,4 @@
-"""Scores by class: precision, recall, F1, support, confusion, and metrics of weighted examples."""
+"""Counts by class, metrics of weighted examples, and the most confident mistakes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from bert_jax.tasks.reports.intervals import Score
+from bert_jax.tasks.reports.intervals import Score, ratio
+
+_Counts = Sequence[int] | np.ndarray
 
 MOST_CONFUSED = 60
 """Largest number of classes with a whole confusion matrix in a report."""
@@ -23,14 +25,15 @@ def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
 
 
 def class_rows(
-    labels: Sequence[str], correct: np.ndarray, predicted: np.ndarray, support: np.ndarray
+    labels: Sequence[str], correct: _Counts, predicted: _Counts, support: _Counts
 ) -> list[dict[str, Any]]:
     """Return a row for each class from the counts of the classes, (C,)."""
-    counts = zip(correct.tolist(), predicted.tolist(), support.tolist(), strict=True)
-    return [
-        {"label": label, **shares(*each), "support": each[2], "predicted": each[1]}
-        for label, each in zip(labels, counts, strict=True)
-    ]
+    rows = []
+    for label, *each in zip(labels, correct, predicted, support, strict=True):
+        counts = [int(count) for count in each]
+        scores = shares(*counts)
+        rows.append({"label": label, **scores, "support": counts[2], "predicted": counts[1]})
+    return rows
 
 
 def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -65,11 +68,7 @@ def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) 
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
     rows = class_rows(labels, hits, *totals)
-    return {
-        "classes": rows,
-        "macro": macro(rows),
-        "confusion": confusion(labels, truth, predicted),
-    }
+    return {"classes": rows, "macro": macro(rows), "confusion": confusion(labels, truth, predicted)}
 
 
 def of_label_sets(
@@ -93,16 +92,14 @@ def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
         of_truth, of_guess = (counts @ np.eye(size)[each] for each in (rows, columns))
         hits = counts @ (np.eye(size)[rows] * (rows == columns)[:, None])
         total, right = counts.sum(axis=1), hits.sum(axis=1)
-        each, met = _f1(hits, of_truth + of_guess), of_truth + of_guess > 0
+        each, met = ratio(2 * hits, of_truth + of_guess), of_truth + of_guess > 0
         spread = (total**2 - (of_truth**2).sum(axis=1)) * (total**2 - (of_guess**2).sum(axis=1))
         above = right * total - (of_truth * of_guess).sum(axis=1)
         return {
             "accuracy": right / total,
             "f1": each[:, 1] if size > 1 else np.zeros(len(each)),
             "macro_f1": each.sum(axis=1) / met.sum(axis=1),
-            "matthews": np.divide(
-                above, np.sqrt(spread), out=np.zeros(len(above)), where=spread > 0
-            ),
+            "matthews": ratio(above, np.sqrt(spread)),
         }
 
     return score
@@ -117,14 +114,31 @@ def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
         *sums, right = np.split(w @ values, [truth.shape[1] * n for n in (1, 2, 3)], axis=1)
         hits, held, said = sums
         return {
-            "f1": _f1(hits.sum(axis=1), held.sum(axis=1) + said.sum(axis=1)),
-            "macro_f1": _f1(hits, held + said).mean(axis=1),
+            "f1": ratio(2 * hits.sum(axis=1), held.sum(axis=1) + said.sum(axis=1)),
+            "macro_f1": ratio(2 * hits, held + said).mean(axis=1),
             "accuracy": right[:, 0] / w.sum(axis=1),
         }
 
     return score
 
 
-def _f1(hits: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.divide(2 * hits, totals, out=np.zeros(totals.shape), where=totals > 0)
-    return found
+SHOWN = 20
+"""Number of mistakes in a report."""
+_LONGEST = 600  # characters of a text
+
+
+def most_confident(wrong: np.ndarray, confidence: np.ndarray) -> list[int]:
+    """Return the numbers of the wrong answers, (N,) bool, with the greatest confidence, (N,)."""
+    found = np.flatnonzero(wrong)
+    return found[np.argsort(-confidence[found], kind="stable")[:SHOWN]].tolist()
+
+
+def shortened(text: str) -> str:
+    """Return a text; a long text loses its middle."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
+
+
+def share(value: Any) -> float:
+    """Round a probability as reports show it."""
+    return round(float(value), 4)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, logit, stdtrit
-from scipy.stats import binomtest
 
 from bert_jax.hashing import below, hash_key, hash_u64
 
@@ -64,13 +63,17 @@ def weights(count: int) -> Iterator[np.ndarray]:
         yield np.bincount(drawn.ravel(), minlength=size * count).reshape(size, count).astype(float)
 
 
+def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
+    """Divide; `otherwise` where the denominator is not above 0."""
+    shape = np.broadcast_shapes(above.shape, below.shape)
+    return np.divide(above, below, out=np.full(shape, otherwise), where=below > 0)
+
+
 def means(names: Sequence[str], each: np.ndarray) -> Score:
     """Make the statistic that averages each column of `each`, (N, S); NaN without weight."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
-        total = w.sum(axis=1, keepdims=True)
-        unknown = np.full((len(w), len(names)), np.nan)
-        found = np.divide(w @ each, total, out=unknown, where=total > 0)
+        found = ratio(w @ each, w.sum(axis=1, keepdims=True), np.nan)
         return dict(zip(names, found.T, strict=True))
 
     return score
@@ -78,6 +81,8 @@ def means(names: Sequence[str], each: np.ndarray) -> Score:
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
     """Return the intervals of our scores, or of our scores less theirs on the same examples."""
+    from scipy.stats import binomtest  # takes half a second, which answers need not pay
+
     _, unit = np.unique(ours.units, return_inverse=True)
     count = int(unit.max()) + 1
 

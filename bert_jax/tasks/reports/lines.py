@@ -15,13 +15,7 @@ _TITLES = {
 
 
 def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True) -> list[str]:
-    """Describe the report of a split.
-
-    Args:
-        name: name of the split.
-        report: result of `Split.report`.
-        mistakes: whether the mistakes with their texts are listed.
-    """
+    """Describe the report of the split `name`, a result of `Split.report`."""
     role = _TITLES.get(name.partition("_")[0] if report.get("chose", True) else "test")
     title = f"{name}, {role}" if role else name
     lines = [f"## {title}: {report['examples']:,} examples", "", *_scores(report)]
@@ -57,12 +51,8 @@ def difference_lines(
 ) -> list[str]:
     """Describe paired differences of two models: `difference`, `interval` by split and score."""
     rows = [
-        [
-            split,
-            name,
-            f"{each['difference']:+.4f}",
-            _interval(each["interval"], each.get("no_interval"), signed=True),
-        ]
+        [split, name, f"{each['difference']:+.4f}",
+         _interval(each["interval"], each.get("no_interval"), signed=True)]
         for split, scores in differences.items()
         for name, each in scores.items()
     ]  # fmt: skip

@@ -10,11 +10,7 @@ _COLOUR, _INK, _LINE = "#2b6cb0", "#1a202c", "#4a5568"
 
 
 def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> Any:
-    """Draw a part of a report: confusion, points or calibration.
-
-    Returns:
-        A matplotlib `Figure`.
-    """
+    """Return a matplotlib `Figure` of a part of a report: confusion, points or calibration."""
     draw = {
         "confusion": _confusion_figure, "points": _scatter_figure,
         "calibration": _calibration_figure,

@@ -19,17 +19,14 @@ class BM25:
     ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5)) * f(t, d) / (f(t, d) + k1 (1 - b + b |d| / mean |d|))
 
     where n(t) counts the documents with t, f(t, d) is how often t stands in d, and |d| is the
-    number of words of d.
-
-    Args:
-        documents: Words of each document.
-        k1: Saturation of repeated words.
-        b: Weight of the document's length.
+    number of words of d. k1 is the saturation of repeated words, b the weight of the length.
     """
 
     def __init__(self, documents: Iterable[Sequence[str]], k1: float = K1, b: float = B) -> None:
         self._numbers: dict[str, int] = {}
-        rows = [self._counted(words) for words in documents]
+        number = self._numbers
+        numbers = ([number.setdefault(word, len(number)) for word in words] for words in documents)
+        rows = [np.unique(np.array(each, np.int64), return_counts=True) for each in numbers]
         self.count = len(rows)
         lengths = np.array([counts.sum() for _, counts in rows], np.float64)
         owners = np.repeat(np.arange(self.count), [len(terms) for terms, _ in rows])
@@ -61,8 +58,3 @@ class BM25:
             least = np.partition(scores[some], len(some) - k)[len(some) - k]
             some = some[scores[some] >= least]
         return some[np.argsort(-scores[some], kind="stable")][:k]
-
-    def _counted(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the distinct words, and the count of each."""
-        numbers = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
-        return np.unique(np.array(numbers, np.int64), return_counts=True)

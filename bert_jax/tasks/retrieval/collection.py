@@ -37,9 +37,8 @@ class Collection:
 def read_collection(path: str | Path) -> Collection:
     """Read a collection; files may be compressed, with .gz, .xz or .zst behind their names.
 
-    Args:
-        path: Directory of a collection, whose judgements are qrels/test.tsv or the only file there;
-            or a file of judgements in the directory's `qrels`.
+    The path is the directory of a collection, whose judgements are qrels/test.tsv or the only file
+    there, or a file of judgements in the directory's `qrels`.
 
     Raises:
         UserError: A file is missing, a line is wrong, or a judgement names an unknown id.

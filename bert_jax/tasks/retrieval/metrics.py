@@ -1,10 +1,18 @@
-"""Scores of rankings against judged documents, as trec_eval and BEIR define them."""
+"""Scores of rankings, as trec_eval and BEIR define them, of vectors by cosine, and of clusters.
 
-from collections.abc import Mapping, Sequence
+Sources: Arthur and Vassilvitskii 2007 (k-means++); Rosenberg and Hirschberg 2007 (V-measure).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
+from jaxtyping import Float, Int64, Integer
 
 from bert_jax.errors import UserError
+
+_Id = TypeVar("_Id", str, int)
 
 DEPTH = 1000
 """Number of documents ranked for a query; MAP reads all of them, as in BEIR."""
@@ -12,14 +20,14 @@ _NDCG_AT, _MRR_AT, _RECALL_AT = 10, 10, 100
 
 
 def ranking_scores(
-    ranked: Mapping[str, Sequence[str]], relevant: Mapping[str, Mapping[str, float]]
+    ranked: Mapping[_Id, Sequence[_Id]], relevant: Mapping[_Id, Mapping[_Id, float]]
 ) -> dict[str, float]:
     """Return the means over the judged queries; see `query_scores`."""
     return {name: float(values.mean()) for name, values in query_scores(ranked, relevant).items()}
 
 
 def query_scores(
-    ranked: Mapping[str, Sequence[str]], relevant: Mapping[str, Mapping[str, float]]
+    ranked: Mapping[_Id, Sequence[_Id]], relevant: Mapping[_Id, Mapping[_Id, float]]
 ) -> dict[str, np.ndarray]:
     """Score the ranking of each query.
 
@@ -27,10 +35,6 @@ def query_scores(
     gains (Järvelin and Kekäläinen, 2002). A query without ranking, or without a relevant document,
     scores 0. Rankings of queries that nobody judged do not count. A document that is ranked twice
     counts at its better rank. The given order decides: the ranker breaks ties.
-
-    Args:
-        ranked: Documents of each query, best first.
-        relevant: Grades of the judged documents of each query.
 
     Returns:
         `ndcg@10`, `mrr@10`, `recall@100` and `map`, each of (Q,), in the order of `relevant`.
@@ -45,7 +49,7 @@ def query_scores(
     return dict(zip(names, np.array(scores, np.float64).T, strict=True))
 
 
-def _scores(ranking: Sequence[str], grades: Mapping[str, float]) -> tuple[float, ...]:
+def _scores(ranking: Sequence[_Id], grades: Mapping[_Id, float]) -> tuple[float, ...]:
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
     if not ideal:
         return 0.0, 0.0, 0.0, 0.0
@@ -62,3 +66,136 @@ def _scores(ranking: Sequence[str], grades: Mapping[str, float]) -> tuple[float,
 
 def _dcg(gains: np.ndarray) -> float:
     return float(np.sum(gains / np.log2(np.arange(2, len(gains) + 2))))
+
+
+CUTOFF = 100
+"""Number of documents scored in a ranking."""
+_BLOCK = 1024
+"""Number of queries compared with all documents at a time."""
+
+
+def unit(vectors: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
+    """Scale vectors to length 1; a vector of zeros stays as it is."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, 1e-12)
+
+
+def search_scores(
+    queries: Float[np.ndarray, "Q D"],
+    documents: Float[np.ndarray, "N D"],
+    relevant: Sequence[Sequence[int]],
+    hidden: Sequence[int],
+) -> dict[str, Float[np.ndarray, " q"]]:
+    """Score each query's ranking by cosine (see `retrieval.metrics.query_scores`).
+
+    `relevant` numbers the documents that answer each query; a query without any is left out.
+    `hidden` numbers a document to leave out of each query's ranking, such as the query's own text;
+    -1: none.
+    """
+    wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
+    ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))
+    return query_scores(ranked, wanted)
+
+
+def _rankings(
+    queries: np.ndarray, documents: np.ndarray, chosen: Sequence[int], hidden: Sequence[int]
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the nearest documents of each chosen query, in order."""
+    for start in range(0, len(chosen), _BLOCK):
+        block = chosen[start : start + _BLOCK]
+        cosines = queries[block] @ documents.T
+        for number, row in zip(block, cosines, strict=True):
+            if hidden[number] >= 0:
+                row[hidden[number]] = -np.inf
+            count = min(CUTOFF, len(row))
+            near = np.argpartition(-row, count - 1)[:count]
+            near = near[np.isfinite(row[near])]
+            yield number, near[np.lexsort((near, -row[near]))].tolist()
+
+
+def chance(metric: str, counts: Integer[np.ndarray, " Q"], documents: int) -> float:
+    """Return the expected score of documents in random order.
+
+    `metric` is a score of `search_scores`; each of `counts` is at least 1.
+    """
+    distinct, which = np.unique(counts, return_inverse=True)
+    scores = np.array([_chance(metric, int(count), documents) for count in distinct])
+    return float(scores[which].mean())
+
+
+def _chance(metric: str, relevant: int, documents: int) -> float:
+    share = relevant / documents
+    if metric == "recall@100":
+        return min(CUTOFF, documents) / documents
+    ranks = range(1, min(10 if "@10" in metric else CUTOFF, documents) + 1)
+    if metric == "ndcg@10":
+        gains = [1 / math.log2(rank + 1) for rank in ranks]
+        return share * sum(gains) / sum(gains[:relevant])
+    if metric == "map":  # the expected precision at each relevant rank
+        others = (relevant - 1) / max(documents - 1, 1)
+        return sum(share * (1 + (rank - 1) * others) / rank for rank in ranks) / relevant
+    total, none_before = 0.0, 1.0
+    for rank in ranks:
+        first = relevant / (documents - rank + 1)
+        total += none_before * first / rank
+        none_before *= max(0.0, 1 - first)
+        if none_before == 0:
+            break
+    return total
+
+
+_MAX_STEPS = 100
+
+
+def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int64[np.ndarray, " N"]:
+    """Return the cluster of each vector: Lloyd's algorithm from k-means++'s centres.
+
+    There must be as many vectors as clusters; fewer clusters come out where vectors are equal.
+    """
+    random = np.random.default_rng(seed)
+    vectors = vectors.astype(np.float32)
+    centres = vectors[random.integers(len(vectors))][None]
+    nearest = _distances(vectors, centres)[:, 0]
+    while len(centres) < clusters:
+        total = nearest.sum(dtype=np.float64)
+        chances = nearest / total if total > 0 else None  # None: all vectors are centres
+        centre = vectors[random.choice(len(vectors), p=chances)][None]
+        centres = np.concatenate([centres, centre])
+        nearest = np.minimum(nearest, _distances(vectors, centre)[:, 0])
+    before = np.full(len(vectors), -1)
+    for _ in range(_MAX_STEPS):
+        found = _distances(vectors, centres).argmin(1)
+        if np.array_equal(found, before):
+            break
+        before = found
+        sums = np.zeros_like(centres)
+        np.add.at(sums, found, vectors)
+        counts = np.bincount(found, minlength=clusters)[:, None]
+        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # an empty one stays
+    return found
+
+
+def v_measure(classes: Integer[np.ndarray, " N"], clusters: Integer[np.ndarray, " N"]) -> float:
+    """Return the harmonic mean of homogeneity and completeness; 1 where the two agree."""
+    _, rows = np.unique(classes, return_inverse=True)
+    _, columns = np.unique(clusters, return_inverse=True)
+    joint = np.zeros((rows.max() + 1, columns.max() + 1))
+    np.add.at(joint, (rows, columns), 1 / len(rows))
+    of_classes, of_clusters = _entropy(joint.sum(1)), _entropy(joint.sum(0))
+    shared = of_classes + of_clusters - _entropy(joint)
+    total = of_classes + of_clusters
+    return 2 * max(shared, 0.0) / total if total > 0 else 1.0  # shared / each entropy, their mean
+
+
+def _entropy(shares: np.ndarray) -> float:
+    some = shares[shares > 0]
+    return float(-np.sum(some * np.log(some)))
+
+
+def _distances(
+    vectors: Float[np.ndarray, "N D"], centres: Float[np.ndarray, "K D"]
+) -> Float[np.ndarray, "N K"]:
+    """Return squared Euclidean distances, at least 0."""
+    products = vectors @ centres.T
+    squares = (vectors**2).sum(1)[:, None] + (centres**2).sum(1)
+    return np.maximum(squares - 2 * products, 0)

@@ -75,13 +75,8 @@ def find_answers(
     token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
     ends of a window only, and so can miss a candidate; it finds none with a higher score.)
 
-    Args:
-        questions: the questions of the windows.
-        windows: in any order.
-        start_logits: one row for each window; numbers behind its tokens are padding and not read.
-        end_logits: likewise.
-        num_best: candidates kept.
-        max_answer_tokens: longest answer.
+    The windows have any order. Each has a row of start and one of end logits, in which numbers
+    behind its tokens are padding and not read. `num_best` candidates are kept.
 
     Raises:
         ValueError: rows and windows do not fit, a logit is not a finite number, or a question has
@@ -172,10 +167,6 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     are answered, and where answering nothing is best, the threshold is just below the least odds
     (the script says 0).
 
-    Args:
-        questions: with reference answers.
-        predictions: one for each, in the same order.
-
     Raises:
         UserError: a question without known answers.
         ValueError: predictions of other questions.
@@ -209,9 +200,7 @@ def answer_files(
     context, the two logits, and the probability among the candidates listed; with a threshold "no
     answer" is one of them, text "".
 
-    Args:
-        predictions: of distinct questions.
-        threshold: see `Prediction.text`; None for data in which every question has an answer.
+    The threshold (see `Prediction.text`) is None for data in which every question has an answer.
     """
     files: dict[str, Mapping[str, Any]] = {
         "predictions.json": {each.id: each.text(threshold) for each in predictions},

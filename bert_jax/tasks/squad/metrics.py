@@ -90,14 +90,9 @@ def best_scores(
 def score(
     questions: Sequence[Question], predictions: Mapping[str, str], *, rules: SquadRules = "v2.0"
 ) -> dict[str, float]:
-    """Score predicted texts; the empty text means "no answer".
+    """Score predicted texts by question id; the empty text means "no answer".
 
     Predictions for other questions are ignored, as in the scripts.
-
-    Args:
-        questions: with reference answers.
-        predictions: texts by question id.
-        rules: the script's version.
 
     Returns:
         Percentages and numbers of questions under the names of the script for 2.0: exact, f1 and

@@ -11,13 +11,13 @@ them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.tasks.examples import Answer, Origin, Question
+from bert_jax.tasks.examples import Answer, Data, Origin, Question, file_name
 
 MAX_BYTES = 512 << 20
 """Largest file that is read; the training part of SQuAD 2.0 has 42 MB."""
@@ -26,17 +26,6 @@ Misplaced = Literal["fail", "skip", "keep"]
 """Treatment of an answer that is not at its offset (see `read_squad`)."""
 
 _Kind = TypeVar("_Kind", str, bool, list)
-
-
-@dataclass(frozen=True)
-class SquadFile:
-    """The questions of one file, in its order."""
-
-    path: str
-    questions: tuple[Question, ...]
-    """Questions; the questions of one paragraph share one context string."""
-    warnings: tuple[str, ...]
-    """Counts of misplaced answers and blank questions, with the first few ids."""
 
 
 def question_name(question: Question) -> str:
@@ -48,18 +37,16 @@ def _number_and_id(question: Question) -> str:
     return f"question {question.origin.line} (id {question.id[:80]!r})"
 
 
-def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
-    """Read a file of questions.
+def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Question]:
+    """Read a file of questions; the questions of one paragraph share one context string.
 
     A question without `answers`, or with an empty list where `is_impossible` is not true, has
     `answers=None`: the file does not say, as SQuAD's test set does not.
 
-    Args:
-        path: the file.
-        misplaced: treatment of an answer that is not at its offset. `fail`: an error. `skip`: the
-            answer is left out, and so is a question with no other one. `keep`: the answer stays;
-            such a file can be scored, since scores compare only texts; where a question has no
-            answer at its offset, its windows have no target.
+    An answer that is not at its offset is `misplaced`. `fail`: an error. `skip`: the answer is left
+    out, and so is a question with no other one. `keep`: the answer stays; such a file can be
+    scored, since scores compare only texts; where a question has no answer at its offset, its
+    windows have no target.
 
     Raises:
         UserError: names what is wrong, where, and how often.
@@ -81,7 +68,7 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> SquadFile:
         _listed(path, reader.misplaced, "answer", f"not at the offset given, {became}"),
         _listed(path, reader.blank, "question", "without text"),
     ]
-    return SquadFile(f"{path}", tuple(found), tuple(filter(None, warnings)))
+    return Data(file_name(f"{path}"), found, warnings=tuple(filter(None, warnings)))
 
 
 def _listed(path: str | Path, items: list[str], noun: str, what: str) -> str:
@@ -119,8 +106,18 @@ class _Reader:
                     f"question {number}: the id {question.id[:80]!r} is that of question "
                     f"{earlier} too; an id names one question"
                 )
-            if (kept := self._kept(question)) is not None:
-                found.append(kept)
+            named = _number_and_id(question)
+            if not question.question.strip():
+                self.blank.append(named)
+            answers = question.answers or ()
+            wrong = [answer for answer in answers if not is_placed(answer, question)]
+            self.misplaced += [f"{named}: {_whereabouts(answer, question)}" for answer in wrong]
+            if wrong and self.policy == "skip":
+                right = tuple(answer for answer in answers if answer not in wrong)
+                if not right:
+                    continue
+                question = replace(question, answers=right)
+            found.append(question)
         return found
 
     def _entries(self, top: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -194,24 +191,6 @@ class _Reader:
                 )
             elif text is not None:
                 yield Answer(text, start)
-
-    def _kept(self, question: Question) -> Question | None:
-        """Return the question without misplaced answers; count these, and blank questions."""
-        named = _number_and_id(question)
-        if not question.question.strip():
-            self.blank.append(named)
-        answers = question.answers or ()
-        right = tuple(answer for answer in answers if is_placed(answer, question))
-        if len(right) == len(answers):
-            return question
-        self.misplaced += [
-            f"{named}: {_whereabouts(answer, question)}"
-            for answer in answers
-            if not is_placed(answer, question)
-        ]
-        if self.policy != "skip":
-            return question
-        return replace(question, answers=right) if right else None
 
 
 def is_placed(answer: Answer, question: Question) -> bool:

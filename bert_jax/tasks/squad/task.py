@@ -1,91 +1,50 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
-import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
+from bert_jax.tasks.examples import Data, Question
 from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.reports.classes import most_confident, share, shortened
+from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
-from bert_jax.tasks.squad.metrics import best_scores, score
-from bert_jax.tasks.squad.report import answer_report
-from bert_jax.tasks.squad.sources import SquadFile, question_name, read_squad
+from bert_jax.tasks.squad.metrics import SquadRules, best_scores, normalized_words, score
+from bert_jax.tasks.squad.sources import question_name, read_squad
 from bert_jax.tasks.squad.windows import build_windows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tokenization.tokenizer import Tokenizer
 
 _THRESHOLD = "null_threshold"
-
-
-class SpanTask(Task[SquadConfig]):
-    """A task of questions about texts, configured by kind squad."""
-
-    objective: HeadKind = "span"
-    num_outputs = 2
-
-    def __init__(self, config: SquadConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(config, spec, tokenizer)
-        self.metric = config.choose_metric(("f1", "exact"))
-
-    @classmethod
-    def open(cls, config: SquadConfig, tokenizer: Tokenizer) -> Task:
-        """Read training and dev data."""
-        train, dev = (
-            read_squad(config.source(name), misplaced=config.misplaced) for name in ("train", "dev")
-        )
-        unknown = [question for question in dev.questions if question.answers is None]
-        if unknown:
-            raise UserError(
-                f"{question_name(unknown[0])} has no reference answers, nor {len(unknown) - 1} "
-                "others; checkpoints are chosen by a file with answers"
-            )
-        empty = [q for file in (train, dev) for q in file.questions if q.answers == ()]
-        rules = config.rules if config.rules != "auto" else "v2.0" if empty else "v1.1"
-        if rules == "v1.1" and empty:
-            raise UserError(
-                f"task.rules is 'v1.1', but {question_name(empty[0])} has no answer, which "
-                "they do not know; say v2.0"
-            )
-        task = cls(config, LabelSpec(rules=rules), tokenizer)
-        return task._with_splits(
-            SpanSplit(task, "train", train, to_learn=True), [SpanSplit(task, "dev", dev)]
-        )
-
-    def open_split(self, source: str, *, labelled: bool = True) -> "SpanSplit":
-        """Read another file; see `Task.open_split`."""
-        misplaced = self.config.misplaced if labelled else "keep"
-        return SpanSplit(self, Path(source).name, read_squad(source, misplaced=misplaced))
+_NAMES = ("exact", "f1")
+_ASKING = ("what", "who", "whose", "whom", "when", "where", "which", "why", "how")
 
 
 class SpanSplit(Split):
     """Questions of one file; a question has a row for each of its windows.
 
-    Windows without a known target are left out of data `to_learn`.
+    Windows without a known target are left out of training data.
     """
 
-    def __init__(
-        self, task: SpanTask, name: str, file: SquadFile, *, to_learn: bool = False
-    ) -> None:
+    _task: "SpanTask"
+    PER_TOKEN = True
+
+    def __init__(self, task: "SpanTask", data: Data[Question]) -> None:
         self._task = task
-        self._questions = file.questions
-        built = build_windows(file.questions, task.tokenizer, task.config.windows)
-        self._windows = built.windows
-        notes = [*file.warnings, *(f"{file.path}: {warning}" for warning in built.warnings)]
-        if to_learn:
+        built = build_windows(data.examples, task.tokenizer, task.config.windows)
+        self._windows, path = built.windows, data.examples[0].origin.path
+        notes = [f"{path}: {warning}" for warning in built.warnings]
+        if data.trains:
             self._windows = tuple(each for each in built.windows if each.target is not None)
             lacks = len({window.question for window in built.windows if window.target is None})
             if lacks:
-                notes.append(
-                    f"{file.path}: {lacks:,} questions are not learned from: no known answer"
-                )
+                notes.append(f"{path}: {lacks:,} questions are not learned from: no known answer")
             if not self._windows:
-                raise UserError(f"{file.path}: no question has a known answer to learn from")
+                raise UserError(f"{path}: no question has a known answer to learn from")
         targets = [window.target for window in self._windows if window.target is not None]
         rows = Rows(
             [window.ids for window in self._windows],
@@ -95,42 +54,25 @@ class SpanSplit(Split):
         names = ["exact", "f1"]
         if task.spec.rules == "v2.0":
             names += ["f1_answerable", "f1_unanswerable", _THRESHOLD]
-        super().__init__(name, rows, notes, names)
+        owners = [window.question for window in self._windows]
+        super().__init__(data, rows, names, notes, owners)
 
-    @cached_property
-    def constant_score(self) -> float:
-        """Score of answering no question."""
-        if any(question.answers is None for question in self._questions):
-            return math.nan
+    def _best_constant(self, gold: list[Any]) -> float:
+        """Return the score of answering no question."""
         if self._task.spec.rules == "v1.1":
             return 0.0
         which = ("exact", "f1").index(self._task.metric)
-        scores = [best_scores("", each)[which] for each in self._questions]
+        scores = [best_scores("", each)[which] for each in self._examples]
         return 100.0 * sum(scores) / len(scores)
-
-    def texts(self) -> list[tuple[str, ...]]:
-        """Return each question with its context."""
-        return [(each.question, each.context) for each in self._questions]
-
-    def truth(self) -> list[Any]:
-        """Return the reference answers of each question."""
-        return [each.answers for each in self._questions]
 
     def group_keys(self) -> list[Sequence[Hashable]]:
         """Return the context of each question."""
-        return [[example_key([each.context]) for each in self._questions]]
+        return [[example_key([each.context]) for each in self._examples]]
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
         """Paragraphs, since questions on one paragraph have much in common."""
-        return "paragraphs", [each.context for each in self._questions]
-
-    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
-        """Return a split of some questions, and their rows; see `Split.select`."""
-        some = tuple(self._questions[number] for number in examples)
-        owners = [window.question for window in self._windows]
-        split = SpanSplit(self._task, self.name, SquadFile("", some, ()))
-        return split, np.flatnonzero(np.isin(owners, examples))
+        return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score in percent, with the null threshold that is best for F1."""
@@ -139,12 +81,12 @@ class SpanSplit(Split):
         threshold = None
         if rules == "v2.0":
             threshold = (
-                best_threshold(self._questions, predictions)
+                best_threshold(self._examples, predictions)
                 if saved is None
                 else _saved_threshold(saved)
             )
         texts = {each.id: each.text(threshold) for each in predictions}
-        found = score(self._questions, texts, rules=rules)
+        found = score(self._examples, texts, rules=rules)
         scores = {"exact": found["exact"], "f1": found["f1"]}
         if threshold is not None:
             for prefix, which in (("HasAns_", "f1_answerable"), ("NoAns_", "f1_unanswerable")):
@@ -158,7 +100,7 @@ class SpanSplit(Split):
         predictions = self._predictions(outputs, self._task.config.num_best)
         rules = self._task.spec.rules
         threshold = scores.get(_THRESHOLD)
-        return Examined(*answer_report(self._questions, predictions, threshold, rules, self.units))
+        return Examined(*answer_report(self._examples, predictions, threshold, rules, self.units))
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
@@ -171,13 +113,44 @@ class SpanSplit(Split):
     def _predictions(self, outputs: Outputs, num_best: int) -> list[Prediction]:
         config = self._task.config
         return find_answers(
-            self._questions,
+            self._examples,
             self._windows,
             [logits[:, 0] for logits in outputs],
             [logits[:, 1] for logits in outputs],
             num_best=num_best,
             max_answer_tokens=min(config.max_answer_tokens, config.length),
         )
+
+
+class SpanTask(Task[SquadConfig]):
+    """A task of questions about texts, configured by kind squad."""
+
+    SPLIT = SpanSplit
+    objective: HeadKind = "span"
+    num_outputs = 2
+
+    @classmethod
+    def _read(cls, config: SquadConfig) -> tuple[LabelSpec, Sequence[Data[Question]]]:
+        train, dev = (
+            read_squad(config.source(name), misplaced=config.misplaced) for name in ("train", "dev")
+        )
+        unknown = [question for question in dev.examples if question.answers is None]
+        if unknown:
+            raise UserError(
+                f"{question_name(unknown[0])} has no reference answers, nor {len(unknown) - 1} "
+                "others; checkpoints are chosen by a file with answers"
+            )
+        empty = [q for file in (train, dev) for q in file.examples if q.answers == ()]
+        rules = config.rules if config.rules != "auto" else "v2.0" if empty else "v1.1"
+        if rules == "v1.1" and empty:
+            raise UserError(
+                f"task.rules is 'v1.1', but {question_name(empty[0])} has no answer, which "
+                "they do not know; say v2.0"
+            )
+        return LabelSpec(rules=rules), [train, dev]
+
+    def _read_other(self, source: str, labelled: bool) -> Data[Question]:
+        return read_squad(source, misplaced=self.config.misplaced if labelled else "keep")
 
 
 def _saved_threshold(scores: Mapping[str, float]) -> float:
@@ -187,3 +160,105 @@ def _saved_threshold(scores: Mapping[str, float]) -> float:
             "evaluate the model on a file with answers first"
         )
     return scores[_THRESHOLD]
+
+
+# Reports: kinds of questions, and mistakes
+
+
+def answer_report(
+    questions: Sequence[Question],
+    predictions: Sequence[Prediction],
+    threshold: float | None,
+    rules: SquadRules,
+    units: np.ndarray,
+) -> tuple[Grounds, dict[str, Any]]:
+    """Return the data for intervals, and the details of a report.
+
+    Questions have reference answers and a prediction each, in the same order; `units` are the
+    numbers of their paragraphs. Above the threshold of the null odds there is no answer; None:
+    always an answer.
+    """
+    texts = [each.text(threshold) for each in predictions]
+    each = 100.0 * np.array(
+        [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]
+    )
+    has = np.array([bool(question.answers) for question in questions])
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        found = dict(means(_NAMES, each)(w))
+        for name, held in (("f1_answerable", has), ("f1_unanswerable", ~has)):
+            if has.any() and not has.all():
+                found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
+        return found
+
+    groups = [
+        row
+        for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
+        for row in _groups(questions, each, units, what, name_of)
+    ]
+    return Grounds(score, units, each[:, 1] / 100, most=100.0), {
+        "groups": groups,
+        "mistakes": _mistakes(questions, predictions, texts, each[:, 1], threshold),
+    }
+
+
+def _asks(question: Question) -> str:
+    """Return the question word; other where there is none."""
+    words = normalized_words(question.question)
+    return next((word for word in words if word in _ASKING), "other")
+
+
+def _kind_of_answer(question: Question) -> str:
+    """Classify the first reference: with digits, else by its length in words."""
+    if not question.answers:
+        return "no answer"
+    text = question.answers[0].text
+    words = len(text.split())
+    if any(letter.isdigit() for letter in text):
+        return "with digits"
+    return "1 word" if words < 2 else "2 or 3 words" if words < 4 else "4 words or more"
+
+
+def _groups(
+    questions: Sequence[Question], each: np.ndarray, units: np.ndarray, what: str,
+    name_of: Callable[[Question], str],
+) -> list[dict[str, Any]]:  # fmt: skip
+    names = np.array([name_of(question) for question in questions])
+    found = []
+    for name in sorted(set(names.tolist()), key=lambda name: (-(names == name).sum(), name)):
+        own = each[names == name]
+        grounds = Grounds(means(_NAMES, own), units[names == name], own[:, 1] / 100, most=100.0)
+        found.append({
+            "by": what, "group": name, "questions": len(own), "exact": float(own[:, 0].mean()),
+            "f1": float(own[:, 1].mean()),
+            "f1_interval": intervals(grounds).found.get("f1"),
+        })  # fmt: skip
+    return found
+
+
+def _mistakes(
+    questions: Sequence[Question],
+    predictions: Sequence[Prediction],
+    texts: Sequence[str],
+    f1: np.ndarray,
+    threshold: float | None,
+) -> list[dict[str, Any]]:
+    sure = np.zeros(len(questions))
+    for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
+        candidates = list(prediction.candidates)
+        if threshold is not None:
+            candidates.append(prediction.null)
+        scores = softmax([candidate.score for candidate in candidates])
+        said = {candidate.text: p for candidate, p in zip(candidates, scores, strict=True)}
+        sure[number] = said[text]
+    return [
+        {
+            "id": questions[n].id,
+            "text": shortened(questions[n].question),
+            "context": shortened(questions[n].context),
+            "label": list(dict.fromkeys(answer.text for answer in questions[n].answers or ())),
+            "predicted": texts[n],
+            "probability": share(sure[n]),
+        }
+        for n in most_confident(f1 == 0, sure)
+    ]

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from bert_jax.errors import UserError, first_few
+from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import Question
-from bert_jax.tasks.kinds.squad import WindowOptions
 from bert_jax.tasks.squad.sources import is_placed, question_name
 from bert_jax.tokenization.tokenizer import Encoding, Tokenizer, make_row, num_special
 

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of entities; an entity is right with the right words and type.
+"""Precision, recall and F1 of entities (right words, right type), and the reports of taggings.
 
 Two readings of tags, as in seqeval, and equal to it on all tags that it knows:
 
@@ -12,93 +12,48 @@ Two readings of tags, as in seqeval, and equal to it on all tags that it knows:
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import chain
+from operator import eq
+from typing import Any
 
-from bert_jax.tasks.tagging.schemes import Scheme, entities, strict_entities
+import numpy as np
 
+from bert_jax.tasks.examples import TaggedExample
+from bert_jax.tasks.reports.classes import (
+    class_rows,
+    confusion,
+    macro,
+    most_confident,
+    of_classes,
+    share,
+    shares,
+    shortened,
+)
+from bert_jax.tasks.reports.intervals import Grounds, ratio
+from bert_jax.tasks.tagging.schemes import Entity, Scheme, entities, strict_entities
 
-class EntityScore(NamedTuple):
-    """Counts of entities and the shares made from them; 0 where a denominator is 0."""
-
-    correct: int
-    """Number of entities both predicted and in the data."""
-    predicted: int
-    gold: int
-    """Number of entities in the data."""
-
-    @property
-    def precision(self) -> float:
-        """Share of the predicted entities that are right."""
-        return self.correct / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        """Share of the entities in the data that are found."""
-        return self.correct / self.gold if self.gold else 0.0
-
-    @property
-    def f1(self) -> float:
-        """Harmonic mean of precision and recall."""
-        total = self.predicted + self.gold
-        return 2 * self.correct / total if total else 0.0
+_NONE = "no entity"
+_UNKNOWN = "not learned"
+_Tags = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class EntityScores:
-    """Scores of a tagging."""
-
-    overall: EntityScore
-    """Score over all types together (micro average)."""
-    per_type: Mapping[str, EntityScore]
-    """Scores of the types met in data or predictions, sorted by name."""
-    token_accuracy: float
-    """Share of words whose tag equals the tag in the data."""
-
-    @property
-    def macro_f1(self) -> float:
-        """Mean of the types' F1; 0 without any type."""
-        scores = [score.f1 for score in self.per_type.values()]
-        return sum(scores) / len(scores) if scores else 0.0
-
-    def table(self) -> str:
-        """Return the figures in per cent, as the CoNLL script rounds them, one line a type."""
-        width = max([8, *map(len, self.per_type)])
-        head = f"{'':{width}}  precision  recall      F1  entities"
-        lines = [
-            f"{name:{width}}  {100 * s.precision:9.2f}  {100 * s.recall:6.2f}  {100 * s.f1:6.2f}"
-            f"  {s.gold:8,}"
-            for name, s in [*self.per_type.items(), ("all", self.overall)]
-        ]
-        return "\n".join([head, *lines, f"token accuracy {100 * self.token_accuracy:.2f}"])
-
-
-def entity_scores(
-    gold: Sequence[Sequence[str]],
-    predicted: Sequence[Sequence[str]],
-    *,
-    scheme: Scheme | None = None,
-) -> EntityScores:
+def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None) -> dict[str, Any]:
     """Score predicted tags; an entity never goes beyond its sentence.
 
     `scheme` names the scheme of the strict reading; None: the lenient reading.
 
+    Returns:
+        `classes`, a row for each type met (see `class_rows`), `micro`, the scores over all types
+        together, and `macro`, the mean of the types.
+
     Raises:
-        ValueError: no words at all, sentences of different number or length, or a word without a
-            valid tag.
+        ValueError: sentences of different number or length, or a word without a valid tag.
     """
-    if len(gold) != len(predicted):
-        raise ValueError(f"{len(gold)} sentences in the data, {len(predicted)} predicted")
-    golds: Counter[str] = Counter()
-    guesses: Counter[str] = Counter()
-    correct: Counter[str] = Counter()
-    words = hits = 0
-    for number, (truth, guess) in enumerate(zip(gold, predicted, strict=True)):
+    golds, guesses, correct = Counter[str](), Counter[str](), Counter[str]()
+    for truth, guess in zip(gold, predicted, strict=True):
         if len(truth) != len(guess):
-            raise ValueError(f"sentence {number}: {len(truth)} tags, {len(guess)} predicted")
-        words += len(truth)
-        hits += sum(a == b for a, b in zip(truth, guess, strict=True))
+            raise ValueError(f"a sentence has {len(truth)} tags, {len(guess)} are predicted")
         first, second = (
             set(entities(tags) if scheme is None else strict_entities(tags, scheme))
             for tags in (truth, guess)
@@ -106,10 +61,106 @@ def entity_scores(
         golds.update(entity.type for entity in first)
         guesses.update(entity.type for entity in second)
         correct.update(entity.type for entity in first & second)
-    if not words:
-        raise ValueError("no words to score")
-    return EntityScores(
-        EntityScore(correct.total(), guesses.total(), golds.total()),
-        {k: EntityScore(correct[k], guesses[k], golds[k]) for k in sorted(guesses | golds)},
-        hits / words,
-    )
+    names, counts = sorted(guesses | golds), (correct, guesses, golds)
+    rows = class_rows(names, *([each[name] for name in names] for each in counts))
+    micro = shares(*(each.total() for each in counts))
+    return {"classes": rows, "micro": micro, "macro": macro(rows)}
+
+
+def entity_report(
+    gold: _Tags, predicted: _Tags, raw: _Tags, units: np.ndarray
+) -> tuple[Grounds, dict[str, Any]]:
+    """Return the data for intervals, and the details of a report on entities.
+
+    The strict reading follows seqeval's `mode="strict"` with IOB2 on the model's raw tags; the
+    lenient reading follows the CoNLL script, which scores the task.
+
+    Tags in the data and `predicted` are sound IOB2; `raw` are the most probable tags of the words.
+    """
+    details = entity_scores(gold, predicted)
+    labels = [row["label"] for row in details["classes"]]
+    details["strict"] = entity_scores(gold, raw, scheme="iob2")
+    pairs = list(zip(gold, predicted, strict=True))
+    found = [(set(entities(truth)), set(entities(guess))) for truth, guess in pairs]
+    if labels:
+        details["confusion"] = confusion([*labels, _NONE], *_confused(found, labels))
+    each = np.array([
+        (len(ours & theirs), len(theirs), len(ours), sum(map(eq, truth, guess)), len(truth))
+        for (ours, theirs), (truth, guess) in zip(found, pairs, strict=True)
+    ], float)  # fmt: skip
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        correct, guesses, golds, right, words = (w @ each).T
+        return {
+            "f1": ratio(2 * correct, guesses + golds),
+            "precision": ratio(correct, guesses),
+            "recall": ratio(correct, golds),
+            "accuracy": ratio(right, words),
+        }
+
+    rarest = int((each[:, 2] > 0).sum())
+    return Grounds(score, units, ratio(each[:, 3], each[:, 4]), rarest), details
+
+
+def tag_report(
+    gold: _Tags, predicted: _Tags, labels: Sequence[str], units: np.ndarray
+) -> tuple[Grounds, dict[str, Any]]:
+    """Return the data for intervals, and the details of a report on words.
+
+    A word with an empty tag is left out; tags in the data that are not among the `labels` learned
+    are counted together.
+    """
+    number = {name: n for n, name in enumerate(labels)}
+    pairs = [
+        [(number.get(a, len(labels)), number[b]) for a, b in zip(*both, strict=True) if a]
+        for both in zip(gold, predicted, strict=True)
+    ]
+    truth, guess = np.array(list(chain.from_iterable(pairs)), int).reshape(-1, 2).T
+    names = [*labels, _UNKNOWN] if (truth == len(labels)).any() else labels
+    each = np.array([(sum(a == b for a, b in pair), len(pair)) for pair in pairs], float)
+    grounds = Grounds(lambda w: {"accuracy": ratio(*(w @ each).T)}, units, ratio(*each.T))
+    return grounds, of_classes(names, truth, guess)
+
+
+def tag_mistakes(
+    examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
+) -> list[dict[str, Any]]:
+    """Return the most probable wrong tags, one a sentence; `sure`: probability of each tag."""
+    places: list[tuple[int, int]] = []
+    confidence: list[float] = []
+    for number, (example, tags, shares_of) in enumerate(
+        zip(examples, predicted, sure, strict=True)
+    ):
+        truth = example.tags or ()
+        wrong = [w for w, (a, b) in enumerate(zip(truth, tags, strict=True)) if a and a != b]
+        if wrong:
+            word = wrong[int(np.argmax(shares_of[wrong]))]
+            places.append((number, word))
+            confidence.append(float(shares_of[word]))
+    chosen = most_confident(np.ones(len(places), bool), np.array(confidence))
+    mistakes: list[dict[str, Any]] = []
+    for at in chosen:
+        number, word = places[at]
+        example = examples[number]
+        mistakes.append({
+            "id": example.id, "line": example.origin.line,
+            "text": shortened(" ".join(example.tokens)), "word": example.tokens[word],
+            "position": word, "label": (example.tags or ())[word],
+            "predicted": predicted[number][word], "probability": share(confidence[at]),
+        })  # fmt: skip
+    return mistakes
+
+
+def _confused(
+    found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pair the true and predicted types of the same words; the last number means no entity."""
+    number, none = {name: n for n, name in enumerate(labels)}, len(labels)
+    truth: list[int] = []
+    guess: list[int] = []
+    for gold, predicted in found:
+        ours, theirs = ({each[1:]: each.type for each in side} for side in (gold, predicted))
+        for span in dict.fromkeys([*sorted(ours), *sorted(theirs)]):
+            truth.append(number[ours[span]] if span in ours else none)
+            guess.append(number[theirs[span]] if span in theirs else none)
+    return np.array(truth, int), np.array(guess, int)

@@ -6,9 +6,9 @@ and a single word S. The letters of BILOU and BMES are read as IOBES: L as E, U 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, TaggedExample
@@ -16,6 +16,7 @@ from bert_jax.tasks.examples import LabelSet, TaggedExample
 Scheme = Literal["iob2", "iob1", "iobes"]
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "iobes")
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I"}
+_Breach = tuple[TaggedExample, int, str]  # sentence, word, what would be right
 _SHOWN = 3
 _PLAIN = "set scheme=plain"
 _OUTSIDE = ("O", "")
@@ -123,35 +124,36 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
         UserError: the tags break every scheme, or some are of entities and some are not; names the
             scheme that is broken least and its first breaches.
     """
-    broken = {scheme: _Breaches() for scheme in SCHEMES}
-    other = _Breaches()
+    broken: dict[Scheme, list[_Breach]] = {scheme: [] for scheme in SCHEMES}
+    other: list[tuple[TaggedExample, int]] = []
     met: set[str] = set()
     for example in examples:
         met.update(example.tags or ())
         parts = [split_tag(tag) for tag in example.tags or ()]
         for word, part in enumerate(parts):
             if part is None:
-                other.add(example, word)
+                other.append((example, word))
         for word, scheme, why in _breaches([part or _OUTSIDE for part in parts]):
-            broken[scheme].add(example, word, why)
+            broken[scheme].append((example, word, f": {why}"))
     others = {tag for tag in met if split_tag(tag) is None}
     typed = {tag for tag in met - others if "-" in tag}
     if not typed and len(others) > len(met - others - {"O"}):
         return "plain"
-    if other.count:
+    if other:
         raise UserError(
-            f"{other.first[0]}: neither O nor a prefix (B, I, E, S) with a type, as other tags of "
-            f"these sentences are{other.more()}. Fix the tag or name the column of the tags; where "
-            f"tags are not of entities (parts of speech), {_PLAIN}"
+            f"{_word(*other[0])}: neither O nor a prefix (B, I, E, S) with a type, as other tags "
+            f"of these sentences are{_more(other)}. Fix the tag or name the column of the tags; "
+            f"where tags are not of entities (parts of speech), {_PLAIN}"
         )
     for scheme in SCHEMES:
-        if not broken[scheme].count:
+        if not broken[scheme]:
             return scheme
     ends = any(prefix in "ES" for prefix, _ in _split(sorted(met)))
-    nearest = min(SCHEMES[2:] if ends else SCHEMES[:2], key=lambda scheme: broken[scheme].count)
+    nearest = min(SCHEMES[2:] if ends else SCHEMES[:2], key=lambda scheme: len(broken[scheme]))
     letters = "" if typed else f"; where letters are parts of speech, {_PLAIN}"
+    first = "; ".join(_word(each, at) + why for each, at, why in broken[nearest][:_SHOWN])
     raise UserError(
-        f"{'; '.join(broken[nearest].first)}{broken[nearest].more()}. The tags are not sound "
+        f"{first}{_more(broken[nearest])}. The tags are not sound "
         f"{nearest.upper()}, and no other scheme. Fix them, or say lenient to have them read as "
         f"the CoNLL script does{letters}"
     )
@@ -160,9 +162,7 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
 def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list[TaggedExample]:
     """Return the same entities in IOB2; sentences without tags stay as they are.
 
-    Args:
-        examples: sentences.
-        lenient: read tags that follow no scheme as the CoNLL script does (`entities`).
+    `lenient` reads tags that follow no scheme as the CoNLL script does (`entities`).
 
     Raises:
         UserError: tags that are not of entities, or, unless lenient, not sound; see
@@ -192,10 +192,6 @@ def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> Lab
 
     A type that is met gets both prefixes: of a rare type the training data may have no entity of
     two words where the data to predict have one. Tags that are not of entities are sorted.
-
-    Args:
-        examples: sentences with tags, written as `convert` writes them.
-        plain: the tags are not of entities.
 
     Raises:
         UserError: there are no tags.
@@ -244,16 +240,6 @@ def _word(example: TaggedExample, number: int) -> str:
     return f"{example.origin}, word {number + 1} ({word!r}, {tag!r})"
 
 
-@dataclass
-class _Breaches:
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-
-    def add(self, example: TaggedExample, word: int, why: str = "") -> None:
-        self.count += 1
-        if len(self.first) < _SHOWN:
-            self.first.append(_word(example, word) + (f": {why}" if why else ""))
-
-    def more(self) -> str:
-        more = self.count - len(self.first)
-        return f"; {more:,} more" if more else ""
+def _more(breaches: Sequence[Any]) -> str:
+    more = len(breaches) - _SHOWN
+    return f"; {more:,} more" if more > 0 else ""

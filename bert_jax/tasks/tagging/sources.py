@@ -6,21 +6,16 @@ which marks the beginning of a document, is not a sentence.
 
 import itertools
 import re
-from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.whole_file import read_text
-from bert_jax.tasks.examples import Origin, TaggedExample
-from bert_jax.tasks.problems import MissingColumn, Problems
-from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.tasks.tables.files import read_rows
+from bert_jax.tasks.examples import MissingColumn, Origin, Problems, TaggedExample, text_lines
+from bert_jax.tasks.tables import TableFormat, read_rows
 
-MAX_BYTES = 512 << 20
 _DOCUMENT = ("-DOCSTART-", "# newdoc")
 _COMMENT = "; if lines with # are comments, say comment='#'"
 
@@ -39,13 +34,10 @@ def read_columns(
     spaces; otherwise runs of spaces do. Quotes mean nothing, and no other character separates: a
     no-break space is part of a word.
 
-    Args:
-        path: the file, UTF-8.
-        token_column: column of the word, from 1; from -1 backwards.
-        tag_column: column of the tag, likewise; None reads no tags.
-        token_prefix: required beginning of each word, which is removed.
-        comment: beginning of the lines to skip, such as `# ` (unsafe where it may be a word:
-            CoNLL-2003 has `#` among its words).
+    Columns of words and tags count from 1, or from -1 backwards; without a `tag_column` no tags are
+    read. Each word must begin with `token_prefix`, which is removed. Lines that begin with
+    `comment`, such as `# `, are skipped (unsafe where it may be a word: CoNLL-2003 has `#` among
+    its words).
 
     Raises:
         UserError: no such file or not UTF-8; no words; columns that are not there; and, all in one
@@ -55,7 +47,7 @@ def read_columns(
     path = Path(path)
     problems = Problems(str(path), "lines")
     sentences = list(_sentences(path, comment))
-    widths = Counter(len(columns) for each in sentences for _, columns in each)
+    widths = Counter(len(columns) for each in sentences for _, columns in each.lines)
     if not widths:
         raise UserError(
             f"{path}: no words; a line for each word is needed, word and tag in columns"
@@ -64,7 +56,7 @@ def read_columns(
     token_at = _position(path, token_column, usual, "words")
     tag_at = None if tag_column is None else _position(path, tag_column, usual, "tags")
     if token_at == tag_at:
-        is_comment = sentences[0][0][1][0].startswith("#")
+        is_comment = sentences[0].lines[0][1][0].startswith("#")
         raise MissingColumn(
             f"{tag_column}",
             f"{path}: words and tags are the same column, {token_at + 1} of {usual}; words come "
@@ -75,7 +67,7 @@ def read_columns(
     for sentence in sentences:
         words: list[str] = []
         tags: list[str] = []
-        for line, columns in sentence:
+        for line, columns in sentence.lines:
             wrong = ""
             if len(columns) != usual:
                 start = " ".join(columns)[:40]
@@ -92,12 +84,10 @@ def read_columns(
                 tags.append("" if tag_at is None else columns[tag_at])
             if wrong:
                 problems.add(f"{path}, line {line}: {wrong}")
-        origin = Origin(str(path), sentence[0][0])
-        found.append(
-            TaggedExample(
-                f"{len(found)}", tuple(words), None if tag_at is None else tuple(tags), origin
-            )
-        )
+        origin = Origin(str(path), sentence.lines[0][0])
+        labels = None if tag_at is None else tuple(tags)
+        id = f"{len(found)}"
+        found.append(TaggedExample(id, tuple(words), labels, origin, sentence.document))
     problems.check()
     return found
 
@@ -120,11 +110,7 @@ def read_conllu(
 
     The words are the syntactic words: lines of a range (`3-4  zum`), which repeat the words after
     them as they are written, and empty nodes (`5.1`) are skipped. `_` is not a tag; where a file
-    has no other tags, the sentences have no tags.
-
-    Args:
-        path: the file, UTF-8.
-        column: column of the tag; None reads no tags.
+    has no other tags, or `column` is None, the sentences have no tags.
 
     Raises:
         UserError: no such file or not UTF-8; no words; and, all in one message, lines without ten
@@ -136,7 +122,7 @@ def read_conllu(
     found: list[TaggedExample] = []
     for sentence in _sentences(path, "#"):
         words: list[tuple[str, str]] = []
-        for line, columns in sentence:
+        for line, columns in sentence.lines:
             number, wrong = columns[0], ""
             if len(columns) != 10:
                 wrong = f"{len(columns)} columns apart by tabs; CoNLL-U has 10"
@@ -153,8 +139,9 @@ def read_conllu(
         if words:
             tokens, tags = zip(*words, strict=True)
             tags = tuple("" if tag == "_" else tag for tag in tags)
-            origin = Origin(str(path), sentence[0][0])
-            found.append(TaggedExample(f"{len(found)}", tokens, tags, origin))
+            origin = Origin(str(path), sentence.lines[0][0])
+            id = f"{len(found)}"
+            found.append(TaggedExample(id, tokens, tags, origin, sentence.document))
     problems.check()
     if not found:
         raise UserError(f"{path}: no words; a line of ten columns for each word is needed")
@@ -176,7 +163,7 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
     sentence = next(_sentences(path, ""), None)
     if sentence is None:
         raise UserError(f"{path}: no words; WikiANN has lines such as 'en:Paris', tab, 'B-LOC'")
-    line, columns = sentence[0]
+    line, columns = sentence.lines[0]
     language = re.match(r"[a-z][a-z-]*:", columns[0])
     if language is None and with_tags:
         message = (
@@ -199,12 +186,8 @@ def read_token_lists(
 ) -> list[TaggedExample]:
     """Read sentences as rows of two lists: JSON lines, parquet, or `tfds:conll2003:train`.
 
-    Args:
-        name: the file, told by its suffix, or the prepared data set.
-        tokens: the column of the words.
-        tags: the column of the tags, `ner` in TFDS conll2003; None reads none.
-        tag_names: names of tags that are numbers in the file, in their order. TFDS knows the names
-            itself.
+    The column `tags` (`ner` in TFDS conll2003) may be None, which reads none. `tag_names` are the
+    names of tags that are numbers in the file, in their order; TFDS knows the names itself.
 
     Raises:
         UserError: the file cannot be read or lacks a column; a row without words, with an empty
@@ -237,30 +220,32 @@ def read_token_lists(
     return found
 
 
-def with_documents(path: str, found: list[TaggedExample]) -> list[TaggedExample]:
-    """Return sentences with the number of their document, where the file marks documents."""
-    text = read_text(Path(path), max_bytes=MAX_BYTES).replace("\r\n", "\n").replace("\r", "\n")
-    marks = [n for n, line in enumerate(text.split("\n"), 1) if line.startswith(_DOCUMENT)]
-    return [replace(e, document=bisect(marks, e.origin.line)) for e in found]
+class _Sentence(NamedTuple):
+    """Lines of a sentence: number and columns of each."""
+
+    lines: list[tuple[int, list[str]]]
+    document: int
+    """Number of marks of documents up to the first line."""
 
 
-def _sentences(path: Path, comment: str) -> Iterator[list[tuple[int, list[str]]]]:
-    """Yield the sentences, each a list of line numbers and columns."""
-    text = read_text(path, max_bytes=MAX_BYTES).replace("\r\n", "\n").replace("\r", "\n")
-    sentence: list[tuple[int, list[str]]] = []
+def _sentences(path: Path, comment: str) -> Iterator[_Sentence]:
+    lines: list[tuple[int, list[str]]] = []
     tabs: bool | None = None
-    for number, line in enumerate([*text.split("\n"), ""], 1):
+    documents = document = 0
+    for number, line in enumerate([*text_lines(path), ""], 1):
+        documents += line.startswith(_DOCUMENT)
         if comment and line.startswith(comment):
             continue
         line = line.rstrip(" \t")
         if line and not line.startswith("-DOCSTART-"):
             if tabs is None:
                 tabs = "\t" in line
+            document = document if lines else documents
             columns = line.split("\t") if tabs else [part for part in line.split(" ") if part]
-            sentence.append((number, columns))
-        elif sentence:
-            yield sentence
-            sentence = []
+            lines.append((number, columns))
+        elif lines:
+            yield _Sentence(lines, document)
+            lines = []
 
 
 def _position(path: Path, number: int, width: int, what: str) -> int:

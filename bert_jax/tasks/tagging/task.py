@@ -1,23 +1,19 @@
 """Tags for words: named entities in any scheme, and tags that are not of entities."""
 
-import json
-import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 from scipy.special import softmax
+from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaggingConfig
-from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
-from bert_jax.tasks.problems import MissingColumn
+from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TaggedExample, file_name, listed
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.tagging.metrics import entity_scores
-from bert_jax.tasks.tagging.report import entity_report, tag_mistakes, tag_report
+from bert_jax.tasks.tagging.metrics import entity_report, entity_scores, tag_mistakes, tag_report
 from bert_jax.tasks.tagging.schemes import (
     convert,
     detect_scheme,
@@ -32,7 +28,6 @@ from bert_jax.tasks.tagging.sources import (
     read_conllu,
     read_token_lists,
     read_wikiann,
-    with_documents,
 )
 from bert_jax.tasks.tagging.windows import tag_windows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
@@ -41,112 +36,40 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
 
-class TaggingTask(Task[TaggingConfig]):
-    """A task of tagging words, configured by kind tagging.
-
-    Tags of entities are learned, scored and written as IOB2, whatever the scheme of the files.
-    """
-
-    objective: HeadKind = "tags"
-
-    def __init__(self, config: TaggingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(config, spec, tokenizer)
-        self.labels = LabelSet(spec.labels)
-        self.num_outputs = len(self.labels)
-        self.metrics = ("accuracy",) if spec.scheme == "plain" else _ENTITY_METRICS
-        self.metric = config.choose_metric(self.metrics)
-
-    @classmethod
-    def open(cls, config: TaggingConfig, tokenizer: Tokenizer) -> Task:
-        """Read training and dev data."""
-        read = [_read(config.source(name), config) for name in ("train", "dev")]
-        for name, examples in zip((config.train, config.dev), read, strict=True):
-            if examples[0].tags is None:
-                raise UserError(
-                    f"{name}: the column {config.conllu_column} is _ in every line, so there are "
-                    "no tags; set task.conllu_column to upos, xpos or deprel"
-                )
-        is_plain = (
-            config.scheme == "plain"
-            or _format(config.train, config) == "conllu"
-            or (not config.lenient and detect_scheme(read[0]) == "plain")
-        )
-        scheme: Literal["iob2", "plain"] = "plain" if is_plain else "iob2"
-        train, dev = (_in_scheme(examples, config, scheme) for examples in read)
-        labels = _labels(train, config, scheme)
-        if not _tags_of(dev) & set(labels.names):
-            raise UserError(
-                f"{config.dev}: no tag ({listed(sorted(_tags_of(dev)), 5)}) is among those to "
-                f"learn ({listed(labels.names, 5)}); is it the column of the tags?"
-            )
-        task = cls(config, LabelSpec(labels.names, scheme=scheme), tokenizer)
-        return task._with_splits(
-            TaggingSplit(task, "train", train), [TaggingSplit(task, "dev", dev)]
-        )
-
-    def open_split(self, source: str, *, labelled: bool = True) -> "TaggingSplit":
-        """Read another file; see `Task.open_split`."""
-        config, why = self.config, ""
-        examples: Sequence[TaggedExample] = ()
-        try:
-            examples = _in_scheme(_read(source, config), config, self.spec.scheme)
-            if met := _tags_of(examples):
-                known, some = met & set(self.labels.names), listed(sorted(met), 5)
-                why = "" if known else f"{source}: the model knows no tag of it ({some})"
-        except MissingColumn as error:  # of another column than the tags' it will be raised again
-            why = f"{source}: there is no column {error.column!r}"
-        except UserError as error:
-            if labelled:
-                raise
-            why = f"{error}".partition("\n")[0]
-        if why:
-            examples = _read(source, config, with_tags=False)
-        notes = (f"{why}, so its words have no tags",) if why else ()
-        name = source if source.startswith("tfds:") else Path(source).name
-        return TaggingSplit(self, name, examples, notes)
-
-
 class TaggingSplit(Split):
     """Sentences of one file."""
 
-    def __init__(
-        self,
-        task: TaggingTask,
-        name: str,
-        examples: Sequence[TaggedExample],
-        notes: tuple[str, ...] = (),
-    ) -> None:
+    _task: "TaggingTask"
+    PER_TOKEN = True
+    LABELS = "tags"
+
+    def __init__(self, task: "TaggingTask", data: Data[TaggedExample]) -> None:
         self._task = task
-        self._examples = examples
         self._windows = tag_windows(
-            examples,
+            data.examples,
             task.tokenizer,
             task.labels,
             max_length=task.config.length,
             stride=task.config.tag_stride,
         )
-        tags = [example.tags for example in examples if example.tags is not None]
-        self._gold = tags if len(tags) == len(examples) else None
         windows = self._windows.windows
         rows = Rows(
             [window.ids for window in windows],
             np.array([len(window.ids) for window in windows], np.int32),
-            None if self._gold is None else [window.labels for window in windows],
+            None if data.truth is None else [window.labels for window in windows],
         )
-        super().__init__(name, rows, [*notes, *self._windows.warnings], task.metrics)
+        owners = [window.example for window in windows]
+        super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
-    @cached_property
-    def constant_score(self) -> float:
-        """Score of the best constant tag; for entities, each word or each sentence is an entity."""
-        if self._gold is None:
-            return math.nan
+    def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
+        """Return the best constant tag's score; of entities, each word or sentence is one."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # the O of files with entities is a tag like others
-            counts = Counter(tag for tags in self._gold for tag in tags if tag)
+            counts = Counter(tag for tags in gold for tag in tags if tag)
             return max(counts[name] for name in names) / counts.total()
         words, sentences = Counter[str](), Counter[str]()
         total = num_words = 0
-        for tags in self._gold:
+        for tags in gold:
             found = entities(tags)
             total, num_words = total + len(found), num_words + len(tags)
             words.update(each.type for each in found if each.end - each.start == 1)
@@ -155,7 +78,7 @@ class TaggingSplit(Split):
         # Hits, predictions and entities of a constant that makes each word, or sentence, an entity.
         constants = [
             (max((hits[kind] for kind in known), default=0), count)
-            for hits, count in ((words, num_words), (sentences, len(self._gold)))
+            for hits, count in ((words, num_words), (sentences, len(gold)))
         ]
         if self._task.metric == "recall":
             return max(hits for hits, _ in constants) / max(total, 1)
@@ -163,43 +86,24 @@ class TaggingSplit(Split):
             return max(hits / count for hits, count in constants)
         return 2 * max(hits / (count + total) for hits, count in constants)
 
-    def texts(self) -> list[tuple[str, ...]]:
-        """Return each sentence as its words, joined by spaces."""
-        return [(" ".join(each.tokens),) for each in self._examples]
-
-    def truth(self) -> list[Any]:
-        """Return the tags of each sentence."""
-        return [each.tags for each in self._examples]
-
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
         """Documents, where the file marks several."""
         documents = [each.document for each in self._examples]
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
-    def select(self, examples: Sequence[int]) -> tuple[Split, np.ndarray]:
-        """Return a split of some sentences, and their rows; see `Split.select`."""
-        some = [self._examples[number] for number in examples]
-        owners = [window.example for window in self._windows.windows]
-        return TaggingSplit(self._task, self.name, some), np.flatnonzero(np.isin(owners, examples))
-
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
         """Score the tags; accuracy is over words."""
-        del saved
-        if self._gold is None:
-            raise UserError(f"{self.name} has no tags, so it cannot be scored; predict it")
         predicted = self._predicted(outputs)
-        if self._task.spec.scheme == "plain":
-            pairs = zip(self._gold, predicted, strict=True)
-            hits = [a == b for g, p in pairs for a, b in zip(g, p, strict=True) if a]
-            return {"accuracy": sum(hits) / len(hits)}
-        scores = entity_scores(self._gold, predicted)
-        overall = (scores.overall.f1, scores.overall.precision, scores.overall.recall)
-        return dict(zip(_ENTITY_METRICS, (*overall, scores.token_accuracy), strict=True))
+        pairs = zip(chain(*self._gold), chain(*predicted), strict=True)
+        hits = [truth == guess for truth, guess in pairs if truth]
+        scores = {"accuracy": sum(hits) / len(hits)}
+        if self._task.spec.scheme != "plain":
+            scores |= entity_scores(self._gold, predicted)["micro"]
+        return {name: scores[name] for name in self._score_names}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return entities by type, lenient and strict, or tags; confusion and mistakes."""
-        assert self._gold is not None  # scored before
         raw, predicted = self._best_tags(outputs), self._predicted(outputs)
         if self._task.spec.scheme == "plain":
             labels = self._task.spec.labels
@@ -220,19 +124,19 @@ class TaggingSplit(Split):
         predictions.txt has a word a line with the tag in the file, if any, and the predicted tag,
         as the CoNLL script reads them; separated by spaces, or by tabs where a word holds a space.
         """
-        del scores
+        yield from super()._prediction_files(outputs, scores)
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
-        entries: list[str] = []
         blocks: list[str] = []
         for example, tags in zip(self._examples, self._predicted(outputs), strict=True):
-            entry = {"id": example.id, "tokens": example.tokens, "tags": tags}
-            entries.append(json.dumps(entry, ensure_ascii=False))
             columns = [example.tokens, tags]
             if example.tags is not None:
                 columns.insert(1, tuple(tag or "_" for tag in example.tags))
             blocks.append("\n".join(map(mark.join, zip(*columns, strict=True))))
-        yield "predictions.jsonl", "\n".join(entries) + "\n"
         yield "predictions.txt", "\n\n".join(blocks) + "\n"
+
+    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> Iterable[dict[str, Any]]:
+        pairs = zip(self._examples, self._predicted(outputs), strict=True)
+        return ({"tokens": example.tokens, "tags": tags} for example, tags in pairs)
 
     def _predicted(self, outputs: Outputs) -> list[tuple[str, ...]]:
         """Return the tags of each sentence; tags of entities are sound IOB2."""
@@ -248,6 +152,69 @@ class TaggingSplit(Split):
         return [tuple(names[n] for n in tags) for tags in self._windows.gather(best)]
 
 
+class TaggingTask(Task[TaggingConfig]):
+    """A task of tagging words, configured by kind tagging.
+
+    Tags of entities are learned, scored and written as IOB2, whatever the scheme of the files.
+    """
+
+    SPLIT = TaggingSplit
+    objective: HeadKind = "tags"
+
+    def __init__(self, config: TaggingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(config, spec, tokenizer)
+        self.labels = LabelSet(spec.labels)
+        self.num_outputs = len(self.labels)
+
+    @override
+    def _metrics(self) -> Sequence[str]:
+        return ("accuracy",) if self.spec.scheme == "plain" else _ENTITY_METRICS
+
+    @classmethod
+    def _read(cls, config: TaggingConfig) -> tuple[LabelSpec, Sequence[Data[TaggedExample]]]:
+        read = [_read(config.source(name), config) for name in ("train", "dev")]
+        for name, examples in zip((config.train, config.dev), read, strict=True):
+            if examples[0].tags is None:
+                raise UserError(
+                    f"{name}: the column {config.conllu_column} is _ in every line, so there are "
+                    "no tags; set task.conllu_column to upos, xpos or deprel"
+                )
+        is_plain = (
+            config.scheme == "plain"
+            or _format(config.train, config) == "conllu"
+            or (not config.lenient and detect_scheme(read[0]) == "plain")
+        )
+        scheme: Literal["iob2", "plain"] = "plain" if is_plain else "iob2"
+        train, dev = (_in_scheme(examples, config, scheme) for examples in read)
+        labels = _labels(train, config, scheme)
+        if not _tags_of(dev) & set(labels.names):
+            raise UserError(
+                f"{config.dev}: no tag ({listed(sorted(_tags_of(dev)), 5)}) is among those to "
+                f"learn ({listed(labels.names, 5)}); is it the column of the tags?"
+            )
+        spec = LabelSpec(labels.names, scheme=scheme)
+        return spec, [Data("train", train), Data("dev", dev)]
+
+    def _read_other(self, source: str, labelled: bool) -> Data[TaggedExample]:
+        config, why = self.config, ""
+        examples: Sequence[TaggedExample] = ()
+        try:
+            examples = _in_scheme(_read(source, config), config, self.spec.scheme)
+            if met := _tags_of(examples):
+                known, some = met & set(self.labels.names), listed(sorted(met), 5)
+                why = "" if known else f"{source}: the model knows no tag of it ({some})"
+        except MissingColumn as error:  # of another column than the tags' it will be raised again
+            why = f"{source}: there is no column {error.column!r}"
+        except UserError as error:
+            if labelled:
+                raise
+            why = f"{error}".partition("\n")[0]
+        if why:
+            examples = _read(source, config, with_tags=False)
+        notes = (f"{why}, so its words have no tags",) if why else ()
+        return Data(file_name(source), examples, warnings=notes)
+
+
 def _format(source: str, config: TaggingConfig) -> str:
     # The default column of words is the first, where CoNLL-U has numbers.
     if config.format == "columns" and config.token_column == 1 and is_conllu(source):
@@ -261,17 +228,13 @@ def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list
             tags = config.tags if with_tags else None
             return read_token_lists(source, config.tokens, tags, config.tag_names)
         case "conllu":
-            found = read_conllu(source, config.conllu_column if with_tags else None)
-            return with_documents(source, found)
+            return read_conllu(source, config.conllu_column if with_tags else None)
         case "wikiann":
             return read_wikiann(source, with_tags=with_tags)
-    found = read_columns(
-        source,
-        token_column=config.token_column,
-        tag_column=config.tag_column if with_tags else None,
-        comment=config.comment,
+    tag_column = config.tag_column if with_tags else None
+    return read_columns(
+        source, token_column=config.token_column, tag_column=tag_column, comment=config.comment
     )
-    return with_documents(source, found)
 
 
 def _tags_of(examples: Sequence[TaggedExample]) -> set[str]:

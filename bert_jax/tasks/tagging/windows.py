@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Int32, Integer
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.examples import LabelSet, TaggedExample, listed
-from bert_jax.tasks.problems import counted
+from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, counted, listed
 from bert_jax.tasks.rows import NO_LABEL
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
@@ -45,9 +44,8 @@ class TagWindows:
     def gather(self, predictions: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return one value a word for each sentence, from one value a position.
 
-        Args:
-            predictions: for each window an array of whole numbers, or of probabilities, that
-                begins with its positions; what follows them, padding, is left out.
+        Each window has an array of whole numbers, or of probabilities, that begins with its
+        positions; what follows them, padding, is left out.
 
         Raises:
             ValueError: not one array for each window, or one that is shorter than its window.
@@ -72,17 +70,13 @@ def tag_windows(
     max_length: int = 128,
     stride: int = 64,
 ) -> TagWindows:
-    """Return sentences as sequences.
+    """Return sentences as sequences of at most `max_length` ids, [CLS] and [SEP] included.
 
-    Args:
-        examples: the sentences.
-        tokenizer: encodes each word by itself, as a word inside a sentence. A word without tokens
-            (a zero-width space) becomes [UNK], so that it too is labelled.
-        labels: known tags; None leaves all labels `NO_LABEL`. A word with an unknown tag has
-            `NO_LABEL`, too; a warning names such tags.
-        max_length: most ids in a sequence, [CLS] and [SEP] included.
-        stride: ids from the start of one window to the start of the next (BERT's `doc_stride`;
-            Transformers uses this name for the overlap).
+    Each word is encoded by itself, as a word inside a sentence. A word without tokens (a zero-width
+    space) becomes [UNK], so that it too is labelled. A word whose tag is not among `labels` has
+    `NO_LABEL`, and a warning names such tags; where `labels` is None, all words have `NO_LABEL`.
+    `stride` ids lie between the starts of two windows (BERT's `doc_stride`; Transformers uses this
+    name for the overlap).
 
     Raises:
         UserError: `max_length` or `stride` out of range.
@@ -99,13 +93,13 @@ def tag_windows(
     pieces = dict(zip(words, tokenizer.encode_words(words), strict=True))
     unknown = np.array([tokenizer.special_ids.unk], np.int32)
     windows: list[TagWindow] = []
-    long: list[TaggedExample] = []
-    unreadable: list[TaggedExample] = []
-    strange: list[tuple[str, TaggedExample]] = []
+    long: list[Origin] = []
+    unreadable: list[Origin] = []
+    strange: list[tuple[str, Origin]] = []
     for number, example in enumerate(examples):
         parts = [pieces[word] for word in example.tokens]
         if not all(map(len, parts)):
-            unreadable += [example] * sum(not len(part) for part in parts)
+            unreadable += [example.origin] * sum(not len(part) for part in parts)
             parts = [part if len(part) else unknown for part in parts]
         ids = np.concatenate(parts)
         first = np.cumsum([0, *map(len, parts[:-1])])
@@ -115,11 +109,11 @@ def tag_windows(
                 if (known := labels.find(tag)) is not None:
                     label[word] = known
                 elif tag:
-                    strange.append((tag, example))
+                    strange.append((tag, example.origin))
         starts = np.arange(0, max(1, len(ids) - room + stride), stride)
         ends = np.minimum(starts + room, len(ids))
         if len(starts) > 1:
-            long.append(example)
+            long.append(example.origin)
         bounds = np.searchsorted(first, _ends_of_most_context(starts, ends))
         words_of = np.split(np.arange(len(parts)), bounds[:-1])
         for start, end, mine in zip(starts, ends, words_of, strict=True):
@@ -128,11 +122,11 @@ def tag_windows(
             owned[positions], marks[positions] = mine, label[mine]
             row = make_row(tokenizer, ids[start:end])
             windows.append(TagWindow(number, row.ids, owned, marks))
-    warnings = _warnings(long, f"sentences of more than {room} sub-words, read in windows")
-    warnings += _warnings(unreadable, "words of which the tokenizer leaves nothing, read as [UNK]")
+    warnings = counted(f"sentences of more than {room} sub-words, read in windows", long)
+    warnings += counted("words of which the tokenizer leaves nothing, read as [UNK]", unreadable)
     names = listed(sorted({tag for tag, _ in strange}), 100)
     what = f"words with tags that the model does not know, counted as misses: {names}"
-    warnings += _warnings([example for _, example in strange], what)
+    warnings += counted(what, [origin for _, origin in strange])
     return TagWindows(tuple(windows), tuple(len(each.tokens) for each in examples), warnings)
 
 
@@ -146,10 +140,3 @@ def _ends_of_most_context(
     """
     # The next window has more context once its left side exceeds this window's right side.
     return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])
-
-
-def _warnings(examples: Sequence[TaggedExample], what: str) -> tuple[str, ...]:
-    lines: dict[str, list[int]] = {}
-    for example in examples:
-        lines.setdefault(example.origin.path, []).append(example.origin.line)
-    return tuple(counted(path, what, found) for path, found in lines.items())

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float
 from scipy.special import expit, log_expit, log_softmax, softmax
 
 NUM_BINS = 15
 _TEMPERATURE, _THRESHOLD = "temperature", "threshold/"
 _ERRORS = ("ece", "ece_uncalibrated")
-_SHARPEST, _FLATTEST = 1 / 20, 20.0
 
 Labels = np.ndarray
 """(N,) classes, or (N, C) bool: true for each label that holds."""
@@ -69,11 +68,8 @@ class Decisions:
         found: dict[str, float] = {}
         if calibrate:
             found[_TEMPERATURE] = self.temperature
-            after, before = (
-                self.reliability(logits, labels),
-                PLAIN.reliability(logits, labels),
-            )
-            found |= dict(zip(_ERRORS, (after.error, before.error), strict=True))
+            after, before = (each.reliability(logits, labels)["ece"] for each in (self, PLAIN))
+            found |= dict(zip(_ERRORS, (after, before), strict=True))
         if tune:
             values = zip(names, self.thresholds, strict=True)
             found |= {f"{_THRESHOLD}{name}": value for name, value in values}
@@ -88,10 +84,10 @@ class Decisions:
     def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
         """Return the temperature, and the bins before and after it, as JSON values."""
         parts = {"before": PLAIN, "after": self}
-        bins = {name: each.reliability(logits, labels).to_json() for name, each in parts.items()}
+        bins = {name: each.reliability(logits, labels) for name, each in parts.items()}
         return {"temperature": self.temperature, **bins}
 
-    def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> "Reliability":
+    def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
         """Compare the probability of the best class, or of each of several labels, with hits."""
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
@@ -102,41 +98,27 @@ class Decisions:
 PLAIN = Decisions()
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """Probabilities in bins of equal width, and the shares that came true."""
-
-    counts: Integer[np.ndarray, " bins"]
-    confidence: Float[np.ndarray, " bins"]
-    """Mean probability of each bin; 0 for an empty bin."""
-    accuracy: Float[np.ndarray, " bins"]
-    """Share of each bin that came true; 0 for an empty bin."""
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error: the mean gap, weighted by the counts."""
-        gaps = np.abs(self.confidence - self.accuracy)
-        return float(np.sum(gaps * self.counts) / max(int(self.counts.sum()), 1))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the error and the bins."""
-        return {
-            "ece": self.error,
-            "counts": self.counts.tolist(),
-            "confidence": self.confidence.round(6).tolist(),
-            "accuracy": self.accuracy.round(6).tolist(),
-        }
-
-
 def reliability(
     shares: Float[np.ndarray, " M"], came_true: Bool[np.ndarray, " M"], bins: int = NUM_BINS
-) -> Reliability:
-    """Sort probabilities into bins (i / bins, (i + 1) / bins]."""
+) -> dict[str, Any]:
+    """Compare probabilities in bins (i / bins, (i + 1) / bins] with the shares that came true.
+
+    Returns:
+        `ece`, the expected calibration error: the mean gap, weighted by the `counts` of the bins;
+        `confidence`, the mean probability of each bin, and `accuracy`, the share that came true,
+        both 0 for an empty bin.
+    """
     number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(number, minlength=bins)
     sums = (np.bincount(number, values, bins) for values in (shares, came_true))
     confidence, accuracy = (each / np.maximum(counts, 1) for each in sums)
-    return Reliability(counts, confidence, accuracy)
+    gaps = np.abs(confidence - accuracy)
+    return {
+        "ece": float(np.sum(gaps * counts) / max(int(counts.sum()), 1)),
+        "counts": counts.tolist(),
+        "confidence": confidence.round(6).tolist(),
+        "accuracy": accuracy.round(6).tolist(),
+    }
 
 
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
@@ -152,8 +134,7 @@ def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
             return -float(np.mean(log_expit(np.where(labels, scaled, -scaled))))
         return -float(np.mean(log_softmax(scaled, axis=1)[np.arange(len(labels)), labels]))
 
-    bounds = (1 / _FLATTEST, 1 / _SHARPEST)
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    found = minimize_scalar(loss, bounds=(1 / 20, 20), method="bounded", options={"xatol": 1e-6})
     return 1 / float(found.x)
 
 

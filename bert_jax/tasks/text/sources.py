@@ -1,7 +1,6 @@
 """Readers of texts with labels: tables, and the tasks of GLUE."""
 
-import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -9,48 +8,35 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import GlueConfig, TableConfig
-from bert_jax.tasks.examples import LabelSet, TextExample
-from bert_jax.tasks.folds import deal, joined, strata
+from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TextExample
 from bert_jax.tasks.glue import TASKS, GlueTask, glue_task
-from bert_jax.tasks.overlap import example_key
-from bert_jax.tasks.problems import MissingColumn
-from bert_jax.tasks.tables.delimited import TableFormat
-from bert_jax.tasks.tables.files import read_rows
-from bert_jax.tasks.text.tables import TextData, read_other_texts, read_texts
+from bert_jax.tasks.overlap import deal, example_key, held_out, joined, strata
+from bert_jax.tasks.tables import TableFormat, read_rows
+from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_texts
 
 # Tables
 
 
-def open_table(config: TableConfig) -> tuple[TextData, list[TextData]]:
-    """Read training and dev data; dev has the labels of the training file.
-
-    Raises:
-        UserError: a file cannot be read or has no labels; a label that train does not have.
-    """
+def open_table(config: TableConfig) -> list[Data[TextExample]]:
+    """Read training and dev data; dev has the labels of the training file."""
     train = config.source("train")
-    data = _read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
+    data = read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
-        data, held_out = _held_out(train, data, config)
-        return data, [held_out]
-    dev = _read_labelled(config.dev, config, data.labels, read_other_texts)
-    return replace(data, name="train"), [replace(dev, name="dev")]
+        return _held_out(train, data, config)
+    dev = read_labelled(config.dev, config, data.labels, read_other_texts)
+    return [replace(data, name="train"), replace(dev, name="dev")]
 
 
-def _read_labelled(
-    path: str, config: TableConfig, labels: LabelSet | None, read: Any = read_texts
-) -> TextData:
-    data: TextData = read(path, config, labels)
-    if data.examples[0].label is None:
-        raise UserError(f"{path} has no labels in column {config.label!r}; name a file with labels")
-    return data
-
-
-def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData, TextData]:
+def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
     """Hold a part out; rows with the same texts fall on the same side, whatever their order.
 
     Where there are groups, rows of a group do, too, and both parts have the same mix of labels.
     """
-    held = _of_groups(path, data, config) if config.group else _of_texts(path, data, config)
+    keys = [example_key(example.texts) for example in data.examples]
+    if config.group:
+        held = _of_groups(path, data, keys, config)
+    else:
+        held = held_out(path, keys, config.dev_rate, 1, "text")
     dev, train = (
         tuple(e for e, mine in zip(data.examples, held, strict=True) if mine == part)
         for part in (True, False)
@@ -64,28 +50,17 @@ def _held_out(path: str, data: TextData, config: TableConfig) -> tuple[TextData,
                 f"learned: {', '.join(map(repr, lacks[:5]))}; name a dev file in task.dev"
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
-    return TextData("train", train, data.labels, tuple(notes)), TextData("dev", dev, data.labels)
+    return [Data("train", train, data.labels, tuple(notes)), Data("dev", dev, data.labels)]
 
 
-def _of_texts(path: str, data: TextData, config: TableConfig) -> list[bool]:
-    """Choose the rows to hold out, only by their texts."""
-    keys = _keys(data.examples)
-    ranked = sorted(set(keys))
-    if len(ranked) < 2:
-        raise UserError(
-            f"{path} has {len(ranked)} distinct text; at least 2 are needed to hold one out. Name "
-            "a second file in task.dev"
-        )
-    chosen = set(ranked[: min(math.ceil(config.dev_rate * len(ranked)), len(ranked) - 1)])
-    return [key in chosen for key in keys]
-
-
-def _of_groups(path: str, data: TextData, config: TableConfig) -> list[bool]:
+def _of_groups(
+    path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
+) -> list[bool]:
     """Choose the rows to hold out, by their groups."""
-    groups = joined(*group_keys(data.examples))
+    groups = joined(keys, [example.group for example in data.examples])
     kinds = strata([example.label for example in data.examples])
     shares = (config.dev_rate, 1 - config.dev_rate)
-    held = (deal(kinds, groups, _keys(data.examples), shares) == 0).tolist()
+    held = (deal(kinds, groups, keys, shares) == 0).tolist()
     if all(held) or not any(held):
         raise UserError(
             f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} that stay "
@@ -93,16 +68,6 @@ def _of_groups(path: str, data: TextData, config: TableConfig) -> list[bool]:
             "share, or name a second file in task.dev"
         )
     return held
-
-
-def group_keys(examples: Sequence[TextExample]) -> list[Sequence[Hashable]]:
-    """Return the texts of each example, and its group where there are groups."""
-    groups = [example.group for example in examples]
-    return [_keys(examples), *([] if None in groups else [groups])]
-
-
-def _keys(examples: Sequence[TextExample]) -> list[bytes]:
-    return [example_key([each.text, each.text_pair or ""]) for each in examples]
 
 
 def _classes_of(examples: Sequence[TextExample]) -> set[Any]:
@@ -115,22 +80,21 @@ def _classes_of(examples: Sequence[TextExample]) -> set[Any]:
 # GLUE
 
 
-def open_glue(config: GlueConfig) -> tuple[TextData, list[TextData]]:
+def open_glue(config: GlueConfig) -> list[Data[TextExample]]:
     """Read training data and all dev sets, MNLI's matched one first."""
     config.source("data")
     devs = [split for split in glue_task(config.source("name")).files if split.startswith("dev")]
-    return _glue_split(config, "train"), [_glue_split(config, split) for split in devs]
+    return [_glue_split(config, split) for split in ("train", *devs)]
 
 
-def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) -> TextData:
+def read_glue_source(
+    config: GlueConfig, source: str, *, labelled: bool = True
+) -> Data[TextExample]:
     """Read a split of the task by its name, an official file, or a table.
 
-    Args:
-        config: the task.
-        source: the name of a split (for a model of MNLI also `ax`), or a file. A file with the name
-            of an official file is read as such; other files have GLUE's or TensorFlow Datasets'
-            column names.
-        labelled: False leaves the labels of a file with other columns out.
+    A model of MNLI also has the split `ax`. A file with the name of an official file is read as
+    such; other files have GLUE's or TensorFlow Datasets' column names, and their labels are left
+    out unless `labelled`.
 
     Raises:
         UserError: no split or file has this name, or it cannot be read.
@@ -148,22 +112,20 @@ def read_glue_source(config: GlueConfig, source: str, *, labelled: bool = True) 
         for split, file in TASKS[name].files.items():
             if path.name == file:
                 return read_glue(path.parent, name, split)
-    tfds = dict(zip(("text", "text_pair"), task.tfds[1:], strict=True), label="label")
-    layouts = [(_table(task), task.written), (_table(task, **tfds), task.labels)]
-    missing: MissingColumn | None = None
-    for table, names in layouts:
+
+    def read(names: tuple[str, ...], **fields: str) -> Data[TextExample]:
         labels = LabelSet(names) if names else None
-        try:
-            return read_other_texts(
-                source, table, labels, labelled=labelled, score_range=task.score_range
-            )
-        except MissingColumn as error:
-            missing = error  # the plainer names are the last
-    assert missing is not None
-    raise missing
+        table, limits = _table(task, **fields), task.score_range
+        return read_other_texts(source, table, labels, labelled=labelled, score_range=limits)
+
+    _, text, text_pair = task.tfds
+    try:
+        return read(task.written)
+    except MissingColumn:
+        return read(task.labels, text=text, text_pair=text_pair, label="label")
 
 
-def _glue_split(config: GlueConfig, split: str) -> TextData:
+def _glue_split(config: GlueConfig, split: str) -> Data[TextExample]:
     name, file = (split, "test") if split == "ax" else (config.name, split)
     if config.data == "tfds":
         return replace(read_glue_tfds(name, file), name=split)
@@ -173,7 +135,7 @@ def _glue_split(config: GlueConfig, split: str) -> TextData:
     return replace(read_glue(home, name, file), name=split)
 
 
-def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData:
+def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[TextExample]:
     """Read a split from the official TSV files.
 
     The files are written without quoting: quotes are text. CoLA has a header only in its test set.
@@ -181,11 +143,8 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData
     as Microsoft publishes it with GLUE's dev_ids.tsv. Rows of QQP broken by line ends are skipped
     and counted, as elsewhere.
 
-    Args:
-        directory: the task's directory, or the directory of all tasks.
-        name: name of the task, see `TASKS`.
-        split: see the task's `files`; labels are None in test splits. Examples have the numbers of
-            the test files as ids, else their number from 0.
+    The directory is the task's, or the one of all tasks. Labels are None in test splits. Examples
+    have the numbers of the test files as ids, else their number from 0.
 
     Raises:
         UserError: no such task, split or file, or rows are wrong.
@@ -211,12 +170,8 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> TextData
     return _read_split(path, name, split, task.written, format="tsv", **fields)
 
 
-def read_glue_tfds(name: str, split: str) -> TextData:
-    """Read a split that TensorFlow Datasets has prepared, in its stored order.
-
-    Raises:
-        UserError: no such task or split, the data set is not prepared, or rows are wrong.
-    """
+def read_glue_tfds(name: str, split: str) -> Data[TextExample]:
+    """Read a split that TensorFlow Datasets has prepared, in its stored order."""
     task = _task_with(name, split)
     config, text, text_pair = task.tfds
     source = f"tfds:glue/{config}:{split.replace('dev', 'validation')}"
@@ -244,7 +199,7 @@ def _table(task: GlueTask, **fields: Any) -> TableConfig:
 
 def _read_split(
     source: str | PathLike[str], name: str, split: str, names: tuple[str, ...], **fields: Any
-) -> TextData:
+) -> Data[TextExample]:
     """Read a file that writes the labels as `names`; test splits have none."""
     task = TASKS[name]
     data = read_texts(
@@ -258,7 +213,7 @@ def _read_split(
     )
 
 
-def _read_published_mrpc(home: Path, split: str) -> TextData:
+def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
     """Read MRPC as published; pairs of ids separate train and dev, and test hides its labels."""
     path = home / f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt"
     data = _read_split(path, "mrpc", split, TASKS["mrpc"].written, format="tsv")

@@ -1,35 +1,27 @@
 """Texts with labels from a table: one class, several classes or a score for each row."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.examples import LabelSet, Origin, TextExample
-from bert_jax.tasks.problems import MissingColumn, Problems, counted
-from bert_jax.tasks.tables.files import read_rows
+from bert_jax.tasks.examples import (
+    Data,
+    LabelSet,
+    MissingColumn,
+    Origin,
+    Problems,
+    TextExample,
+    counted,
+    file_name,
+)
+from bert_jax.tasks.tables import read_rows
 
 ScoreRange = tuple[float, float]
 _AS_BOOLEAN = {"0": False, "1": True, "False": False, "True": True}
-
-
-@dataclass(frozen=True)
-class TextData:
-    """Content of a table."""
-
-    name: str
-    """Name of the file, or of the split."""
-    examples: tuple[TextExample, ...]
-    labels: LabelSet | None
-    """Names of the classes; None for scores and for texts without labels."""
-    warnings: tuple[str, ...] = ()
-    """Rows that were skipped, or kept although they look wrong, counted, with lines."""
-    submission: tuple[str, str] | None = None
-    """Task and split of GLUE for which the leaderboard takes predictions of these texts."""
 
 
 def read_texts(
@@ -39,16 +31,19 @@ def read_texts(
     *,
     labelled: bool = True,
     score_range: ScoreRange | None = None,
-) -> TextData:
+    more: Sequence[str] = (),
+    texts_of: Callable[[Origin, Sequence[Any]], Sequence[str]] | None = None,
+) -> Data[TextExample]:
     """Read texts and their labels.
 
     Args:
-        source: a CSV, TSV, JSON lines or parquet file, or `tfds:NAME:SPLIT`.
+        source: a file of any format of `TableFormat`, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
-        labels: the classes, for example the training file's; None takes the classes of the file, in
-            numerical order where all are whole numbers, else sorted as text.
+        labels: the classes; None takes the classes of the file, see `LabelSet.of`.
         labelled: False leaves the labels out.
         score_range: lowest and highest valid score; None permits any finite number.
+        more: other columns, from which `texts_of` makes `TextExample.more` of a row.
+        texts_of: function of a row's origin and its values of these columns.
 
     Raises:
         UserError: the file or a column cannot be read, or rows are wrong: the first five are named
@@ -57,27 +52,27 @@ def read_texts(
     name = fspath(source)
     problems = Problems(name)
     read = (table.text, table.text_pair, table.id, table.group)
-    present = [column for column in read if column]
+    present = [*filter(None, read), *more]
     if labelled:
         present += table.label_columns or (table.label,)
     if table.label_columns:
         labels = _columns_as_labels(table.label_columns, labels)
     examples: list[TextExample] = []  # their labels come last: first all names must be known
     found: list[Any] = []
-    ragged: list[int] = []
-    empty: list[int] = []
+    ragged: list[Origin] = []
+    empty: list[Origin] = []
     seen: dict[str, int] = {}
-    for row in read_rows(name, present, table.file_format):
+    for row in read_rows(name, present, table):
         origin = row.origin
         if row.missing:
-            ragged.append(origin.line)
+            ragged.append(origin)
             continue
         try:
             if row.problem:
                 raise UserError(row.problem)
             values = iter(row.values)
-            text = _text(origin, table.text, next(values))
-            pair = _text(origin, table.text_pair, next(values)) if table.text_pair else None
+            text = as_text(origin, table.text, next(values))
+            pair = as_text(origin, table.text_pair, next(values)) if table.text_pair else None
             key = f"{next(values)}" if table.id else None
             if key in ("", "None"):
                 raise UserError(f"{origin}: column {table.id!r} is empty; an id is needed")
@@ -89,25 +84,27 @@ def read_texts(
                     raise UserError(
                         f"{origin}: a text is empty; fix it, or say empty='skip' or 'keep'"
                     )
-                empty.append(origin.line)
+                empty.append(origin)
                 if table.empty == "skip":
                     continue
             if key is not None and seen.setdefault(key, origin.line) != origin.line:
                 first = f"{origin.unit} {seen[key]}"
                 raise UserError(f"{origin}: the id {key[:80]!r} is that of {first}, too")
+            others = [next(values) for _ in more]
+            texts = () if texts_of is None else tuple(texts_of(origin, others))
             label = _label(origin, table, values, score_range) if labelled else None
         except UserError as error:
             problems.add(error)
         else:
             number = key or f"{len(examples)}"
-            examples.append(TextExample(number, text, pair, None, origin, group))
+            examples.append(TextExample(number, text, pair, None, origin, group, texts))
             found.append(label)
     if table.problem_type != "regression" and labelled:
         found, labels = _numbered(name, table, examples, found, labels, problems)
     pairs = list(zip(examples, found, strict=True))
-    lacks = [example.origin.line for example, label in pairs if label is None]
+    lacks = [example.origin for example, label in pairs if label is None]
     if not problems.count and 0 < len(lacks) < len(found):
-        problems.add(counted(name, "rows without a label among others that have one", lacks))
+        problems.add(*counted("rows without a label among others that have one", lacks))
     problems.check()
     if not examples:
         raise UserError(f"{name} has no examples")
@@ -115,39 +112,45 @@ def read_texts(
         "rows with more or fewer fields than the first skipped": ragged,
         f"rows with an empty text {'skipped' if table.empty == 'skip' else 'kept'}": empty,
     }
-    warnings = tuple(counted(name, what, lines) for what, lines in notes.items() if lines)
-    short = name if name.startswith("tfds:") else Path(name).name
+    warnings = tuple(note for what, origins in notes.items() for note in counted(what, origins))
     whole = tuple(replace(example, label=label) for example, label in pairs)
-    return TextData(short, whole, labels, warnings)
+    return Data(file_name(name), whole, labels, warnings)
 
 
 def read_other_texts(
-    source: str,
-    table: TableConfig,
-    labels: LabelSet | None,
-    *,
-    labelled: bool = True,
-    score_range: ScoreRange | None = None,
-) -> TextData:
+    source: str, table: TableConfig, labels: LabelSet | None, **options: Any
+) -> Data[TextExample]:
     """Read a table that may lack the column of the label; a warning then says so.
 
-    The table may lack the column of the group, too.
+    The table may lack the column of the group, too; `options` go to `read_texts`.
     """
     try:
-        return read_texts(source, table, labels, labelled=labelled, score_range=score_range)
+        return read_texts(source, table, labels, **options)
     except MissingColumn as error:
         if table.group and error.column == table.group:
-            return read_other_texts(
-                source, replace(table, group=""), labels, labelled=labelled, score_range=score_range
-            )
+            table = replace(table, group="")
+            return read_other_texts(source, table, labels, **options)
         if error.column not in (table.label_columns or (table.label,)):
             raise
-        data = read_texts(source, table, labels, labelled=False)
+        data = read_texts(source, table, labels, **{**options, "labelled": False})
         note = f"{source}: there is no column {error.column!r}, so its rows have no labels"
         return replace(data, warnings=(*data.warnings, note))
 
 
-def _text(origin: Origin, column: str, value: Any) -> str:
+def read_labelled(
+    source: str, table: TableConfig, labels: LabelSet | None, read: Any = read_texts, **options: Any
+) -> Data[TextExample]:
+    """Read a table by one of the functions above; a `UserError` where it has no labels."""
+    data: Data[TextExample] = read(source, table, labels, **options)
+    if data.examples[0].label is None:
+        raise UserError(
+            f"{source} has no labels in column {table.label!r}; name a file with labels"
+        )
+    return data
+
+
+def as_text(origin: Origin, column: str, value: Any) -> str:
+    """Return a value that is text; a `UserError` names any other value."""
     if not isinstance(value, str):
         what = "nothing" if value is None else f"{value!r:.60}"
         raise UserError(f"{origin}: column {column!r} holds {what}, not text")

@@ -20,10 +20,9 @@ from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.objectives.objective import Forward, Objective
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.batches import choose_buckets, eval_batches
 from bert_jax.tasks.examples import listed
 from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.rows import Rows, choose_buckets, eval_batches
 from bert_jax.tasks.task import Outputs, Split
 from bert_jax.training.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.training.finetune.data import other_split, read_scored, splits_of, task_of

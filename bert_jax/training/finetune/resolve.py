@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.artefacts.saved.runs import NO_MODEL
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.files.remote import WorkDir
-from bert_jax.tasks.batches import choose_buckets
+from bert_jax.tasks.rows import choose_buckets
 from bert_jax.tasks.task import Split
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import Judged, named_scores, score_rows

@@ -16,10 +16,9 @@ from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.batches import TrainBatches, choose_buckets
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.overlap import example_keys, overlap_warning
-from bert_jax.tasks.rows import Batch
+from bert_jax.tasks.rows import Batch, TrainBatches, choose_buckets
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FinetuneConfig

@@ -18,7 +18,7 @@ from bert_jax.data.corpus.pairs import open_pairs
 from bert_jax.data.store import entropy, open_store
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import Origin
-from bert_jax.tasks.tables.delimited import Row
+from bert_jax.tasks.tables import Row
 from bert_jax.tokenization.load import load_tokenizer
 
 WORDS = (

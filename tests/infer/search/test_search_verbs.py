@@ -24,9 +24,8 @@ from bert_jax.infer.search.evaluation import evaluate_retrieval
 from bert_jax.infer.search.rerank import Reranker
 from bert_jax.infer.search.vectors import model_digest, text_vectors
 from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.tasks.embedding.ranking import unit
 from bert_jax.tasks.retrieval.collection import Collection, read_collection, write_collection
-from bert_jax.tasks.retrieval.metrics import ranking_scores
+from bert_jax.tasks.retrieval.metrics import ranking_scores, unit
 
 TEXTS = ["the cat sat on a mat", "kim met lee in rome", "who ran under the hill ?", "a dog ran .",
          "lee sat", "the mat , the hill", "in rome the cat met a dog"]  # fmt: skip

@@ -8,8 +8,8 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.text.rows import text_rows
 
 HEAD = "video-id,sent1,sent2,ending0,ending1,ending2,ending3,label"
 ROWS = (
@@ -90,7 +90,7 @@ def test_other_columns_and_names(tmp_path):
     ("line", "message"),
     [
         ("v,a,b,c,d,e,f,4", r"line 2: the label '4' is not known; known are '0', '1', '2', '3'"),
-        ("v,a,b,c,d,e,f,", r"line 2: the label '' is not known"),
+        ("v,a,b,c,d,e,f,", r"line 2: column 'label' is empty; a label is needed"),
         ("v,a,b,c,d,e,1", r"line 2"),
     ],
 )
@@ -108,5 +108,5 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(UserError, match="4 names are needed, one for each"):
         config(path, labels=["A", "B"])
     twice = put(tmp_path / "twice.csv", HEAD, ROWS[0], ROWS[0])
-    with pytest.raises(UserError, match="line 3: the id 'v1' is empty, or there twice"):
+    with pytest.raises(UserError, match="line 3: the id 'v1' is that of line 2, too"):
         opened(config(twice, id="video-id"))

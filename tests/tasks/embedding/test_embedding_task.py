@@ -9,11 +9,10 @@ import pytest
 from task_examples import TOKENIZER, opened, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.embedding import ranking
-from bert_jax.tasks.embedding.ranking import chance, search_scores
-from bert_jax.tasks.kinds.embedding import RANKING_METRICS, EmbeddingTaskConfig
+from bert_jax.tasks.config import RANKING_METRICS, EmbeddingTaskConfig
 from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.retrieval.metrics import ranking_scores
+from bert_jax.tasks.retrieval import metrics as ranking
+from bert_jax.tasks.retrieval.metrics import chance, ranking_scores, search_scores
 
 CLS, SEP = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
 
@@ -66,7 +65,7 @@ def test_pairs_with_hard_negatives(tmp_path):
     assert len({*itertools.chain(*ids)} - {-1}) == 7
     few = opened(config(train=path, dev=path, max_negatives=1, **fields)).train_split()
     assert few.rows.group == 3
-    assert [group.texts[2:] for group in few._data.groups] == [("ef",), (), ("Cd",)]
+    assert [each.texts[2:] for each in few._data.examples] == [("ef",), (), ("Cd",)]
 
 
 def test_long_texts_are_cut_and_counted(tmp_path):
@@ -198,7 +197,7 @@ def test_texts_alone(tmp_path):
     path = put(tmp_path / "a.csv", "text", "one two three four", "five six seven eight", "nine")
     task = opened(config(train=path, dev=path, rows="texts"))
     train, [dev] = task.train_split(), task.dev_splits()
-    assert rows_of(train)[2] == rows_of(train.select([2])[0])[0] == [row("nine")] * 2
+    assert rows_of(train)[2] == rows_of(train.select([2], trains=True)[0])[0] == [row("nine")] * 2
     assert dev.texts() == [("one two", "three four"), ("five six", "seven eight")]
     assert "1 texts without two halves" in dev.warnings[0]
     assert dev.score(pointing(dev))["ndcg@10"] == 1.0

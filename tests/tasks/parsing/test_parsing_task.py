@@ -15,7 +15,7 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.opening import restore_task
-from bert_jax.tasks.parsing.sources import read_sentences
+from bert_jax.tasks.parsing.trees import read_sentences
 from bert_jax.tasks.rows import NO_LABEL
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "parsing"
@@ -115,14 +115,14 @@ def test_words_are_the_syntactic_ones():
     assert len(train) == 24
     seventh = train[7]
     assert seventh.words == ("They", "do", "n't", "like", "the", "rain", ".")
-    assert seventh.heads == (4, 4, 4, 0, 6, 4, 4)
-    assert seventh.relations[0] == "nsubj"
+    assert seventh.tree.heads == [4, 4, 4, 0, 6, 4, 4]
+    assert seventh.tree.relations[0] == "nsubj"
     assert "2-3\tdon't" in seventh.lines[3]
     dev = read_sentences(GOLDEN / "dev.conllu")
     assert dev[-1].words == ("Anna", "likes", "tea", "and", "Ben", "coffee", ".")
-    assert dev[-1].relations[5] == "orphan"
+    assert dev[-1].tree.relations[5] == "orphan"
     text = (GOLDEN / "dev.conllu").read_text()
-    assert "".join(each.with_tree(each.heads, each.relations) for each in dev) == text
+    assert "".join(each.with_tree(each.tree) for each in dev) == text
 
 
 def test_a_label_is_the_position_of_the_head_and_the_relation(task):
@@ -133,7 +133,7 @@ def test_a_label_is_the_position_of_the_head_and_the_relation(task):
     assert len(labels) == len(split.rows.tokens[4]) == starts[-1] + 1
     assert np.flatnonzero(labels != NO_LABEL).tolist() == starts[:-1].tolist()
     names = task.spec.labels
-    for number, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+    for number, (head, relation) in enumerate(zip(*sentence.tree, strict=True)):
         at, known = divmod(int(labels[starts[number]]), len(names))
         assert at == (starts[head - 1] if head else 0)
         assert names[known] == relation
@@ -244,7 +244,7 @@ def test_the_best_constant_arc(task):
     arcs = [
         (h - n, r)
         for s in sentences
-        for n, (h, r) in enumerate(zip(s.heads, s.relations), 1)  # noqa: B905
+        for n, (h, r) in enumerate(zip(*s.tree), 1)  # noqa: B905
     ]
     roots = len(sentences)
     most = max(roots, arcs.count((1, "det")), arcs.count((1, "nsubj")))

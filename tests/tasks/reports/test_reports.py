@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 
 from bert_jax.tasks.reports.classes import (
     MOST_CONFUSED,
+    SHOWN,
     class_statistic,
     confusion,
     label_set_statistic,
+    most_confident,
     of_classes,
     of_label_sets,
+    shortened,
 )
 from bert_jax.tasks.reports.intervals import DRAWS, Grounds, intervals, means, weights
 from bert_jax.tasks.reports.lines import report_lines
-from bert_jax.tasks.reports.mistakes import SHOWN, most_confident, shortened
 from bert_jax.tasks.reports.pictures import report_figure
-from bert_jax.tasks.text.metrics import METRICS, multi_label_f1
-from bert_jax.tasks.text.report import text_grounds
+from bert_jax.tasks.text.metrics import METRICS, multi_label_f1, text_grounds
 from bert_jax.training.sweep.intervals import student_interval
 
 RANDOM = np.random.default_rng(0)

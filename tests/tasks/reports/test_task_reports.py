@@ -69,7 +69,7 @@ def test_of_several_classes(tmp_path):
     assert [row["predicted"] for row in report["classes"]] == [2, 2]
     said = [(m["id"], m["label"], m["predicted"]) for m in report["mistakes"]]
     assert said == [("1", "not y", "y"), ("0", "y", "not y")]
-    assert dev.report(-np.where(dev._labels, -4, 4))["mistakes"] == []
+    assert dev.report(-np.where(np.array(dev._labels_of(dev._gold)), -4, 4))["mistakes"] == []
 
 
 def test_of_scores(tmp_path):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.tasks.retrieval.clustering import k_means, v_measure
+from bert_jax.tasks.retrieval.metrics import k_means, v_measure
 
 
 def test_separate_groups_are_found():

@@ -11,7 +11,7 @@ from task_examples import TOKENIZER, opened
 
 from bert_jax.errors import UserError
 from bert_jax.files import staging
-from bert_jax.tasks.kinds.squad import SquadConfig
+from bert_jax.tasks.config import SquadConfig
 from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.squad.metrics import score
 from bert_jax.tasks.squad.sources import read_squad
@@ -97,7 +97,7 @@ def test_scores_are_those_of_the_files_written(tmp_path):
     logits = [random.normal(size=(len(ids), 2)) for ids in dev.rows.tokens]
     scores = dev.score(logits)
     [answers, *_] = dev.write_predictions(logits, tmp_path, scores)
-    found = score(read_squad(path).questions, json.loads(answers.read_text()))
+    found = score(read_squad(path).examples, json.loads(answers.read_text()))
     assert (found["exact"], found["f1"]) == (scores["exact"], scores["f1"])
 
 
@@ -186,7 +186,7 @@ def test_real_squad(real_data, tmp_path):
     task = open_task(squad(train=small, dev=path), tokenizer, 512)
     assert task.spec.rules == "v1.1"
     [dev] = task.dev_splits()
-    assert len(read_squad(path).questions) == 1190 < len(dev.rows)
+    assert len(read_squad(path).examples) == 1190 < len(dev.rows)
     targets = outputs(dev)
     assert dev.score(targets)["exact"] > 99.7  # some answers end within a token
 

@@ -25,18 +25,18 @@ def test_reads_both_versions(tmp_path):
     )
     file = read_squad(path)
     cat = (Answer("cat", 4),)
-    assert [each.answers for each in file.questions] == [cat, cat, (), (), None, None, None]
-    first = file.questions[0]
+    assert [each.answers for each in file.examples] == [cat, cat, (), (), None, None, None]
+    first = file.examples[0]
     assert (first.id, first.question, first.context) == ("1.1", "Who sat?", "The cat sat.")
-    assert file.questions[2].origin == Origin(f"{path}", 3)
-    assert all(each.context is first.context for each in file.questions)
+    assert file.examples[2].origin == Origin(f"{path}", 3)
+    assert all(each.context is first.context for each in file.examples)
     assert file.warnings == ()
 
 
 def test_offsets_are_characters(tmp_path):
     context = "\U0001f408 e\u0301te\u0301 \u4e1c\u4eac \u0915\u0941"  # a cat is two in UTF-16
     answers = [{"text": text, "answer_start": context.index(text)} for text in context.split(" ")]
-    [found] = read_squad(squad_file(tmp_path, entry(answers=answers), context=context)).questions
+    [found] = read_squad(squad_file(tmp_path, entry(answers=answers), context=context)).examples
     assert [answer.text for answer in found.answers] == context.split(" ")
 
 
@@ -73,14 +73,14 @@ def test_misplaced_answers_fail(tmp_path):
 
 def test_misplaced_answers_are_skipped_and_counted(tmp_path):
     file = misplaced(tmp_path, "skip")
-    assert [each.id for each in file.questions] == ["right", "half"]
-    assert file.questions[1].answers == (Answer("cat", 4),)
+    assert [each.id for each in file.examples] == ["right", "half"]
+    assert file.examples[1].answers == (Answer("cat", 4),)
     assert "4 answers not at the offset given, left out: question 2" in file.warnings[0]
 
 
 def test_misplaced_answers_are_kept_and_counted(tmp_path):
     file = misplaced(tmp_path, "keep")
-    assert [len(each.answers) for each in file.questions] == [1, 2, 1, 1, 1]
+    assert [len(each.answers) for each in file.examples] == [1, 2, 1, 1, 1]
     assert "4 answers not at the offset given, kept for scores alone" in file.warnings[0]
     assert "(id 'nowhere')" in file.warnings[0]
 
@@ -95,7 +95,7 @@ def test_nothing_left(tmp_path):
 
 def test_blank_questions_are_counted(tmp_path):
     file = read_squad(squad_file(tmp_path, entry("1"), entry("2", question=" ")))
-    assert len(file.questions) == 2
+    assert len(file.examples) == 2
     assert "1 question without text: question 2 (id '2')" in file.warnings[0]
 
 
@@ -160,7 +160,7 @@ def test_real_files(real_data):
     }
     for name, counts in expected.items():
         file = real_file(real_data / "squad" / f"{name}.json")
-        impossible = sum(each.answers == () for each in file.questions)
-        unknown = sum(each.answers is None for each in file.questions)
-        assert (len(file.questions), impossible, unknown) == counts, name
+        impossible = sum(each.answers == () for each in file.examples)
+        unknown = sum(each.answers is None for each in file.examples)
+        assert (len(file.examples), impossible, unknown) == counts, name
         assert file.warnings == ()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from squad_examples import UNCASED, question, real_file
 
-from bert_jax.tasks.kinds.squad import WindowOptions
+from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.squad.answers import (
     Candidate,
     Prediction,
@@ -214,7 +214,7 @@ def test_files():
 def test_real_answers_are_recovered(real_data, language):
     """Logits that point at the targets give the references back, letter for letter."""
     tokenizer = load_tokenizer(real_data / "vocab" / "bert-base-multilingual-cased")
-    asked = real_file(real_data / "squad" / f"xquad.{language}.json").questions[::5]
+    asked = real_file(real_data / "squad" / f"xquad.{language}.json").examples[::5]
     windows = build_windows(asked, tokenizer).windows
     starts, ends = [], []
     for window in windows:

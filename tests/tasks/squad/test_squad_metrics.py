@@ -132,7 +132,7 @@ def test_published_scores(real_data):
     for name, by_file in expected.items():
         predictions = json.loads((directory / "predictions" / f"{name}.json").read_text())
         for file, right in by_file.items():
-            questions = real_file(directory / file).questions
+            questions = real_file(directory / file).examples
             missing = sum(each.id not in predictions for each in questions)
             scores = score(questions, predictions) | {"missing": missing}
             other = right.pop("v1.1_rule", None)

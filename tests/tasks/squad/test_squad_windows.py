@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from squad_examples import UNCASED, question, real_file
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import Answer
-from bert_jax.tasks.kinds.squad import WindowOptions
 from bert_jax.tasks.squad.windows import (
     build_windows,
     encode_context,
@@ -191,7 +191,7 @@ def test_real_answers(real_data, vocabularies, vocabulary, file, answers, wider)
     "Australia" of "Australians", "7,000,000 square kilometres (2,70" of "(2,700".
     """
     tokenizer = vocabularies[vocabulary]
-    questions = real_file(real_data / "squad" / f"{file}.json").questions
+    questions = real_file(real_data / "squad" / f"{file}.json").examples
     found = build_windows(questions, tokenizer)
     assert not any("without a target" in each for each in found.warnings)
     seen = unequal = 0
@@ -228,7 +228,7 @@ def test_rows_equal_those_of_tokenizers(real_data):
     tokenizer = load_tokenizer(real_data / "vocab" / "bert-base-multilingual-cased")
     questions = [
         each
-        for each in real_file(real_data / "squad" / "xquad.hi.json").questions[::4]
+        for each in real_file(real_data / "squad" / "xquad.hi.json").examples[::4]
         if len(tokenizer.encode(each.question).ids) <= 64
     ]
     windows = build_windows(questions, tokenizer).windows

@@ -39,12 +39,12 @@ def test_the_calibration_error_written_out():
             gap = abs(hits[inside].mean() - shares[inside].mean())
             expected += inside.sum() / 500 * gap
     found = reliability(shares, hits)
-    assert found.error == pytest.approx(expected)
-    assert found.counts.sum() == 500
+    assert found["ece"] == pytest.approx(expected)
+    assert sum(found["counts"]) == 500
     borders = reliability(np.array([0.25, 0.5, 0.75]), np.ones(3, bool), bins=4)
-    assert borders.counts.tolist() == [1, 1, 1, 0]
+    assert borders["counts"] == [1, 1, 1, 0]
     # Both ends have a bin.
-    assert reliability(np.array([0.0, 1.0]), np.array([False, True])).error == 0
+    assert reliability(np.array([0.0, 1.0]), np.array([False, True]))["ece"] == 0
 
 
 def test_calibration_changes_probabilities_and_no_class():
@@ -52,7 +52,7 @@ def test_calibration_changes_probabilities_and_no_class():
     scores = fitted.scores(LOGITS, LABELS, "abc", calibrate=True, tune=False)
     assert scores.keys() == {*Decisions.score_names("abc", calibrate=True, tune=False)}
     assert scores["ece"] < scores["ece_uncalibrated"] / 2
-    assert scores["ece_uncalibrated"] == PLAIN.reliability(LOGITS, LABELS).error
+    assert scores["ece_uncalibrated"] == PLAIN.reliability(LOGITS, LABELS)["ece"]
     before, after = (each.shares(LOGITS, several=False) for each in (PLAIN, fitted))
     np.testing.assert_array_equal(before.argmax(axis=1), after.argmax(axis=1))
     assert Decisions.saved(scores, "abc") == fitted
@@ -88,7 +88,7 @@ def test_a_label_without_a_saved_threshold_has_one_half():
 
 
 def test_probabilities_of_several_labels_are_calibrated_at_the_temperature_they_were_drawn_at():
-    errors = [Decisions(each).reliability(SEVERAL, HELD).error for each in (1.0, 2.0, 4.0)]
+    errors = [Decisions(each).reliability(SEVERAL, HELD)["ece"] for each in (1.0, 2.0, 4.0)]
     assert errors[1] < 0.04 < min(errors[0], errors[2])
 
 

@@ -9,9 +9,8 @@ import pytest
 from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import GlueConfig, TableConfig
+from bert_jax.tasks.config import METRICS, GlueConfig, TableConfig
 from bert_jax.tasks.glue import TASKS
-from bert_jax.tasks.kinds.table import METRICS
 from bert_jax.tasks.long_texts import pair_lengths
 from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.task import LabelSpec, Split

@@ -13,7 +13,7 @@ from bert_jax.artefacts.saved.reading import read_finetuned, read_model
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.batches import eval_batches
+from bert_jax.tasks.rows import eval_batches
 from bert_jax.training.finetune.evaluate import evaluate_finetuned, split_outputs
 
 ENDINGS = ("the mat", "under a hill", "the cat on the mat")

@@ -15,8 +15,7 @@ from bert_jax.model.stack import run_layers
 from bert_jax.model.task_heads import TaskHeadConfig, apply_task
 from bert_jax.objectives.frozen import trained, with_trained
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.batches import TrainBatches, choose_buckets
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.rows import Rows, TrainBatches, choose_buckets
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.optim_parts import is_head, layer_rates, named
 from bert_jax.training.steps.state import StepConfig

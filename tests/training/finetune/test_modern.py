@@ -28,9 +28,8 @@ from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.config import TableConfig, TaggingConfig
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.rows import Rows, TrainBatches
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig, FinetuneTrainingConfig
 from bert_jax.training.finetune.setup import set_up

@@ -15,7 +15,7 @@ from squad_files import entry, put_squad
 from bert_jax.artefacts.saved.model import digest_of
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.tasks.kinds.squad import SquadConfig
+from bert_jax.tasks.config import SquadConfig
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.setup import Setup, set_up
 from bert_jax.training.finetune.start.weights import encoder_of

@@ -12,8 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig, apply_task, init_task_params
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.tasks.batches import TrainBatches, choose_buckets, eval_batches
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.rows import Rows, TrainBatches, choose_buckets, eval_batches
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.steps.step import make_eval_step, make_train_step

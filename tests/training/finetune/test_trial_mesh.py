@@ -8,8 +8,7 @@ from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import ClassLoss, TaskObjective
-from bert_jax.tasks.batches import TrainBatches, choose_buckets, eval_batches
-from bert_jax.tasks.rows import NO_LABEL, Rows
+from bert_jax.tasks.rows import NO_LABEL, Rows, TrainBatches, choose_buckets, eval_batches
 from bert_jax.training.finetune.evaluate import score_rows
 from bert_jax.training.steps.guard import GuardConfig
 from bert_jax.training.steps.optim import OptimizerConfig

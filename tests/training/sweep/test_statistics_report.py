@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.tasks.kinds.table import METRICS
+from bert_jax.tasks.config import METRICS
 from bert_jax.training.progress import failure_reason
 from bert_jax.training.sweep.plot import statistics_figure
 from bert_jax.training.sweep.report import summary_json, summary_lines, write_summary

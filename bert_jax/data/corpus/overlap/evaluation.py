@@ -91,7 +91,7 @@ def _read(spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
     kind, colon, place = spec.partition(":")
     if colon and kind == "squad":
         path = _file(place, spec)
-        questions = read_squad(path, misplaced="keep").questions
+        questions = read_squad(path, misplaced="keep").examples
         found = [Example(path.name, (each.question, each.context)) for each in questions]
         return _set(path.name, [path], found)
     if colon and kind == "glue":

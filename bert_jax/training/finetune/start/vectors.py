@@ -9,8 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.objectives.embedding import Comparison, EmbeddingObjective
-from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.kinds.embedding import EmbeddingTaskConfig, PairKind
+from bert_jax.tasks.config import EmbeddingTaskConfig, PairKind, TaskConfig
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig

@@ -3,13 +3,16 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
+from bert_jax.config.bounds import Above, AtLeast, Below, Bounded, Natural, Or
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.skew import SkewConfig
+from bert_jax.tasks.tables import TableFormat
+
+ProblemType = Literal["single_label", "multi_label", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,7 @@ class TaskConfig(Bounded, section="task"):
     """Kinds by name; `tasks.config` fills the mapping."""
     LENGTH: ClassVar[int] = 128
     """Default of `max_length`."""
+    METRICS: ClassVar[tuple[str, ...]] = ()
     FILES: ClassVar[str] = ""
     """Description of a file of the kind."""
     PATHS: ClassVar[Sequence[str]] = ("train", "dev", "test")
@@ -62,14 +66,10 @@ class TaskConfig(Bounded, section="task"):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that are known before the data are read, the default first."""
-        return ()
+        return self.METRICS
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
-        """Return the configured metric; by default, the first of the task's metrics.
-
-        Raises:
-            UserError: The task has no such metric.
-        """
+        """Return the configured metric, or the first; a `UserError` unless the task has it."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
             hint = "; f1 is for two labels" if metric == "f1" and "macro_f1" in metrics else ""
@@ -118,8 +118,7 @@ class TaskConfig(Bounded, section="task"):
     def with_folds(self) -> "TaskConfig":
         """Return the task with all training data, from which folds can be held out.
 
-        Raises:
-            UserError: The task names dev data, or its scores need all dev data at once.
+        A `UserError` where it names dev data, or its scores need all dev data at once.
         """
         return self
 
@@ -139,9 +138,8 @@ class TaskConfig(Bounded, section="task"):
         if not value:
             what = self.FILES
             if field == "dev":
-                what = (
-                    what.replace("a file", "a second file") + ", to choose the best checkpoint by"
-                )
+                second = what.replace("a file", "a second file")
+                what = f"{second}, to choose the best checkpoint by"
             raise UserError(f"task.{field} is empty; name {what}")
         return value
 
@@ -169,3 +167,14 @@ class FileTaskConfig(TaskConfig):
                 "training file; leave dev out"
             )
         return replace(self, dev=self.source("train"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenConfig(TableFormat, FileTaskConfig):
+    """The fields of the kinds that read tables of any format."""
+
+    id: str = ""
+    """Column that names the rows; empty numbers them from 0."""
+    dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
+    """Share of the distinct texts (for pairs: documents) held out where dev is empty; rows with the
+    same text stay together."""

@@ -1,0 +1,102 @@
+"""Multiple choice: one score for each choice; the highest wins (Zellers et al. 2018)."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.special import softmax
+
+from bert_jax.tasks.config import ChoiceConfig, TableConfig
+from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
+from bert_jax.tasks.long_texts import text_rows
+from bert_jax.tasks.overlap import example_key
+from bert_jax.tasks.reports.intervals import Grounds, means
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
+
+
+def read_choices(
+    source: str, config: ChoiceConfig, read: Any = read_labelled, **options: Any
+) -> Data[TextExample]:
+    """Read texts with choices from a table by one of the functions of `text.tables`."""
+    columns = [*filter(None, [config.beginning]), *config.choices]
+
+    def choices(origin: Origin, values: Sequence[Any]) -> list[str]:
+        texts = [as_text(origin, *each) for each in zip(columns, values, strict=True)]
+        begin = texts[: -len(config.choices)]
+        return [" ".join(filter(None, (*begin, each))) for each in texts[len(begin) :]]
+
+    table = TableConfig(text=config.text, label=config.label, id=config.id, format=config.format)
+    labels = LabelSet(config.names)
+    return read(source, table, labels, more=columns, texts_of=choices, **options)
+
+
+class ChoiceSplit(Split):
+    """Texts of one file with their choices."""
+
+    _task: "ChoiceTask"
+
+    def __init__(self, task: "ChoiceTask", data: Data[TextExample]) -> None:
+        self._task = task
+        group, length = len(task.config.choices), task.config.length
+        pairs = [
+            TextExample(each.id, each.text, choice, None, each.origin)
+            for each in data.examples
+            for choice in each.more
+        ]
+        found = text_rows(pairs, task.tokenizer, length, None)
+        long = sorted({row // group for row in found.long})
+        what = f"texts of which a choice makes more than {length} tokens, cut there"
+        warnings = counted(what, [data.examples[number].origin for number in long])
+        labels = None if data.truth is None else np.array(data.truth, np.int32)
+        rows = replace(found.rows, labels=labels, group=group)
+        super().__init__(data, rows, ["accuracy"], warnings)
+
+    def _best_constant(self, gold: list[int]) -> float:
+        """Return the accuracy of always picking the most frequent right choice."""
+        return float(np.bincount(gold).max() / len(gold))
+
+    def group_keys(self) -> list[Sequence[Hashable]]:
+        """Return the text of each example, without its choices."""
+        return [[example_key([example.text]) for example in self._examples]]
+
+    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+        return {"accuracy": float(self._hits(outputs).mean())}
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return the data for the interval of the accuracy."""
+        hits = self._hits(outputs)
+        return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits), {})
+
+    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> Iterable[dict[str, Any]]:
+        """Return the choice of each example, its text, and all probabilities."""
+        names = self._task.config.names
+        for example, shares in zip(
+            self._examples, softmax(self._logits(outputs), axis=1), strict=True
+        ):
+            best = int(shares.argmax())
+            listed = dict(zip(names, np.round(shares, 6).tolist(), strict=True))
+            yield {"label": names[best], "choice": example.more[best], "probabilities": listed}
+
+    def _hits(self, outputs: Outputs) -> np.ndarray:
+        gold = np.array(self._gold)
+        return self._logits(outputs).argmax(axis=1) == gold
+
+    def _logits(self, outputs: Outputs) -> np.ndarray:
+        return self._stacked(outputs, len(self._examples), self.rows.group)
+
+
+class ChoiceTask(Task[ChoiceConfig]):
+    """A multiple-choice task, configured by kind choice."""
+
+    SPLIT = ChoiceSplit
+    objective: HeadKind = "choice"
+    num_outputs = 1
+
+    @classmethod
+    def _read(cls, config: ChoiceConfig) -> tuple[LabelSpec, Sequence[Data[TextExample]]]:
+        return LabelSpec(), [read_choices(config.source(name), config) for name in ("train", "dev")]
+
+    def _read_other(self, source: str, labelled: bool) -> Data[TextExample]:
+        return read_choices(source, self.config, read_other_texts, labelled=labelled)

@@ -1,1 +1,0 @@
-"""Multiple choice: the best of several continuations of a text."""

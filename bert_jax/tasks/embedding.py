@@ -1,0 +1,344 @@
+"""Texts that belong together: pairs, scored pairs, classes, single texts; their rows and scores."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.config import EMBEDDING_METRICS, EmbeddingTaskConfig, PairKind, TableConfig
+from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
+from bert_jax.tasks.overlap import held_out
+from bert_jax.tasks.reports.intervals import Grounds, means
+from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
+from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.text.metrics import METRICS, text_grounds
+from bert_jax.tasks.text.tables import read_texts
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
+
+_SHORTEST_HALVES = 8
+"""Characters of the shortest text that has two halves."""
+
+
+@dataclass(frozen=True)
+class GroupData(Data[TextExample]):
+    """Rows of one file: a query, a document and hard negatives; two texts; or one text."""
+
+    kind: PairKind = "pairs"
+
+
+def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
+    """Read training and dev data, or hold dev data out."""
+    train = config.source("train")
+    data = read_groups(train, config, config.rows)
+    if config.dev:
+        return [data, read_dev_groups(config.dev, config, data.labels)]
+    return _held_out(train, data, config.dev_rate)
+
+
+def read_dev_groups(
+    source: str, config: EmbeddingTaskConfig, labels: LabelSet | None, *, labelled: bool = True
+) -> GroupData:
+    """Read a file of the kind of the dev rows; of single texts, both halves belong together."""
+    data = read_groups(source, config, config.kind_of_dev, labels, labelled=labelled)
+    return halved(data) if data.kind == "texts" else data
+
+
+def read_groups(
+    source: str,
+    config: EmbeddingTaskConfig,
+    kind: PairKind,
+    labels: LabelSet | None = None,
+    *,
+    labelled: bool = True,
+) -> GroupData:
+    """Read a file of one kind; rows with an empty text are left out and counted in a warning.
+
+    `labels` are the classes of the training file, None those of this file. Unless `labelled`,
+    neither scores nor classes are read.
+
+    Raises:
+        UserError: The file cannot be read, or rows are wrong.
+    """
+    is_pair = kind in ("pairs", "scores")
+    table = TableConfig(
+        text=config.query if is_pair else config.text,
+        text_pair=config.document if is_pair else "",
+        label=config.score if kind == "scores" else config.label,
+        problem_type="single_label" if kind == "classes" else "regression",
+        id=config.id, empty="skip", ragged=config.ragged, format=config.format,
+        header=config.header, quoting=config.quoting, delimiter=config.delimiter,
+    )  # fmt: skip
+
+    def negatives(origin: Origin, values: Sequence[Any]) -> list[str]:
+        found = [text for value in values for text in _listed(origin, value)]
+        return found[: config.max_negatives]
+
+    more = config.negatives if kind == "pairs" else ()
+    labelled = labelled and kind in ("scores", "classes")
+    data = read_texts(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
+    if labelled and data.examples[0].label is None:
+        raise UserError(f"{source} has no values in column {table.label!r}; name another column")
+    return GroupData(data.name, data.examples, data.labels, data.warnings, kind=kind)
+
+
+def _listed(origin: Origin, value: Any) -> Iterator[str]:
+    """Yield the texts of a column of negatives: a text, a list of texts, or nothing."""
+    for text in value if isinstance(value, list) else [value]:
+        if text is not None and not isinstance(text, str):
+            raise UserError(
+                f"{origin}: a column of negatives holds {text!r:.60}; give a text, a list of "
+                "texts, or nothing"
+            )
+        if text and text.strip():
+            yield text
+
+
+def text_key(text: str) -> bytes:
+    """Hash a text; texts that differ only in case and blanks get the same hash."""
+    words = " ".join(text.casefold().split())
+    return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
+    """Hold out some documents with all their rows; for kinds classes and texts, some texts."""
+    keys = [text_key(each.text_pair or each.text) for each in data.examples]
+    held = held_out(source, keys, rate, 2, "documents")
+    pairs = list(zip(data.examples, held, strict=True))
+    train, dev = (
+        replace(data, examples=[each for each, mine in pairs if mine == part])
+        for part in (False, True)
+    )
+    note = f"{source}: {len(dev.examples):,} of {len(keys):,} rows are held out as dev"
+    dev = replace(dev, warnings=())
+    train = replace(train, warnings=(*data.warnings, note))
+    return [train, halved(dev) if dev.kind == "texts" else dev]
+
+
+def halved(data: GroupData) -> GroupData:
+    """Make pairs of the first and the second half of each text, cut at a blank where there is one.
+
+    A `UserError` where fewer than two texts are long enough.
+    """
+    found: list[TextExample] = []
+    short: list[Origin] = []
+    for each in data.examples:
+        text = each.text.strip()
+        middle = len(text) // 2
+        blanks = [text.rfind(" ", 0, middle), text.find(" ", middle)]
+        end = min((at for at in blanks if at > 0), key=lambda at: abs(at - middle), default=middle)
+        if len(text) < _SHORTEST_HALVES:
+            short.append(each.origin)
+        else:
+            found.append(replace(each, text=text[:end].strip(), text_pair=text[end:].strip()))
+    if len(found) < 2:
+        raise UserError(
+            f"{data.examples[0].origin.path}: {len(found)} of {len(data.examples):,} dev texts "
+            "have two halves, and at least 2 are needed; name a file of pairs or scores in "
+            "task.dev, with task.dev_rows"
+        )
+    notes = counted("texts without two halves, not scored", short)
+    return replace(data, examples=found, warnings=(*data.warnings, *notes))
+
+
+_NO_ROW = np.zeros(0, np.int32)
+
+
+def group_rows(
+    data: GroupData, config: EmbeddingTaskConfig, tokenizer: Tokenizer
+) -> tuple[Rows, list[str]]:
+    """Return the rows of the texts of one file, and warnings of texts that were cut.
+
+    All groups have as many rows as the largest group; empty rows stand for missing texts. Texts
+    begin with the prefix of queries or documents, and are cut at their end. In training, a single
+    text (kind texts) is a pair with itself.
+    """
+    is_pair = len(data.examples[0].texts) > 1
+    limits = {"query": config.query_length, "document": config.length}
+    prefixes = {"query": config.query_prefix, "document": config.document_prefix}
+    found: dict[tuple[str, str], np.ndarray] = {}
+    cut: set[tuple[str, str]] = set()
+    for side in ("query", "document"):
+        different = list(dict.fromkeys(_of_side(data.examples, side, is_pair)))
+        room = limits[side] - num_special(tokenizer, pair=False)
+        encoded = tokenizer.encode_batch([prefixes[side] + text for text in different])
+        for text, ids in zip(different, encoded, strict=True):
+            found[side, text] = make_row(tokenizer, ids[:room]).ids
+            if len(ids) > room:
+                cut.add((side, text))
+    groups = [each.texts for each in data.examples]
+    if data.trains and data.kind == "texts":
+        groups = [(text, text) for (text,) in groups]
+    size = max(map(len, groups))
+    different = list(dict.fromkeys(text for texts in groups for text in texts))
+    keys = [text_key(text) for text in different]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    number_of = {text: numbers[key] for text, key in zip(different, keys, strict=True)}
+    tokens: list[np.ndarray] = []
+    text_ids: list[int] = []
+    for texts in groups:
+        for place, text in enumerate(texts):
+            tokens.append(found["query" if is_pair and place == 0 else "document", text])
+            text_ids.append(number_of[text])
+        tokens += [_NO_ROW] * (size - len(texts))
+        text_ids += [-1] * (size - len(texts))
+    labels = None
+    if data.examples[0].label is not None:
+        dtype = np.int32 if data.kind == "classes" else np.float32
+        labels = np.array([each.label for each in data.examples], dtype)
+    rows = Rows(
+        tokens, np.array([len(ids) for ids in tokens], np.int32), labels, size,
+        np.array(text_ids, np.int32),
+    )  # fmt: skip
+    names = {"query": "queries", "document": "documents" if is_pair else "texts"}
+    warnings: list[str] = []
+    for side, limit in limits.items():
+        origins = [
+            each.origin
+            for each in data.examples
+            if any((side, text) in cut for text in _of_side([each], side, is_pair))
+        ]
+        what = f"rows with {names[side]} of more than {limit} tokens, cut there"
+        warnings += counted(what, origins)
+    return rows, warnings
+
+
+def _of_side(examples: Iterable[TextExample], side: str, is_pair: bool) -> Iterable[str]:
+    for each in examples:
+        if side == "query":
+            yield from each.texts[:1] if is_pair else ()
+        else:
+            yield from each.texts[1:] if is_pair else each.texts
+
+
+class EmbeddingSplit(Split):
+    """Texts of one file."""
+
+    _task: "EmbeddingTask"
+    _data: GroupData
+    LABELS = "scores"
+
+    def __init__(self, task: "EmbeddingTask", data: GroupData) -> None:
+        self._task, self._data = task, data
+        rows, cut = group_rows(data, task.config, task.tokenizer)
+        super().__init__(data, rows, EMBEDDING_METRICS[data.kind], cut)
+
+    @cached_property
+    def constant_score(self) -> float:
+        """Score of randomly ordered documents, or of one constant for all pairs; NaN unlabelled."""
+        if self._data.kind in ("scores", "classes") and self._data.truth is None:
+            return math.nan
+        if self._data.kind == "scores":
+            return 0.0
+        _, documents, relevant, hidden = self._search
+        counts = np.array([len(found) for found in relevant if len(found)])
+        # A query's own text is not among the documents that it can find.
+        return chance(self._task.metric, counts, len(documents) - (min(hidden) >= 0))
+
+    @cached_property
+    def _search(
+        self,
+    ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
+        """Return positions of the queries and of the documents among all rows (N G).
+
+        The numbers of the documents that answer each query, and the number of each query's own
+        text, or -1, follow.
+        """
+        group = self.rows.group
+        assert self.rows.text_ids is not None
+        ids = self.rows.text_ids.reshape(-1, group)
+        places = np.arange(ids.size).reshape(ids.shape)
+        there = self.rows.row_lengths.reshape(ids.shape) > 0
+        first = 1 if group > 1 else 0
+        known, at = np.unique(ids[:, first:][there[:, first:]], return_index=True)
+        documents = places[:, first:][there[:, first:]][at]
+        number_of = {int(text): number for number, text in enumerate(known)}
+        queries, at = np.unique(ids[:, 0], return_index=True)
+        relevant: list[list[int]] = [[] for _ in queries]
+        query_of = {int(text): number for number, text in enumerate(queries)}
+        if group > 1:
+            for query, document in {(int(q), int(d)) for q, d in ids[:, :2]}:
+                relevant[query_of[query]].append(number_of[document])
+        elif self._data.truth is not None:
+            classes = np.array(self._data.truth)[at]
+            for query, label in enumerate(classes):
+                alike = np.flatnonzero(classes == label)
+                relevant[query] = [int(n) for n in alike if n != query]
+        hidden = [number_of.get(int(text), -1) for text in queries]
+        own = zip(hidden, relevant, strict=True)
+        hidden = [-1 if number in found else number for number, found in own]
+        return places[at, 0], documents, relevant, hidden
+
+    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+        vectors = self._vectors(outputs)
+        if self._data.kind == "scores":
+            truth, found = np.array(self._gold, np.float32), self._cosines(vectors)
+            return {name: METRICS[name](truth, found) for name in self._score_names}
+        scores = self._of_queries(vectors)
+        return {name: float(scores[name].mean()) for name in self._score_names}
+
+    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+        """Return the data for intervals over pairs or queries."""
+        vectors = self._vectors(outputs)
+        if self._data.kind == "scores":
+            truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
+            return Examined(text_grounds("regression", truth, cosines, self.units), {})
+        values = self._of_queries(vectors)
+        each = np.stack([values[name] for name in self._score_names], axis=1)
+        units, right = np.arange(len(each)), each.mean(axis=1)
+        found = Grounds(means(self._score_names, each), units, right)
+        return Examined(found, {"queries": len(each), "units": ["queries", len(each)]})
+
+    def _of_queries(
+        self, vectors: Float[np.ndarray, "N G D"]
+    ) -> dict[str, Float[np.ndarray, " q"]]:
+        """Return the scores of each query that has an answer."""
+        queries, documents, relevant, hidden = self._search
+        if not any(relevant):
+            raise UserError(
+                f"{self.name} has no two texts of a class, so no text has one to find; give texts "
+                "with a class that occurs twice"
+            )
+        flat = vectors.reshape(-1, vectors.shape[-1])
+        return search_scores(flat[queries], flat[documents], relevant, hidden)
+
+    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Return the cosine of the two texts of each row."""
+        if self.rows.group == 1:
+            raise UserError(
+                f"{self.name} has texts alone, and no pairs to compare; `bert-jax embed` writes "
+                "the vectors of texts"
+            )
+        return [{"cosine": round(float(x), 6)} for x in self._cosines(self._vectors(outputs))]
+
+    @staticmethod
+    def _cosines(vectors: Float[np.ndarray, "N G D"]) -> Float[np.ndarray, " N"]:
+        pairs = unit(vectors[:, :2].astype(np.float64))
+        return (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
+
+    def _vectors(self, outputs: Outputs) -> Float[np.ndarray, "N G D"]:
+        return self._stacked(outputs, len(self.rows), self.rows.group, dtype=np.float32)
+
+
+class EmbeddingTask(Task[EmbeddingTaskConfig]):
+    """A task of an embedding model."""
+
+    SPLIT = EmbeddingSplit
+    objective: HeadKind = "embedding"
+    num_outputs = 0
+
+    @classmethod
+    def _read(cls, config: EmbeddingTaskConfig) -> tuple[LabelSpec, Sequence[GroupData]]:
+        found = open_groups(config)
+        labels = found[0].labels
+        return LabelSpec(() if labels is None else labels.names), found
+
+    def _read_other(self, source: str, labelled: bool) -> GroupData:
+        labels = LabelSet(self.spec.labels) if self.spec.labels and labelled else None
+        return read_dev_groups(source, self.config, labels, labelled=labelled)

@@ -1,1 +1,0 @@
-"""Texts that belong together: files, rows and scores of an embedding model."""

@@ -1,1 +1,0 @@
-"""Kinds of tasks: the fields of the section `task` that each kind has."""

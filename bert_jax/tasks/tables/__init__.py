@@ -1,1 +1,0 @@
-"""Columns of tables: CSV, TSV, JSON lines, parquet, TensorFlow Datasets."""
