@@ -26,9 +26,9 @@ import torch
 from decoding import MODEL
 
 from bert_jax.artefacts.exchange.proof import Batch
+from bert_jax.artefacts.exchange.searches import translated
 from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
 from bert_jax.artefacts.exchange.translation.huggingface import TheirTranslator
-from bert_jax.artefacts.exchange.translation.proof import translated
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.model.seq2seq.search import SearchConfig

@@ -41,7 +41,7 @@ FORMATS = {
     "stablehlo": ("stablehlo", "translation.stablehlo"),
     "orbax": ("orbax_export", "orbax_export"),
     "onnx": ("onnx.runtime", ""),
-    "peft": ("adapter.peft", ""),
+    "peft": ("peft", ""),
 }
 """Modules of `exchange` by format: one for encoders, one for translation models; "": none.
 

@@ -21,9 +21,9 @@ from bert_jax.artefacts.exchange.proof import (
     row_batches,
     texts_for,
 )
+from bert_jax.artefacts.exchange.searches import largest_gap
 from bert_jax.artefacts.exchange.theirs import source_outputs, source_tokenizer
 from bert_jax.artefacts.exchange.translation.huggingface import TheirTranslator
-from bert_jax.artefacts.exchange.translation.proof import largest_gap
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.huggingface_files import model_class

@@ -15,10 +15,11 @@ from modern_files import write_modern  # noqa: E402
 from small_saved import FAMILIES, OUTPUTS, small_saved  # noqa: E402
 from translators import FORMS, translator_of  # noqa: E402
 
-from bert_jax.artefacts.exchange.adapter.peft import without_adapter  # noqa: E402
-from bert_jax.artefacts.exchange.adapter.peft import write as write_adapter  # noqa: E402
+from bert_jax.artefacts.exchange import searches as translator_proof  # noqa: E402
 from bert_jax.artefacts.exchange.huggingface import auto_class  # noqa: E402
 from bert_jax.artefacts.exchange.huggingface_files import class_of, has_class, write_huggingface  # noqa: E402
+from bert_jax.artefacts.exchange.peft import without_adapter  # noqa: E402
+from bert_jax.artefacts.exchange.peft import write as write_adapter  # noqa: E402
 from bert_jax.artefacts.exchange.proof import (  # noqa: E402
     PROOF_TEXTS,
     batch_of,
@@ -28,7 +29,6 @@ from bert_jax.artefacts.exchange.proof import (  # noqa: E402
 )
 from bert_jax.artefacts.exchange.theirs import quiet  # noqa: E402
 from bert_jax.artefacts.exchange.translation import files as translator_files  # noqa: E402
-from bert_jax.artefacts.exchange.translation import proof as translator_proof  # noqa: E402
 from bert_jax.artefacts.saved.reading import read_model  # noqa: E402
 from bert_jax.tokenization.load import load_tokenizer  # noqa: E402
 

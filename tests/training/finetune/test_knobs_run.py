@@ -13,7 +13,7 @@ from small_finetuning import fingerprint, small_config, write_files
 from small_saved import small_saved
 from task_examples import opened, put
 
-from bert_jax.artefacts.exchange.adapter import peft
+from bert_jax.artefacts.exchange import peft
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.saved.reading import read_model

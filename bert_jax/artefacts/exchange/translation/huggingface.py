@@ -21,14 +21,14 @@ from bert_jax.artefacts.exchange.proof import (
     ProofFailedError,
     unequal,
 )
-from bert_jax.artefacts.exchange.theirs import load_class, quiet
-from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
-from bert_jax.artefacts.exchange.translation.proof import (
+from bert_jax.artefacts.exchange.searches import (
     Sides,
     compare_searches,
     largest_gap,
     logits_of,
 )
+from bert_jax.artefacts.exchange.theirs import load_class, quiet
+from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import first_few

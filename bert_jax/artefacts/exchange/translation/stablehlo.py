@@ -24,9 +24,9 @@ from jax import export
 
 from bert_jax.artefacts.exchange.huggingface_files import write_json
 from bert_jax.artefacts.exchange.proof import Batch, ProofFailedError
+from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches, exact
 from bert_jax.artefacts.exchange.stablehlo import PLATFORMS
 from bert_jax.artefacts.exchange.translation.files import network_of, write_description
-from bert_jax.artefacts.exchange.translation.proof import SEARCHES, compare_searches, exact
 from bert_jax.artefacts.formats.entries import named, unnamed
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.saved.model import SavedModel

@@ -10,12 +10,12 @@ import safetensors.numpy
 from toy_networks import MemoryNetwork
 from translators import FORMS, translator_of
 
+from bert_jax.artefacts.exchange import searches as proof
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.proof import ProofFailedError, proof_rows, unequal
-from bert_jax.artefacts.exchange.translation import proof
+from bert_jax.artefacts.exchange.searches import largest_gap, logits_of, sides_of
 from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
 from bert_jax.artefacts.exchange.translation.huggingface import read_back
-from bert_jax.artefacts.exchange.translation.proof import largest_gap, logits_of, sides_of
 from bert_jax.artefacts.formats.seq2seq.families import FAMILIES, family_of
 from bert_jax.artefacts.formats.seq2seq.family import shapes_of
 from bert_jax.artefacts.saved.reading import read_model

@@ -11,8 +11,8 @@ from translators import FORMS, translator_of
 
 from bert_jax.artefacts.exchange.export import check_differences, export
 from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, proof_rows
+from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches, translated
 from bert_jax.artefacts.exchange.translation.huggingface import TheirTranslator, prove, write
-from bert_jax.artefacts.exchange.translation.proof import SEARCHES, compare_searches, translated
 from bert_jax.artefacts.saved.reading import read_model
 
 pytestmark = pytest.mark.parity
