@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from bert_jax.artefacts.exchange.huggingface_files import (
     family_of,
     has_place_for_pooler,
     specials_of,
+    task_of,
     without_types,
     write_huggingface,
 )
@@ -28,7 +28,6 @@ from bert_jax.artefacts.exchange.proof import (
     NOT_INSTALLED,
     ONLY_OURS,
     PROOF_TEXTS,
-    Batch,
     ProofFailedError,
     compare,
     logits_of,
@@ -37,7 +36,8 @@ from bert_jax.artefacts.exchange.proof import (
     texts_for,
     unequal,
 )
-from bert_jax.artefacts.exchange.theirs import TheirModel, quiet
+from bert_jax.artefacts.exchange.searches import compare_searches
+from bert_jax.artefacts.exchange.theirs import TheirModel, missing, quiet
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
@@ -47,6 +47,16 @@ from bert_jax.errors import UserError, first_few
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+
+PIPELINES = {
+    "ForPreTraining": "fill-mask",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
+"""Pipelines of Transformers, by class-name suffix."""
 
 
 def write(saved: SavedModel, out: Path) -> None:
@@ -82,28 +92,29 @@ def auto_class(name: str) -> str:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back and compare outputs.
+    """Read the directory back and compare outputs, and translations if the model makes them.
 
     Returns:
-        `differences`: the largest per output in either proof; `proofs`: the result of each proof
-        or why the proof did not run; and `versions`.
+        The entries of `proven`.
 
     Raises:
         ProofFailedError: Names the part that differs and must be equal.
     """
-    programs: list[Callable[[Batch], dict[str, np.ndarray]]]
+    programs: list[Callable[[Any], dict[str, np.ndarray]]]
     programs = [partial(logits_of, read_back(saved, out))]
     theirs: dict[str, Any] = {"ran": False, "why": NOT_INSTALLED}
     packages = ["safetensors", "tokenizers"]
-    family = FAMILIES[family_of(saved)]
-    if not family.native:
+    family = None if saved.network is not None else FAMILIES[family_of(saved)]
+    if family is not None and not family.native:
         why = f"transformers has no class of {family.name}, and code of a model is never run"
         theirs["why"] = f"{why}; {ONLY_OURS}"
-    elif all(find_spec(name) for name in ("transformers", "torch")):
+    elif not missing("transformers", "torch"):
         model = load_theirs(saved, out)
         programs.append(model.outputs)
         theirs = {"ran": True, "class": model.name, "missing_keys": 0, "unexpected_keys": 0}
         theirs |= check_tokenizer(saved, out)
+        if saved.network is not None:
+            theirs["translations"] = compare_searches(saved, rows, model.translate)
         packages += ["transformers", "torch"]
     batches = tqdm(row_batches(rows), "proof", unit="batch", disable=None, leave=False)
     found = compare(saved, batches, *programs, optional={"pooled", "embedding"})
@@ -111,11 +122,23 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         "ran": True, "class": "read_model", "tensors_bit_equal": True,
         "texts_with_equal_ids": len(PROOF_TEXTS),
     }  # fmt: skip
-    for proof, gaps in zip((ours, theirs), found, strict=False):
+    return proven({"bert_jax": ours, "transformers": theirs}, found, packages)
+
+
+def proven(
+    proofs: dict[str, dict[str, Any]], found: Sequence[dict[str, float]], packages: Sequence[str]
+) -> dict[str, Any]:
+    """Return the result of two proofs; the second may not have run.
+
+    Returns:
+        `differences`: the largest per output in either proof; `proofs`: the result of each proof
+        or why the proof did not run; and `versions`.
+    """
+    for proof, gaps in zip(proofs.values(), found, strict=False):
         proof["differences"] = gaps
     return {
         "differences": {n: max(gaps.get(n, 0.0) for gaps in found) for n in found[0]},
-        "proofs": {"bert_jax": ours, "transformers": theirs},
+        "proofs": proofs,
         "versions": {name: metadata.version(name) for name in packages},
     }
 
@@ -126,10 +149,10 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     Raises:
         ProofFailedError: Tensors, labels, ids or the tokenizer differ from `saved`.
     """
-    back = read_model(out)
+    back, meant = read_model(out), saved if saved.network is not None else without_types(saved)
     left_out = () if saved.has_pooler and has_place_for_pooler(saved) else ("pooler",)
-    meant, found = (each.without(left_out) for each in (without_types(saved), back))
-    if wrong := unequal(meant.params, found.params, vocab_size=saved.config.vocab_size):
+    ours, theirs = (each.without(left_out).params for each in (meant, back))
+    if wrong := unequal(ours, theirs, vocab_size=saved.config.vocab_size):
         raise ProofFailedError(f"read back, this is not what was written: {first_few(wrong, 8)}")
     if (before := _meaning(saved)) != (after := _meaning(back)):
         raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
@@ -137,12 +160,6 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
         raise ProofFailedError(f"read back, rows have {back.max_length}, not {saved.max_length}")
     if back.embedding != saved.embedding:
         raise ProofFailedError(f"read back, vectors are {back.embedding}, not {saved.embedding}")
-    check_same_tokenizer(saved, back)
-    return back
-
-
-def check_same_tokenizer(saved: SavedModel, back: SavedModel) -> None:
-    """Raise ProofFailedError if a model that was read back has another tokenizer."""
     expected, again = (each.tokenizer.encode_batch(PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(PROOF_TEXTS, expected, again, strict=True):
         _same_ids("the tokenizer that was read back", text, ids.tolist(), other.tolist())
@@ -150,6 +167,7 @@ def check_same_tokenizer(saved: SavedModel, back: SavedModel) -> None:
         raise ProofFailedError("the tokenizer that was read back has other special tokens")
     if back.tokenizer.fingerprint != saved.tokenizer.fingerprint:
         raise ProofFailedError("read back, this is not what was written: the tokenizer")
+    return back
 
 
 def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
@@ -176,12 +194,10 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
 def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
     """Load a written directory with `transformers`; raise if its class or keys are wrong."""
     name = class_of(saved)
-    model = TheirModel(out, auto_class(name))
+    model = TheirModel(out, auto_class(name) if saved.network is None else name)
     if model.name != name:
         raise ProofFailedError(f"transformers loads a {model.name}, not a {name}")
-    if wrong := {key: sorted(map(str, keys)) for key, keys in model.report.items() if keys}:
-        raise ProofFailedError(f"transformers reports {wrong}")
-    return model
+    return model.whole()
 
 
 def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
@@ -278,3 +294,77 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     if roles != list(vars(special).values()):
         raise ProofFailedError(f"{who} has the special ids {roles}, not {vars(special)}")
     return len(compared) - len(ties), ties
+
+
+_LOADING = """\
+{theirs}
+With bert_jax:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+```
+
+In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
+text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+_THEIRS = """\
+With Transformers, `DIR` being this directory:
+
+```python
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("DIR")
+```
+"""
+_NO_CLASS = """\
+Transformers has no class of {0}, and `config.json` names no code: `AutoTokenizer` loads the \
+directory `DIR`, `AutoModel` does not. Who trusts the published code of {0} copies `auto_map` from \
+its `config.json` and loads `DIR` with `trust_remote_code=True`.
+"""
+_TRANSLATING = """\
+With Transformers, `DIR` being this directory:
+
+```python
+from transformers import AutoTokenizer, {name}
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {name}.from_pretrained("DIR")
+batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=True)
+found = model.generate(**batch)
+print(tokenizer.batch_decode(found, skip_special_tokens=True))
+```
+
+`generation_config.json` has the search: five beams, scores divided by the number of tokens.
+
+With bert_jax:
+
+```python
+import bert_jax
+
+print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
+```"""
+_PIPELINE = """
+```python
+from transformers import pipeline
+
+model = pipeline("{}", model="DIR")
+```
+"""
+
+
+def loading(saved: SavedModel) -> str:
+    """Describe how to load the directory, for the model card."""
+    name = class_of(saved)
+    if saved.network is not None:
+        return _TRANSLATING.format(name=name)
+    family = FAMILIES[family_of(saved)]
+    if not family.native:
+        return _LOADING.format(theirs=_NO_CLASS.format(family.name))
+    kind, said = PIPELINES.get(task_of(saved)), _THEIRS.format(auto=auto_class(name))
+    if kind and kind not in ("question-answering", "multiple-choice"):  # do not exist
+        said += _PIPELINE.format(kind)
+        if saved.outputs is not None and saved.outputs.objective == "regression":
+            said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
+    return _LOADING.format(theirs=said)

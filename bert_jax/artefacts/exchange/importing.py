@@ -28,8 +28,7 @@ from bert_jax.artefacts.exchange.huggingface_files import (
     write_json,
 )
 from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_spans
-from bert_jax.artefacts.exchange.source import compare_with_source, plain_texts
-from bert_jax.artefacts.exchange.theirs import source_tokenizer
+from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts, source_tokenizer
 from bert_jax.artefacts.formats.families import family_to_import
 from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS

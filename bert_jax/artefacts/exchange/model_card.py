@@ -7,8 +7,14 @@ from typing import Any
 
 import jax
 
-from bert_jax.artefacts.exchange.card_loading import PIPELINES, last_part, loading_text, plain
-from bert_jax.artefacts.exchange.huggingface_files import family_of, state_dict_of, task_of
+from bert_jax.artefacts.exchange.huggingface import PIPELINES
+from bert_jax.artefacts.exchange.huggingface_files import (
+    family_of,
+    last_part,
+    plain,
+    state_dict_of,
+    task_of,
+)
 from bert_jax.artefacts.exchange.onnx.int8 import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
@@ -32,6 +38,7 @@ _OBJECTIVES = {
     "choice": "a score for each of several continuations of a text, of which the highest wins",
 }
 _MAX_LABELS = 40
+_UNSAID = "The documentation of bert_jax on exports says how the format `{}` is loaded."
 
 
 def model_card(
@@ -50,7 +57,7 @@ def model_card(
         _training(saved),
         _metrics(saved),
         _contamination(parity),
-        f"## Loading\n\n{loading}" if loading else loading_text(saved, parity),
+        f"## Loading\n\n{loading or _UNSAID.format(parity['format'])}",
         _proof(parity),
         _license(license),
     ]

@@ -8,28 +8,27 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from bert_jax.artefacts.exchange.huggingface import auto_class
+from bert_jax.artefacts.exchange.huggingface import auto_class, proven
 from bert_jax.artefacts.exchange.huggingface_files import (
     class_of,
     entries_of,
     family_of,
+    last_part,
     state_dict_of,
     task_of,
+    write_arrays,
     write_huggingface,
     write_json,
     write_tokenizer,
 )
-from bert_jax.artefacts.exchange.proof import ONLY_OURS, Batch, compare, logits_of, row_batches
-from bert_jax.artefacts.exchange.theirs import TheirModel
+from bert_jax.artefacts.exchange.proof import ONLY_OURS, compare, logits_of, row_batches
+from bert_jax.artefacts.exchange.theirs import TheirModel, missing
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.huggingface_config import head_to_huggingface
 from bert_jax.artefacts.formats.peft import (
@@ -95,20 +94,16 @@ def write(saved: SavedModel, out: Path) -> None:
             **patterns,
         },
     )
-    weights = safetensors.numpy.save(tensors, metadata={"format": "pt"})
-    (out / WEIGHTS).write_bytes(weights)
+    write_arrays(out / WEIGHTS, tensors, format="pt")
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the adapter to the adapted model, and compare outputs.
-
-    Returns:
-        `differences`: the largest per output in either proof; `proofs`; and `versions`.
+    """Apply the adapter to the adapted model, and compare outputs; see `proven`.
 
     Raises:
         ProofFailedError: An output is missing.
     """
-    programs: list[Callable[[Batch], dict[str, np.ndarray]]]
+    programs: list[Callable[[Any], dict[str, np.ndarray]]]
     packages = ["safetensors", "tokenizers"]
     theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
     with tempfile.TemporaryDirectory() as temporary:
@@ -116,22 +111,14 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         write_huggingface(without_adapter(saved), base)
         programs = [partial(logits_of, read_adapted(read_adapter(out, base)))]
         native = FAMILIES[family_of(saved)].native
-        if native and all(find_spec(name) for name in ("peft", "transformers", "torch")):
+        if native and not missing("peft", "transformers", "torch"):
             model = TheirModel(base, auto_class(class_of(saved)))
             model.adapt(out)
             programs.append(model.outputs)
             theirs = {"ran": True}
             packages += ["peft", "transformers", "torch"]
         found = compare(saved, row_batches(rows), *programs, optional={"pooled"})
-    proofs = [
-        {**ran, "differences": gaps}
-        for ran, gaps in zip(({"ran": True}, theirs), found, strict=False)
-    ]
-    return {
-        "differences": {n: max(gaps.get(n, 0.0) for gaps in found) for n in found[0]},
-        "proofs": dict(zip(("bert_jax", "peft"), [*proofs, theirs], strict=False)),
-        "versions": {name: metadata.version(name) for name in packages},
-    }
+    return proven({"bert_jax": {"ran": True}, "peft": theirs}, found, packages)
 
 
 def without_adapter(saved: SavedModel) -> SavedModel:
@@ -177,3 +164,37 @@ def _module(name: str, encoder: str) -> str:
     """Return the module that PEFT saves whole: a head, or an encoder part such as the pooler."""
     depth = 2 if name.startswith(encoder) else 1
     return ".".join(name.split(".")[:depth])
+
+
+_LOADING = """\
+This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
+`DIR` being this directory and `BASE` that of the adapted model:
+
+```python
+from peft import PeftModel
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("BASE", num_labels={labels})
+model = PeftModel.from_pretrained(model, "DIR")
+```
+
+With bert_jax, after `ln -s BASE DIR/base`, `BASE` as an absolute path:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+```
+
+The adapted model: {base}. `labels.json` has the labels."""
+
+
+def loading(saved: SavedModel) -> str:
+    """Describe how to apply the adapter, for the model card."""
+    assert saved.head is not None
+    return _LOADING.format(
+        auto=auto_class(class_of(saved)),
+        labels=saved.head.num_labels,
+        base=last_part(saved.origin.config.get("init")),
+    )

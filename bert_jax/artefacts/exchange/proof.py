@@ -23,6 +23,7 @@ from bert_jax.model.heads import (
     with_params,
 )
 from bert_jax.model.pooling import pool_tokens
+from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
@@ -127,6 +128,18 @@ class Batch(NamedTuple):
     """1 for tokens, 0 for padding, where outputs mean nothing."""
 
 
+class Sides(NamedTuple):
+    """Sources, and targets for teacher forcing; target i is the text of another row."""
+
+    source: Batch
+    target: Batch
+
+    @property
+    def segment_ids(self) -> np.ndarray:
+        """1 for tokens of the targets, 0 for padding, (B, T)."""
+        return self.target.segment_ids
+
+
 def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
     """Return one row per text, cut to the model's length, then one row per pair of texts."""
     tokenizer = saved.tokenizer
@@ -160,20 +173,48 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
     return Batch(tokens, second.astype(np.int32), segment_ids)
 
 
-def logits_of(saved: SavedModel, batch: Batch) -> dict[str, np.ndarray]:
+def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> Batch | Sides:
+    """Pad rows for `logits_of`; a translation model's targets are the rows without [SEP]."""
+    batch = batch_of(saved, rows, length)
+    if saved.network is None:
+        return batch
+    return Sides(batch, batch_of(saved, [row[:-1] for row in (*rows[-1:], *rows[:-1])], length))
+
+
+def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]:
     """Compute the outputs of our model in float32.
 
     Returns:
-        `hidden` (B, L, D), the last states; and, if the model has them: `pooled` (B, D), `mlm`
-        (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd` (B, L, 1), `head`
-        (B, C) or (B, L, C), `embedding` (B, D).
+        Of an encoder: `hidden` (B, L, D), the last states; and, if the model has them: `pooled`
+        (B, D), `mlm` (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd`
+        (B, L, 1), `head` (B, C) or (B, L, C), `embedding` (B, D). Of a translation model: `logits`
+        (B, T, V) of the token after each target token.
     """
-    head = None if saved.outputs is None else saved.outputs.head
-    # Training may compute in fewer bits, and its kernels support only some lengths.
-    config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
     with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
-        found = outputs_of(config, head, saved.params, batch, saved.embedding)
-    return {name: np.asarray(array) for name, array in found.items()}
+        if isinstance(inputs, Sides):
+            return {"logits": np.asarray(_logits(exact(saved.network), saved.params, *inputs))}
+        # Training may compute in fewer bits, and its kernels support only some lengths.
+        config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
+        found = outputs_of(config, saved.head, saved.params, inputs, saved.embedding)
+        return {name: np.asarray(array) for name, array in found.items()}
+
+
+def exact(network: Network | None) -> Network:
+    """Return the network in float32, restricted to operations that every platform has."""
+    assert network is not None
+    model = dataclasses.replace(
+        network.model, dtype="float32", attention_impl="xla", remat="none",
+        scan_unroll=network.model.num_layers,
+    )  # fmt: skip
+    return dataclasses.replace(network, model=model)
+
+
+@partial(jax.jit, static_argnums=0)
+def _logits(network: Network, params: Any, source: Batch, target: Batch) -> jax.Array:
+    sides = (
+        Side(jnp.asarray(side.tokens), jnp.asarray(side.segment_ids)) for side in (source, target)
+    )
+    return network.logits(params, *sides)[..., : network.model.vocab_size]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
@@ -222,7 +263,7 @@ def row_batches(
 def compare(
     saved: SavedModel,
     batches: Iterable[tuple[Sequence[Sequence[int]], int]],
-    *programs: Callable[[Batch], Mapping[str, np.ndarray]],
+    *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
     """Return the largest difference of each program from a model, by output.
@@ -238,7 +279,7 @@ def compare(
     """
     largest: list[dict[str, float]] = [{} for _ in programs]
     for rows, length in batches:
-        batch = batch_of(saved, rows, length)
+        batch = inputs_of(saved, rows, length)
         source = logits_of(saved, batch)
         for gaps, program in zip(largest, programs, strict=True):
             found = program(batch)

@@ -20,6 +20,7 @@ from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.pooling import Pooled
 from bert_jax.model.seq2seq.network import Network
+from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # not needed for a model in Hugging Face's format, which has no task
@@ -104,6 +105,11 @@ class SavedModel:
     Learned token weights, if any, are the entry `pooling` of the parameters."""
     adapter: Adapter | None = None
     """Low-rank updates that a run trained in place of the encoder; None for any other model."""
+
+    @property
+    def head(self) -> TaskHeadConfig | None:
+        """Fine-tuning head; None if there is none."""
+        return None if self.outputs is None else self.outputs.head
 
     @property
     def has_pooler(self) -> bool:

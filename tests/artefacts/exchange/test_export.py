@@ -5,7 +5,6 @@ The proof with `transformers` is in test_export_parity.py.
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 
 import numpy as np
@@ -15,7 +14,7 @@ from export_models import model_of, tokenizer_of
 from full_disk import files_of_at_most
 from small_saved import small_saved
 
-from bert_jax.artefacts.exchange import huggingface, huggingface_files, orbax_export
+from bert_jax.artefacts.exchange import huggingface, huggingface_files, orbax_export, theirs
 from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, staged
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
@@ -44,8 +43,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch):
-    for module in (huggingface, importlib.util):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Vectors in other formats: sentence-transformers, ONNX and StableHLO; what their cards say."""
 
 import contextlib
-import importlib.util
 import io
 import json
 import re
@@ -14,7 +13,7 @@ from small_saved import ROWS, small_saved
 from vector_models import vector_model
 
 import bert_jax
-from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo
+from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo, theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.onnx import int8, runtime
@@ -28,8 +27,7 @@ PREFIXES = {"query_prefix": "query: ", "document_prefix": 'a "text": '}
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch):
-    for module in (huggingface, sentence_transformers, importlib.util):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="module")
