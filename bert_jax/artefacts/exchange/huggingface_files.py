@@ -30,7 +30,7 @@ from bert_jax.artefacts.formats.model_config import (
 )
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
-from bert_jax.artefacts.formats.seq2seq.families import family_of as family_of_network
+from bert_jax.artefacts.formats.translators import family_of as family_of_network
 from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError

@@ -31,8 +31,7 @@ from bert_jax.artefacts.formats.sentence_transformers import (
     is_sentence_model,
     read_sentence_files,
 )
-from bert_jax.artefacts.formats.seq2seq.families import FAMILIES as TRANSLATORS
-from bert_jax.artefacts.formats.seq2seq.families import read_network
+from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
 from bert_jax.artefacts.saved.adapter import merged_params
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.config.mapping import build
@@ -61,8 +60,8 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             `bert-jax finetune` (best model), local or in a bucket; or a local directory: a PEFT
             adapter whose base is local too; an output of Transformers' `save_pretrained` for BERT,
             ELECTRA or a family of `formats.modern_families` (with any head or none), a DistilBERT
-            classifier or a translation class (`formats.seq2seq`); or one of these encoders in the
-            layout of sentence-transformers. Only heads for pretraining, classification, tagging
+            classifier or a translation class (`formats.translators`); or one of these encoders in
+            the layout of sentence-transformers. Only heads for pretraining, classification, tagging
             and span QA are read; others are ignored.
         encoder_only: Whether to ignore the heads in Hugging Face's format, even damaged ones,
             except the transform that all heads of a modern family share.
@@ -268,7 +267,8 @@ def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
 
 def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
     tokenizer = load_tokenizer(directory)
-    network, params = read_network(found, read_weights(directory, made_by), where=where)
+    family, arrays = TRANSLATORS[found["model_type"]], read_weights(directory, made_by)
+    network = family.network(found, arrays, where)
     _check_vocabulary(tokenizer, network.model.vocab_size, directory)
     special = tokenizer.special_ids
     for name, role, wanted in (
@@ -281,7 +281,7 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
             )
     return SavedModel(
         config=network.model,
-        params=params,
+        params=family.params(network, arrays),
         outputs=None,
         tokenizer=tokenizer,
         tokenizer_files=directory,

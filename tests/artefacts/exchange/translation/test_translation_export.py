@@ -23,8 +23,7 @@ from bert_jax.artefacts.exchange.proof import (
     row_batches,
     unequal,
 )
-from bert_jax.artefacts.formats.seq2seq.families import FAMILIES, family_of
-from bert_jax.artefacts.formats.seq2seq.family import shapes_of
+from bert_jax.artefacts.formats.translators import FAMILIES, family_of, shapes_of
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 
