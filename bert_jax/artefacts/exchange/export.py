@@ -23,7 +23,7 @@ from bert_jax.artefacts.exchange.huggingface_files import (
     write_json,
 )
 from bert_jax.artefacts.exchange.model_card import model_card
-from bert_jax.artefacts.exchange.onnx import int8
+from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.theirs import prove_reading
@@ -139,7 +139,7 @@ def export(
             proven["proofs"] = proven.get("proofs", {}) | reading
         if quantize:
             say("quantizing")
-            proven["quantized"] = int8.quantize(saved, directory, rows)
+            proven["quantized"] = runtime.quantize(saved, directory, rows)
         parity = {
             "format": format,
             "class": class_name(saved),

@@ -15,7 +15,7 @@ from bert_jax.artefacts.exchange.huggingface_files import (
     state_dict_of,
     task_of,
 )
-from bert_jax.artefacts.exchange.onnx.int8 import said_of
+from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.artefacts.formats.modern_families import MODERN

@@ -16,7 +16,7 @@ import bert_jax
 from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo, theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
-from bert_jax.artefacts.exchange.onnx import int8, runtime
+from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
@@ -147,10 +147,10 @@ def test_the_share_of_equal_predictions_counts_each_kind(kind):
         found[name] = -found[name]
         return found
 
-    equal = int8.cost(saved, rows, same)
+    equal = runtime.cost(saved, rows, same)
     assert set(equal["equal_predictions"].values()) <= {1.0}
     assert set(equal["differences"].values()) == {0.0}
-    other = int8.cost(saved, rows, turned)["equal_predictions"]
+    other = runtime.cost(saved, rows, turned)["equal_predictions"]
     assert (name in other) == (kind != "score")
     assert kind == "score" or other[name] < 0.5
 
@@ -167,8 +167,8 @@ PLACES = np.array([[3, 0], [0, 3], [1, 1]])  # scores of start and end
     ],
 )
 def test_equal_predictions_are_counted_one_by_one(monkeypatch, kind, ours, theirs, share):
-    monkeypatch.setattr(int8, "logits_of", lambda *_: {"head": np.float32(ours)})
-    found = int8.cost(
+    monkeypatch.setattr(runtime, "logits_of", lambda *_: {"head": np.float32(ours)})
+    found = runtime.cost(
         model_of(kind), [[2, 5, 3], [2, 6, 3]], lambda _: {"head": np.float32(theirs)}
     )
     assert found["equal_predictions"] == {"head": pytest.approx(share)}
@@ -184,7 +184,7 @@ def test_the_cost_of_eight_bits_is_that_of_the_worst_vector():
         found["embedding"][1] *= -1
         return found
 
-    found = int8.cost(saved, rows, turned)
+    found = runtime.cost(saved, rows, turned)
     assert found["cosine"] == {"hidden": pytest.approx(-1), "embedding": pytest.approx(-1)}
     assert found["differences"]["embedding"] > 0.1
     assert found["equal_predictions"]["embedding"] < 1  # its nearest is another one now
