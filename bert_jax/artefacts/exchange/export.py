@@ -6,11 +6,10 @@ The directory is built and proven under a temporary name, so that a difference a
 a full disk or a signal leaves nothing under the final name.
 """
 
-import contextlib
 import math
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,12 @@ from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vecto
 from bert_jax.artefacts.exchange.theirs import prove_reading
 from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, NoClassError
 from bert_jax.artefacts.saved.ancestors import RECORD
-from bert_jax.artefacts.saved.contamination import reports_on_ancestors
-from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, digests_of
-from bert_jax.files.staging import StagedDirectory, disk_full
-from bert_jax.files.urls import scheme
 
 FORMATS = {
     "huggingface": ("huggingface", True),
@@ -168,27 +165,6 @@ def export(
         card = model_card(saved, parity, license=license, name=name, loading=loading)
         (directory / "README.md").write_text(card, encoding="utf-8")
     return parity
-
-
-@contextlib.contextmanager
-def staged(out: str | Path) -> Iterator[Path]:
-    """Yield a new directory beside `out`; rename the directory to `out` if the body succeeds.
-
-    If the body fails for any reason, including Ctrl-C and SIGTERM, the directory is removed. The
-    next call for the same `out` removes a directory that a killed process left behind.
-
-    Raises:
-        UserError: `out` exists and is not an empty directory, is in a bucket, or cannot be
-            written.
-    """
-    if scheme(out) is not None:
-        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
-    with StagedDirectory(out, lambda _: False) as directory:
-        try:
-            yield directory.path
-            directory.commit()
-        except OSError as error:
-            raise disk_full(directory.target, error) from error
 
 
 def as_trained(saved: SavedModel) -> SavedModel:

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import bert_jax
 from bert_jax.artefacts.exchange import vocabulary
-from bert_jax.artefacts.exchange.export import staged
 from bert_jax.artefacts.exchange.huggingface import read_back
 from bert_jax.artefacts.exchange.huggingface_files import (
     class_of,
@@ -45,6 +44,7 @@ from bert_jax.artefacts.saved.ancestors import RECORD, weights_entry
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import saved_from, with_vectors
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, checked, digests_of
 from bert_jax.files.untrusted.json_file import read_json_object

@@ -1,11 +1,8 @@
 """The model card (README.md) of an export, written from the records of its run."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
-
-import jax
 
 from bert_jax.artefacts.exchange.huggingface import PIPELINES
 from bert_jax.artefacts.exchange.huggingface_files import (
@@ -17,11 +14,11 @@ from bert_jax.artefacts.exchange.huggingface_files import (
 )
 from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
+from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
-from bert_jax.model.seq2seq.network import Network
 from bert_jax.terminal import markdown_table
 
 _LIBRARIES = {
@@ -83,23 +80,30 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
 
 
 def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
-    if saved.network is not None:
-        return _what_translates(saved, saved.network, parity)
+    text = _encoder(saved, parity) if saved.network is None else _translator(saved, parity)
+    if parity["untrained_parts"]:
+        text += (
+            "\n\nUntrained, with initial values, because the class must have it: "
+            f"{', '.join(parity['untrained_parts'])}. Do not use its output."
+        )
+    if parity["left_out"]:
+        text += (
+            f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
+            f"{', '.join(parity['left_out'])} of the pretraining."
+        )
+    return text
+
+
+def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     model, outputs = saved.config, saved.outputs
     classed = parity["class"] != "none"
     name = family_of(saved) if classed else ""
     family = MODERN[name].name if name in MODERN else "BERT" if classed else "encoder"
     made = f"`{parity['class']}`" if classed else "No class of Transformers computes it; it is"
     article = "An" if family[0] in "AEe" else "A"
-    kind = {
-        "pretrain": f"{article} {family} pretrained with bert_jax for {saved.origin.step:,} "
-        "updates.",
-        "finetune": f"{article} {family} fine-tuned with bert_jax for {saved.origin.step:,} "
-        "updates.",
-    }.get(
-        saved.origin.kind,
-        f"{article} {family} that was read from Hugging Face's format and written again.",
-    )
+    kind = f"{article} {family} that was read from Hugging Face's format and written again."
+    if verb := {"pretrain": "pretrained", "finetune": "fine-tuned"}.get(saved.origin.kind):
+        kind = f"{article} {family} {verb} with bert_jax for {saved.origin.step:,} updates."
     count = sum(array.size for array in state_dict_of(saved).values())
     text = (
         f"{kind} {made} in the format `{parity['format']}`: {model.num_layers} layers "
@@ -116,12 +120,6 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
         text += _answers(saved, outputs)
     if saved.embedding is not None:
         text += f" {said_of_vectors(saved.embedding, model.hidden_dim)}"
-    text += _untrained(parity)
-    if parity["left_out"]:
-        text += (
-            f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
-            f"{', '.join(parity['left_out'])} of the pretraining."
-        )
     return text
 
 
@@ -153,33 +151,17 @@ def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
     return said
 
 
-def _untrained(parity: Mapping[str, Any]) -> str:
-    if not parity["untrained_parts"]:
-        return ""
-    return (
-        "\n\nUntrained, with initial values, because the class must have it: "
-        f"{', '.join(parity['untrained_parts'])}. Do not use its output."
-    )
-
-
-def _what_translates(saved: SavedModel, network: Network, parity: Mapping[str, Any]) -> str:
-    model = network.model
+def _translator(saved: SavedModel, parity: Mapping[str, Any]) -> str:
+    model = saved.config
     made = f"trained with bert_jax for {saved.origin.step:,} updates"
     if saved.origin.kind != "pretrain":
         made = "read from Hugging Face's format and written again"
-    rows = {"vocab": model.vocab_size}  # without the rows that pad the table
-    sizes = jax.tree.map(
-        lambda axes, leaf: math.prod(
-            rows.get(name, size) for name, size in zip(axes, leaf.shape, strict=True)
-        ),
-        network.axes(), saved.params, is_leaf=lambda leaf: isinstance(leaf, tuple),
-    )  # fmt: skip
+    count = sum(array.size for array in named(saved.params, model.vocab_size).values())
     return (
         f"A model that translates, {made}. `{parity['class']}` in the format "
         f"`{parity['format']}`: {model.num_layers} layers of {model.hidden_dim} in the encoder, "
-        f"{sum(jax.tree.leaves(sizes)):,} parameters, at most {saved.max_length} tokens on either "
+        f"{count:,} parameters, at most {saved.max_length} tokens on either "
         f"side, {model.vocab_size:,} tokens in the vocabulary of both ({saved.tokenizer.kind})."
-        f"{_untrained(parity)}"
     )
 
 
@@ -204,10 +186,8 @@ def _data(saved: SavedModel) -> str:
     if saved.origin.kind == "finetune":
         task = config.get("task", {})
         parts = [f"`{plain(task['name'])}`"] if task.get("name") else []
-        parts += [
-            f"{part}: `{last_part(task[part])}`" for part in ("train", "dev", "data")
-            if task.get(part)
-        ]  # fmt: skip
+        named_parts = [part for part in ("train", "dev", "data") if task.get(part)]
+        parts += [f"{part}: `{last_part(task[part])}`" for part in named_parts]
         said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
         start = f"`{last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
@@ -258,9 +238,9 @@ def _metrics(saved: SavedModel) -> str:
     where = f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}."
     said, table = f"On {where}", markdown_table([("metric", "dev"), *dev])
     if test := saved.origin.reports.get("test"):
-        ends = test["intervals"]
+        ends = {key: " ({:.4g} to {:.4g})".format(*each) for key, each in test["intervals"].items()}
         rows = [
-            (plain(key), _value(value) + (_interval(*ends[key]) if key in ends else ""))
+            (plain(key), _value(value) + ends.get(key, ""))
             for key, value in test["scores"].items()
             if value is not None
         ]
@@ -274,10 +254,6 @@ def _metrics(saved: SavedModel) -> str:
 
 def _value(value: float) -> str:
     return f"{value:.4g}" if value % 1 else f"{value:,.0f}"
-
-
-def _interval(low: float, high: float) -> str:
-    return f" ({low:.4g} to {high:.4g})"
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:

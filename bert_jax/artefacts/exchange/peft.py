@@ -40,8 +40,7 @@ from bert_jax.artefacts.formats.peft import (
     lora_tensors,
     read_adapter,
 )
-from bert_jax.artefacts.saved.adapter import Adapter
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import Adapter, SavedModel
 from bert_jax.artefacts.saved.reading import read_adapted
 from bert_jax.errors import UserError
 

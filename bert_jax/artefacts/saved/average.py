@@ -23,7 +23,7 @@ from tqdm import tqdm
 import bert_jax
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry
-from bert_jax.artefacts.saved.runs import named_steps, split_name
+from bert_jax.artefacts.saved.runs import named_steps, split_name, staged
 from bert_jax.artefacts.saved.runs import read_record as read_run
 from bert_jax.config.mapping import build
 from bert_jax.distributed.checkpoint import DamagedCheckpointError, storage, verify_checkpoint
@@ -38,8 +38,7 @@ from bert_jax.distributed.checkpoint.record import (
 )
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.remote import open_workdir
-from bert_jax.files.staging import StagedDirectory, disk_full, write_synced
-from bert_jax.files.urls import scheme
+from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -98,8 +97,6 @@ def average(
         UserError: Fewer than two checkpoints, a missing one, or different models.
         DamagedCheckpointError: A checkpoint differs from its digests.
     """
-    if scheme(out) is not None:
-        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
     sources = find_sources(names, last)
     weights = _weights(len(sources), method, decay)
     _check_same(sources)
@@ -112,12 +109,8 @@ def average(
         ],
     }
     newest = max(sources, key=lambda each: each.step)
-    with StagedDirectory(out, lambda _: False) as directory:
-        try:
-            _write(directory.path, newest, entry, _averaged(sources, weights, progress))
-            directory.commit()
-        except OSError as error:
-            raise disk_full(directory.target, error) from error
+    with staged(out) as directory:
+        _write(directory, newest, entry, _averaged(sources, weights, progress))
     return entry
 
 

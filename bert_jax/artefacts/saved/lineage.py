@@ -19,7 +19,9 @@ from bert_jax.artefacts.saved.ancestors import (
     weights_digest,
 )
 from bert_jax.config.mapping import build
+from bert_jax.data.corpus.overlap.report import Report, reports_of
 from bert_jax.data.shard import MAX_HEADER_BYTES
+from bert_jax.data.store import is_store
 from bert_jax.distributed.checkpoint import saved_steps, verified_steps
 from bert_jax.distributed.checkpoint.record import RecordFaultError, read_record
 from bert_jax.errors import UserError
@@ -268,3 +270,25 @@ def _found(
             parents=live.parents if same and live.parents else known.parents,
         )
     return replace(known, place=places[0] if places else "")
+
+
+def reports_on_ancestors(place: str | Path) -> list[Report]:
+    """Return the reports on the corpora in a directory's lineage that are on this machine.
+
+    Reports on a corpus whose content differs from the recorded one are left out. A lineage that
+    cannot be read gives no reports.
+    """
+    try:
+        ancestors = list(trace(place).walk())
+    except (UserError, OSError, RecursionError):
+        return []
+    found: dict[tuple[str, str], Report] = {}
+    for each in ancestors:
+        if not (each.kind == "corpus" and each.found and each.recorded in ("", each.digest)):
+            continue
+        corpus = Path(each.place)
+        store = corpus / "train" if is_store(corpus / "train") else corpus
+        for report in reports_of(store):
+            if report.fingerprint == each.digest:
+                found[report.fingerprint, report.digest] = report
+    return list(found.values())

@@ -13,11 +13,11 @@ import numpy as np
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
 from bert_jax.artefacts.formats.model_config import kind_of
-from bert_jax.artefacts.saved.adapter import Adapter
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
+from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.pooling import Pooled
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import TaskHeadConfig
@@ -77,6 +77,17 @@ class Origin:
         score, constant = found
         known = all(isinstance(each, int | float) for each in found)
         return (score, constant) if known and score <= constant else None
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Low-rank updates (LoRA) that have been merged into the parameters of a model."""
+
+    config: LoraConfig
+    lora: Params
+    """Entry `lora` of the run's parameters."""
+    layers: Params
+    """Entry `encoder/layers` before the updates are merged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,3 +189,9 @@ def digest_of(params: Any, told: str = "") -> str:
         digest.update(jax.tree_util.keystr(path[1:]).encode())
         digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
     return digest.hexdigest()
+
+
+def merged_params(params: Params, config: LoraConfig) -> tuple[Params, Adapter]:
+    """Merge the low-rank updates of a run into its parameters; return both."""
+    adapter = Adapter(config, params["lora"], params["encoder"]["layers"])
+    return jax.tree.map(np.asarray, merged(config, params)), adapter

@@ -32,8 +32,7 @@ from bert_jax.artefacts.formats.sentence_transformers import (
     read_sentence_files,
 )
 from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
-from bert_jax.artefacts.saved.adapter import merged_params
-from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.artefacts.saved.model import Origin, SavedModel, merged_params
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.checks import checked
@@ -42,6 +41,7 @@ from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.files.urls import scheme
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.lora import LoraConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -169,8 +169,9 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     model = build(ModelConfig, extra["model"], where)
     tokenizer, files = _run_tokenizer(place)
     task = restore_task(extra["task"], tokenizer)
-    params, adapter = merged_params(restored.state, extra.get("lora"), where)
-    outputs, embedding = None, None
+    params, adapter, outputs, embedding = restored.state, None, None, None
+    if lora := extra.get("lora"):
+        params, adapter = merged_params(params, build(LoraConfig, lora, where))
     if task.objective == "embedding":
         embedding = build(EmbeddingConfig, extra["head"], where)
     else:
@@ -183,7 +184,8 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
             task.config.long_texts,
             _reading_of(task, extra["scores"]),
         )
-    task_config = build(TaskConfig, config["task"], f"{where}: task")
+    length = build(TaskConfig, config["task"], f"{where}: task").length
+    reports = read_reports(place.local, extra["member"])
     return SavedModel(
         config=dataclasses.replace(model, attention_impl="auto"),
         params=params,
@@ -191,16 +193,9 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
         embedding=embedding,
         tokenizer=tokenizer,
         tokenizer_files=files,
-        max_length=min(task_config.length, model.num_positions),
+        max_length=min(length, model.num_positions),
         name=f"{place.name}, fine-tuned, step {restored.step}",
-        origin=Origin(
-            "finetune",
-            restored.step,
-            config,
-            extra["scores"],
-            task,
-            read_reports(place.local, extra["member"]),
-        ),
+        origin=Origin("finetune", restored.step, config, extra["scores"], task, reports),
         adapter=adapter,
     )
 

@@ -1,7 +1,8 @@
 """Work directories of runs: the kind of a run, and its checkpoints by name."""
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from bert_jax.distributed.checkpoint import (
 )
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.files.urls import scheme
 
@@ -224,3 +226,24 @@ def _warned(restored: Restored) -> Restored:
     if restored.damaged:
         _log.warning("%s", restored.warning())
     return restored
+
+
+@contextlib.contextmanager
+def staged(out: str | Path) -> Iterator[Path]:
+    """Yield a new directory beside `out`; rename the directory to `out` if the body succeeds.
+
+    If the body fails for any reason, including Ctrl-C and SIGTERM, the directory is removed. The
+    next call for the same `out` removes a directory that a killed process left behind.
+
+    Raises:
+        UserError: `out` exists and is not an empty directory, is in a bucket, or cannot be
+            written.
+    """
+    if scheme(out) is not None:
+        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+    with StagedDirectory(out, lambda _: False) as directory:
+        try:
+            yield directory.path
+            directory.commit()
+        except OSError as error:
+            raise disk_full(directory.target, error) from error

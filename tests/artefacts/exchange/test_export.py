@@ -15,12 +15,13 @@ from full_disk import files_of_at_most
 from small_saved import small_saved
 
 from bert_jax.artefacts.exchange import huggingface, huggingface_files, orbax_export, theirs
-from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, staged
+from bert_jax.artefacts.exchange.export import as_trained, check_differences, export
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
 from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.tokenization.load import load_tokenizer
