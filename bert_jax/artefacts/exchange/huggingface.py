@@ -60,21 +60,13 @@ PIPELINES = {
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the files of `write_huggingface`.
-
-    Raises:
-        UserError: Hugging Face's format cannot express the model.
-    """
+    """Write the files of `write_huggingface`, which may refuse the model."""
     refuse_learned_pooling(saved)
     write_huggingface(saved, out)
 
 
 def refuse_learned_pooling(saved: SavedModel) -> None:
-    """Refuse vectors that no module of sentence-transformers computes.
-
-    Raises:
-        UserError: Names the formats that can hold such vectors.
-    """
+    """Refuse vectors that no module of sentence-transformers computes; name other formats."""
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
             f"{saved.name}: the pooling is {saved.embedding.pooling}, a mean with learned weights "
@@ -92,10 +84,7 @@ def auto_class(name: str) -> str:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back and compare outputs, and translations if the model makes them.
-
-    Returns:
-        The entries of `proven`.
+    """Read the directory back; compare outputs and translations; return the entries of `proven`.
 
     Raises:
         ProofFailedError: Names the part that differs and must be equal.
@@ -144,11 +133,7 @@ def proven(
 
 
 def read_back(saved: SavedModel, out: Path) -> SavedModel:
-    """Read a directory with our own code.
-
-    Raises:
-        ProofFailedError: Tensors, labels, ids or the tokenizer differ from `saved`.
-    """
+    """Read a directory with our own code; a ProofFailedError names what differs from `saved`."""
     back, meant = read_model(out), saved if saved.network is not None else without_types(saved)
     left_out = () if saved.has_pooler and has_place_for_pooler(saved) else ("pooler",)
     ours, theirs = (each.without(left_out).params for each in (meant, back))
@@ -201,13 +186,10 @@ def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
 
 
 def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
-    """Compare ids and offsets with the `AutoTokenizer` of a written directory.
+    """Compare ids, types, special tokens and offsets with the `AutoTokenizer` of a directory.
 
     Returns:
         Numbers of texts with equal ids and equal offsets, and the texts with ties.
-
-    Raises:
-        ProofFailedError: Ids, types, special tokens or offsets differ.
     """
     import transformers
 
@@ -215,11 +197,8 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
         theirs = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
         equal, ties = _check_ids(saved, theirs)
         offsets = _check_offsets(saved.tokenizer, theirs)
-    return {
-        "texts_with_equal_ids": equal,
-        "texts_with_ties": ties,
-        "texts_with_equal_offsets": offsets,
-    }
+    counts = {"texts_with_equal_ids": equal, "texts_with_ties": ties}
+    return counts | {"texts_with_equal_offsets": offsets}
 
 
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:

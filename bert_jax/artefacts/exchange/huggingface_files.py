@@ -49,8 +49,7 @@ _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token
 def family_of(saved: SavedModel) -> str:
     """Return the `model_type` for writing a model: bert, unless only another family computes it.
 
-    Raises:
-        NoClassError: No family computes the model; lists the differences from the nearest family.
+    A NoClassError lists the differences from the nearest family.
     """
     if (kind := kind_of(saved.config)) is None:
         raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
@@ -78,11 +77,7 @@ def without_pairs(saved: SavedModel) -> SavedModel:
 
 
 def class_of(saved: SavedModel) -> str:
-    """Return the class of Transformers that computes a model.
-
-    Raises:
-        UserError: There is no such class; says why. Of an encoder it is a NoClassError.
-    """
+    """Return the class of Transformers that computes a model; a UserError says why none does."""
     if saved.network is not None:
         return family_of_network(saved.network, saved.name)[0].class_name
     kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
@@ -156,7 +151,7 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def prefix_left_out(saved: SavedModel) -> str:
-    """Return the prefix that the class of a bare encoder omits from names; else an empty text."""
+    """Return the prefix that the class of a bare encoder omits from names, or ""."""
     return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
 
@@ -228,7 +223,6 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     Raises:
         NoClassError: No class of Transformers computes the model.
         UserError: Hugging Face's format cannot express the tokenizer or the translation model.
-        OSError: The files cannot be written.
     """
     class_of(saved)
     if saved.network is None:
@@ -260,16 +254,12 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
     """Write `model.safetensors` and the files of `write_description`, also without a class.
 
-    Returns:
-        The tensors by their names in the file; a translation model's have our names.
+    Returns the tensors by their names in the file; a translation model's have our names.
     """
     write_description(saved, directory)
-    if saved.network is not None:
-        weights = named(saved.params)
-        write_arrays(directory / WEIGHTS, weights)
-    else:
-        weights = state_dict_of(saved)
-        write_arrays(directory / WEIGHTS, weights, format="pt")
+    metadata = {"format": "pt"} if saved.network is None else {}
+    weights = state_dict_of(saved) if saved.network is None else named(saved.params)
+    write_arrays(directory / WEIGHTS, weights, **metadata)
     return weights
 
 
@@ -288,7 +278,6 @@ def write_description(saved: SavedModel, directory: Path) -> None:
 
     Raises:
         UserError: Hugging Face's format cannot express the tokenizer.
-        OSError: The files cannot be written.
     """
     write_tokenizer(saved, directory)
     own = {"special_ids": vars(saved.tokenizer.special_ids), "max_length": saved.max_length}

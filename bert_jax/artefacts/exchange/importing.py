@@ -12,9 +12,9 @@ compared with the source in its own class.
 
 import glob
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import bert_jax
 from bert_jax.artefacts.exchange import vocabulary
@@ -54,8 +54,7 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.tokenization.wordpiece_files import says_casing
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
+class Source(NamedTuple):
     """A source model, as it was found."""
 
     saved: SavedModel
@@ -90,10 +89,15 @@ def import_model(
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)
     saved = found.saved
-    notes = [*found.form.notes, *_casing_notes(saved)]
-    new = None
+    notes, tokenizer, new = [*found.form.notes], saved.tokenizer, None
+    if isinstance(tokenizer, WordPieceTokenizer) and not says_casing(saved.tokenizer_files):
+        lower = tokenizer.options.lowercase
+        notes.append(
+            f"no {CONFIG_NAME} says do_lower_case, and vocab.txt has {'no ' if lower else ''}words "
+            f"in upper case: text is {'lower-cased' if lower else 'not lower-cased'}"
+        )
     if lines:  # report faulty tokens before the long work
-        new = vocabulary.new_tokens(saved.tokenizer, lines, where=f"{add_tokens}, line {{}}")
+        new = vocabulary.new_tokens(tokenizer, lines, where=f"{add_tokens}, line {{}}")
         notes.append(f"{add_tokens}: {new}")
     with staged(out) as directory:
         compared: dict[str, Any] | str = "not compared: no other program here reads this format"
@@ -156,19 +160,12 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
             )
         with checked(directory):
             return _from_directory(directory)
-    return _from_tensorflow(path, gelu or "tanh")
-
-
-def _casing_notes(saved: SavedModel) -> list[str]:
-    """Explain the conclusion on lower-casing if no file of the source says it."""
-    tokenizer = saved.tokenizer
-    if not isinstance(tokenizer, WordPieceTokenizer) or says_casing(saved.tokenizer_files):
-        return []
-    lower = tokenizer.options.lowercase
-    return [
-        f"no {CONFIG_NAME} says do_lower_case, and vocab.txt has {'no ' if lower else ''}words in "
-        f"upper case: text is {'lower-cased' if lower else 'not lower-cased'}"
-    ]
+    form = read_tf_checkpoint(path, gelu=gelu or "tanh")
+    assert form.files is not None
+    tokenizer, name = load_tokenizer(form.files), f"{path}, TensorFlow 1"
+    saved = saved_from(form, tokenizer, form.files.parent, name=name)
+    note = f"gelu is read as its {gelu or 'tanh'} form; activation {saved.config.activation}"
+    return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
 
 
 def _fetched(source: str | Path) -> Path:
@@ -212,16 +209,6 @@ def _from_directory(source: Path) -> Source:
     return Source(saved, form, made_by, directory)
 
 
-def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
-    form = read_tf_checkpoint(path, gelu=gelu)
-    assert form.files is not None
-    directory = form.files.parent
-    tokenizer, name = load_tokenizer(form.files), f"{path}, TensorFlow 1"
-    saved = saved_from(form, tokenizer, directory, name=name)
-    note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
-    return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
-
-
 def lost_parts(saved: SavedModel) -> list[str]:
     """List the parts for which the class in Hugging Face's format has no place.
 
@@ -247,10 +234,8 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     """Compare the offsets of the tokenizers of the source and of `written` in Transformers.
 
-    If the vocabulary has grown, texts with new words are left out.
-
-    Raises:
-        ProofFailedError: Offsets differ between the two, or from ours, ignoring white space.
+    If the vocabulary has grown, texts with new words are left out. A ProofFailedError says that the
+    offsets differ, or differ from ours, ignoring white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

@@ -15,8 +15,8 @@ from bert_jax.artefacts.exchange.huggingface_files import (
 from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.entries import named
+from bert_jax.artefacts.formats.families import MODERN
 from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
-from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
 from bert_jax.terminal import markdown_table

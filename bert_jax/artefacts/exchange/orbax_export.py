@@ -40,11 +40,10 @@ def write(saved: SavedModel, out: Path) -> None:
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Read the checkpoint back and compare it bit for bit; equal parameters need no `rows`.
 
+    A ProofFailedError names the arrays that are missing, unexpected or not equal.
+
     Returns:
         `differences` (empty), `arrays` (the number of equal arrays) and `versions`.
-
-    Raises:
-        ProofFailedError: Names the arrays that are missing, unexpected or not equal.
     """
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):

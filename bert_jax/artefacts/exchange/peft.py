@@ -51,9 +51,7 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write the adapter of a run, and the tokenizer.
 
     Raises:
-        UserError: The run has trained no low-rank updates, or no class of Transformers computes
-            the model.
-        OSError: The files cannot be written.
+        UserError: The run has trained no low-rank updates, or no class computes the model.
     """
     adapter = _adapter(saved)
     assert saved.outputs is not None  # a fine-tuning run has a head
@@ -71,8 +69,15 @@ def write(saved: SavedModel, out: Path) -> None:
         if update.maps > 1:
             patterns["rank_pattern"][module] = len(update.a)
             patterns["alpha_pattern"][module] = alpha * update.maps
-    heads, family = _head_tensors(saved), FAMILIES[family_of(saved)]
+    family = FAMILIES[family_of(saved)]
+    above = {
+        entry.name for entry in entries_of(saved)
+        if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
+    }  # fmt: skip
+    heads = {name: array for name, array in state_dict_of(saved).items() if name in above}
     tensors |= {f"{PREFIX}{name}": array for name, array in heads.items()}
+    # PEFT saves modules whole: a head, or an encoder part such as the pooler.
+    kept = {".".join(n.split(".")[: 1 + n.startswith(family.prefix)]) for n in heads}
     labels = head_to_huggingface(saved.outputs) | family.pooling_fields(saved.pooling)
     write_tokenizer(saved, out)
     if labels:
@@ -89,7 +94,7 @@ def write(saved: SavedModel, out: Path) -> None:
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": modules,
-            "modules_to_save": sorted({_module(name, family.prefix) for name in heads}),
+            "modules_to_save": sorted(kept),
             **patterns,
         },
     )
@@ -97,11 +102,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the adapter to the adapted model, and compare outputs; see `proven`.
-
-    Raises:
-        ProofFailedError: An output is missing.
-    """
+    """Apply the adapter to the adapted model, and compare outputs; see `proven`."""
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     packages = ["safetensors", "tokenizers"]
     theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
@@ -147,22 +148,6 @@ def _adapter(saved: SavedModel) -> Adapter:
             "has none. Export the whole model in another format"
         )
     return saved.adapter
-
-
-def _head_tensors(saved: SavedModel) -> dict[str, np.ndarray]:
-    """Return the tensors that a run trained in addition to the updates."""
-    above = {
-        entry.name
-        for entry in entries_of(saved)
-        if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
-    }
-    return {name: array for name, array in state_dict_of(saved).items() if name in above}
-
-
-def _module(name: str, encoder: str) -> str:
-    """Return the module that PEFT saves whole: a head, or an encoder part such as the pooler."""
-    depth = 2 if name.startswith(encoder) else 1
-    return ".".join(name.split(".")[:depth])
 
 
 _LOADING = """\

@@ -100,17 +100,16 @@ def same_spans(
     Our span of a token of only white space is empty and is not compared. `exact` says whether white
     space at the ends of their spans counts.
     """
+
+    def solid(start: int, end: int) -> tuple[int, int]:  # without the white space at its ends
+        start += len(text[start:end]) - len(text[start:end].lstrip())
+        return start, start + len(text[start:end].strip())
+
     return len(ours) == len(theirs) and all(
-        tuple(mine) == (tuple(other) if exact else _solid(text, *other))
+        tuple(mine) == (tuple(other) if exact else solid(*other))
         for mine, other in zip(ours, theirs, strict=True)
         if mine[0] < mine[1]
     )
-
-
-def _solid(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span without the white space at its ends."""
-    start += len(text[start:end]) - len(text[start:end].lstrip())
-    return start, start + len(text[start:end].strip())
 
 
 class ProofFailedError(RuntimeError):
@@ -270,7 +269,7 @@ def compare(
 
     Args:
         saved: The source.
-        batches: Rows of token ids, special tokens included, each batch with its padded length.
+        batches: Rows of token ids, each batch with its padded length.
         programs: Functions that return outputs under the names of `logits_of`.
         optional: Outputs that a program may lack.
 
@@ -355,13 +354,8 @@ def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[s
     With `vocab_size`, rows that pad the vocabulary are ignored.
     """
     one, other = (named(tree, vocab_size) for tree in (first, second))
-    return [
-        name
-        for name in sorted(one.keys() | other.keys())
-        if name not in one or name not in other or not _same(one[name], other[name])
-    ]
 
+    def bits(array: np.ndarray | None) -> Any:
+        return array if array is None else (array.shape, array.dtype, array.tobytes())
 
-def _same(first: np.ndarray, second: np.ndarray) -> bool:
-    same_kind = first.shape == second.shape and first.dtype == second.dtype
-    return same_kind and first.tobytes() == second.tobytes()
+    return sorted(n for n in one.keys() | other.keys() if bits(one.get(n)) != bits(other.get(n)))

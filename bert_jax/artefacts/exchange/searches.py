@@ -52,14 +52,7 @@ def compare_searches(
     searches: Mapping[str, SearchConfig] = SEARCHES,
     size: int = 8,
 ) -> dict[str, dict[str, int]]:
-    """Compare the tokens of translations by greedy search and by beam search.
-
-    Args:
-        saved: The source.
-        rows: Sources, special tokens included.
-        translate: Search in the written model.
-        searches: Settings by name.
-        size: Rows in a batch.
+    """Compare the tokens of translations, by greedy and by beam search, in batches of `size` rows.
 
     Returns:
         By search, the number of `equal` translations and of `ties`: different translations that are

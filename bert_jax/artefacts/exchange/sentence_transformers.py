@@ -19,7 +19,6 @@ from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.embedding import PLAIN, EmbeddingConfig
-from bert_jax.model.heads import Params
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
 write = huggingface.write
@@ -28,13 +27,8 @@ LEAST_COSINE = 0.99999
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
-    """Return a model without its heads; its vectors default to the mean of its states.
-
-    The default vectors are not normalised; the caller may normalise them, as in `embed`.
-    """
-    parts: Params = {
-        name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params
-    }
+    """Return a model without its heads; its vectors default to the mean of the states, unscaled."""
+    parts = {name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params}
     embedding = saved.embedding or PLAIN
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
@@ -45,9 +39,6 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     Returns:
         The result of `huggingface.prove`; `proofs` also says what sentence-transformers found, or
         why it did not run.
-
-    Raises:
-        ProofFailedError: Names the part that differs and must be equal.
     """
     proven = huggingface.prove(saved, out, rows)
     if missing("sentence_transformers", "torch"):

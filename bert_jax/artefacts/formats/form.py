@@ -57,11 +57,7 @@ class Form:
     """File or directory of the tokenizer, if the reader knows it."""
 
     def outputs(self) -> TaskOutputs | None:
-        """Return the fine-tuning head and the meaning of its logits, if there is a head.
-
-        Raises:
-            UserError: The labels, the problem type or the pooling do not fit.
-        """
+        """Return the fine-tuning head and the meaning of its logits, if there is a head."""
         family, found = self.family, {**self.family.defaults, **self.config}
         if (kind := family.head_of(found)) is None:
             return None
@@ -163,9 +159,6 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
         found: Content of `config.json`; its `model_type` is in `FAMILIES`.
         arrays: All tensors of the model.
         where: Name of the file in messages.
-
-    Raises:
-        UserError: The configuration does not fit, or two tensors have the same name.
     """
     family = FAMILIES[found["model_type"]]
     model = config_from_huggingface(found, where=where)

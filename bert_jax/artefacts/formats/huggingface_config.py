@@ -135,11 +135,7 @@ def head_from_huggingface(
 
 
 def head_class(outputs: TaskOutputs) -> str:
-    """Return the class of a head, without the family name.
-
-    Raises:
-        NoClassError: No class of Transformers has the head.
-    """
+    """Return the class of a head, without the family name; a NoClassError says there is none."""
     if outputs.objective == "choice":
         return MULTIPLE_CHOICE
     task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)

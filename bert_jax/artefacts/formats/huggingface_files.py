@@ -29,11 +29,7 @@ def model_class(found: Mapping[str, Any]) -> str:
 
 
 def model_max_length(directory: Path) -> int | None:
-    """Return the largest row length that a tokenizer's files allow; None if there is no limit.
-
-    Raises:
-        UserError: The field is not a length.
-    """
+    """Return the largest row length that a tokenizer's files allow; None if there is no limit."""
     path = directory / "tokenizer_config.json"
     fields = read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
     length = fields.get("model_max_length")

@@ -49,11 +49,7 @@ class SentenceForm:
     """Remarks for people on settings that are not kept."""
 
     def limit(self, config: ModelConfig) -> int:
-        """Return the largest number of tokens in a row, with an encoder of this architecture.
-
-        Raises:
-            UserError: The vectors do not fit the width of the encoder.
-        """
+        """Return the largest number of tokens in a row; refuse an encoder of another width."""
         if self.width != config.hidden_dim:
             raise UserError(
                 f"{self.model}: the pooling is of width {self.width}, and the encoder has "

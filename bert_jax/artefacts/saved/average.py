@@ -115,11 +115,7 @@ def average(
 
 
 def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
-    """Return the checkpoints to average, in order of addition.
-
-    Raises:
-        UserError: Fewer than two checkpoints, or a missing one.
-    """
+    """Return the checkpoints to average, in order of addition; refuse fewer than two."""
     if last is not None and last < 1:
         raise UserError(f"--last is {last}; it must be at least 1")
     found: list[Source] = []
@@ -160,11 +156,7 @@ def _weights(count: int, method: Method, decay: float | None) -> list[float]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Refuse checkpoints of different models.
-
-    Raises:
-        UserError: Names the first two checkpoints that differ, and every difference.
-    """
+    """Refuse checkpoints of different models; name the first two and every difference."""
     first = sources[0]
     fields = ("vocab_size", *ARCHITECTURE)
     for other in sources[1:]:
@@ -216,11 +208,7 @@ def _averaged(
 
 
 def _read(source: Source, name: str) -> np.ndarray:
-    """Read one array of a checkpoint and check its digest.
-
-    Raises:
-        DamagedCheckpointError: The array differs from its digest, or cannot be read.
-    """
+    """Read one array of a checkpoint and check its digest."""
     shape, dtype, digest = source.record.arrays[name]
     array, total = np.empty(shape, dtype), 0
     try:
@@ -245,11 +233,8 @@ def _write(
 ) -> None:
     """Write the work directory (config.json, tokenizer, checkpoint) and verify the checkpoint."""
     digests = leaf_digests(leaves)
-    arrays = {
-        name: [list(leaf.shape), str(leaf.dtype), digests[name]] for name, leaf in leaves.items()
-    }
-    extra = {"average": entry}
-    record = Record(newest.step, newest.record.config, extra, {}, arrays)
+    arrays = {n: [list(leaf.shape), str(leaf.dtype), digests[n]] for n, leaf in leaves.items()}
+    record = Record(newest.step, newest.record.config, {"average": entry}, {}, arrays)
     (directory / "checkpoints").mkdir()
     checkpoint = directory / "checkpoints" / str(newest.step)
     try:
@@ -267,5 +252,5 @@ def _write(
         ancestor_entry(f"average[{number}]", each["workdir"], each["step"])
         for number, each in enumerate(entry["sources"])
     ]
-    content = {"bert_jax": bert_jax.__version__, **run, **extra, RECORD: ancestors}
+    content = {"bert_jax": bert_jax.__version__, **run, "average": entry, RECORD: ancestors}
     write_synced(directory / "config.json", (json.dumps(content, indent=2) + "\n").encode())

@@ -150,11 +150,7 @@ class SavedModel:
         return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:
-        """Refuse a model that was not made for a verb.
-
-        Raises:
-            UserError: Says what the model is and which verbs it supports.
-        """
+        """Refuse a model that was not made for a verb; name the verbs that it supports."""
         if verb in self.verbs:
             return
         hint = ""

@@ -59,7 +59,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
         path: A work directory of `bert-jax pretrain` (newest intact checkpoint) or
             `bert-jax finetune` (best model), local or in a bucket; or a local directory: a PEFT
             adapter whose base is local too; an output of Transformers' `save_pretrained` for BERT,
-            ELECTRA or a family of `formats.modern_families` (with any head or none), a DistilBERT
+            ELECTRA or a family of `formats.families` (with any head or none), a DistilBERT
             classifier or a translation class (`formats.translators`); or one of these encoders in
             the layout of sentence-transformers. Only heads for pretraining, classification, tagging
             and span QA are read; others are ignored.
@@ -154,10 +154,7 @@ def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
 
 
 def read_finetuned(workdir: str | Path) -> SavedModel:
-    """Read the best model of a fine-tuning run, with raw outputs, as trained (see `in_units`).
-
-    Raises the errors of `saved.runs.finetuned_checkpoint`.
-    """
+    """Read the best model of a fine-tuning run, with raw outputs, as trained (see `in_units`)."""
     from bert_jax.artefacts.saved.runs import finetuned_checkpoint, read_reports
     from bert_jax.tasks.config import TaskConfig
     from bert_jax.tasks.opening import restore_task
@@ -290,11 +287,7 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
 def saved_from(
     form: Form, tokenizer: Tokenizer, files: Path, *, name: str, encoder_only: bool = False
 ) -> SavedModel:
-    """Convert a model from the form of its files to ours; `name` names the model in messages.
-
-    Raises:
-        UserError: Lists everything that does not fit.
-    """
+    """Convert a model from the form of its files to ours; a UserError lists what does not fit."""
     config = form.model
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:

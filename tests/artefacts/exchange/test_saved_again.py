@@ -48,7 +48,7 @@ def assert_same(back, saved):
     for text in PROOF_TEXTS:
         found, expected = (each.tokenizer.encode(text).ids.tolist() for each in (back, saved))
         assert found == expected, text
-    rows = [(proof_rows(saved)[:4], 30)]
+    rows = [(proof_rows(saved)[:4], saved.max_length)]
     (gaps,) = compare(saved, rows, lambda batch: logits_of(back, batch))
     assert max(gaps.values()) < 1e-5
     assert logits_of(back, inputs_of(back, *rows[0])).keys() == gaps.keys()

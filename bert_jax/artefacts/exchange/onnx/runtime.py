@@ -45,8 +45,7 @@ def write(saved: SavedModel, out: Path) -> None:
     1.8 GB go to `model.onnx.data` beside the graph.
 
     Raises:
-        UserError: `onnx` or `onnxruntime` is not installed, Hugging Face's format cannot express
-            the tokenizer, or no class of Transformers computes the model.
+        UserError: A package is not installed, or the format cannot express the tokenizer.
     """
     onnx = _package("onnx")
     _package("onnxruntime")  # needed for the proof
@@ -65,10 +64,6 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
     Returns:
         The entries of `compare_shapes`, and `versions`.
-
-    Raises:
-        UserError: `onnxruntime` is not installed.
-        ProofFailedError: The graph does not load or lacks an output.
     """
     onnx, runtime = _package("onnx"), _package("onnxruntime")
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
@@ -194,9 +189,6 @@ def cost(
         `differences`: the largest per output. `equal_predictions`: the share of equal classes,
         tags, tokens or positions, and of vectors with the same nearest neighbour. `cosine`: the
         smallest cosine between vectors and between states.
-
-    Raises:
-        ProofFailedError: An output is not finite.
     """
     ours: dict[str, list[np.ndarray]] = {}
     theirs: dict[str, list[np.ndarray]] = {}
