@@ -21,10 +21,10 @@ from bert_jax.artefacts.formats.family import (
     Family,
     decoder_of,
     masked_lm,
+    show,
     token_table,
 )
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.json_file import short
 
 _QKV = ("query", "key", "value")
 
@@ -301,6 +301,6 @@ def unread(found: Mapping[str, Any], *, where: str) -> UserError:
             'weights have the names of BERT\'s). If it is a BERT, add "model_type": "bert"'
         )
     return UserError(
-        f"{where}: model_type is {short(kind)}; only 'bert' is supported. `bert-jax import` "
+        f"{where}: model_type is {show(kind)}; only 'bert' is supported. `bert-jax import` "
         "makes one of a RoBERTa, ELECTRA or DistilBERT"
     )

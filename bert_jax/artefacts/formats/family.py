@@ -204,7 +204,7 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
         fits, wanted = type(value) is int and 1 <= value <= limit, f"from 1 to {limit:,}"
         result = value
     if not fits:
-        wrong.append(f"{name} is {short(value)}; it must be {wanted}")
+        wrong.append(f"{name} is {show(value)}; it must be {wanted}")
     return result if fits else None
 
 
@@ -214,9 +214,14 @@ def check_only(
     """Add to `wrong` the fields whose value is neither the one that fits nor null."""
     for name, (value, why) in only.items():
         if name in found and found[name] not in (value, None):
-            wrong.append(f"{name} is {short(found[name])}; {why}")
+            wrong.append(f"{name} is {show(found[name])}; {why}")
 
 
 def their_activation(ours: str) -> str:
     """Return the foreign name of our activation."""
     return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
+
+
+def show(value: object) -> str:
+    """Format a value from a file for a message: null is not a missing field."""
+    return "None" if value is None else short(value)

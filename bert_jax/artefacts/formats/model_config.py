@@ -10,10 +10,10 @@ from bert_jax.artefacts.formats.family import (
     Family,
     check_only,
     read_field,
+    show,
     their_activation,
 )
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.json_file import short
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 
@@ -96,7 +96,7 @@ def _positions(family: Family, found: Mapping[str, Any], wrong: list[str]) -> An
     if whole and (first := first_position(family, found)) < rows <= MAX_SIZE:
         return rows - first
     wrong.append(
-        f"max_position_embeddings is {short(rows)} and pad_token_id {short(pad)}; positions begin "
+        f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions begin "
         "after the id of padding, so that more rows than that are needed"
     )
     return None
@@ -117,7 +117,7 @@ def _check_heads(
         )
     if not family.like_bert and found.get("head_dim") not in (None, width // heads):
         wrong.append(
-            f"head_dim is {short(found['head_dim'])}; only hidden_size / num_attention_heads, "
+            f"head_dim is {show(found['head_dim'])}; only hidden_size / num_attention_heads, "
             f"{width // heads}, is supported"
         )
 
@@ -272,22 +272,20 @@ def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str
     every, types = found.get("global_attn_every_n_layers", _EVERY), found.get("layer_types")
     if types is None:
         if type(every) is not int or not 1 <= every <= 1024:
-            wrong.append(
-                f"global_attn_every_n_layers is {short(every)}; it must be from 1 to 1,024"
-            )
+            wrong.append(f"global_attn_every_n_layers is {show(every)}; it must be from 1 to 1,024")
             return {}
         types = ["sliding_attention" if n % every else "full_attention" for n in range(number)]
     good = isinstance(types, list) and len(types) == number
     if not good or any(not isinstance(each, str) or each not in _LETTERS for each in types):
         wrong.append(
-            f"layer_types is {short(types)}; it must name each of the {number} layers, "
+            f"layer_types is {show(types)}; it must name each of the {number} layers, "
             f"{' or '.join(_LETTERS)}"
         )
         return {}
     pattern = _period([_LETTERS[each] for each in types])
     width = found.get("local_attention", _LOCAL_ATTENTION)
     if type(width) is not int or not 2 <= width <= 1 << 24:
-        wrong.append(f"local_attention is {short(width)}; it must be from 2 to {1 << 24:,}")
+        wrong.append(f"local_attention is {show(width)}; it must be from 2 to {1 << 24:,}")
         return {}
     return {"attention_pattern": pattern, "local_window": width // 2}
 
@@ -301,15 +299,13 @@ def _period(letters: list[str]) -> str:
 def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:
     """Return the rotary base from `rope_parameters`, else from the older field (name, value)."""
     if not isinstance(part, Mapping):
-        wrong.append(f"{under} is {short(part)}; an object with rope_theta is needed")
+        wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
         return None
     if part.get("rope_type", "default") != "default":
-        wrong.append(
-            f"{under}.rope_type is {short(part['rope_type'])}; only 'default' is supported"
-        )
+        wrong.append(f"{under}.rope_type is {show(part['rope_type'])}; only 'default' is supported")
     if part.get("partial_rotary_factor", 1.0) not in (1, None):
         wrong.append(
-            f"{under}.partial_rotary_factor is {short(part['partial_rotary_factor'])}; only whole "
+            f"{under}.partial_rotary_factor is {show(part['partial_rotary_factor'])}; only whole "
             "heads are rotated here (1.0)"
         )
     name, value = (f"{under}.rope_theta", part["rope_theta"]) if "rope_theta" in part else old
@@ -318,7 +314,7 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
     hint = ""
     if value in (None, -1) and name.startswith(("local", "rope_parameters.sliding")):
         hint = "; where it stands for the theta of the global layers, write that number"
-    wrong.append(f"{name} is {short(value)}; it must be a number above 0, such as 10000.0{hint}")
+    wrong.append(f"{name} is {show(value)}; it must be a number above 0, such as 10000.0{hint}")
     return None
 
 

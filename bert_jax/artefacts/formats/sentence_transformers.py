@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_max_length
+from bert_jax.artefacts.formats.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    model_max_length,
+    row_length,
+)
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
 from bert_jax.model.config import ModelConfig
@@ -206,12 +210,9 @@ def _max_length(model: Path) -> int | None:
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):
         if (value := fields.get(name, expected)) != expected:
             raise UserError(f"{named[0]}: {name} is {short(value)}; only {short(expected)} is read")
-    length = fields.get("max_seq_length")
-    if length is None or (isinstance(length, int | float) and length > 1 << 24):
-        return model_max_length(model) if length is None else None
-    if type(length) is not int or length < 8:
-        raise UserError(f"{model}: max_seq_length is {short(length)}; it must be at least 8")
-    return length
+    if fields.get("max_seq_length") is None:
+        return model_max_length(model)
+    return row_length(fields, "max_seq_length", model)
 
 
 def _settings(directory: Path) -> dict[str, Any]:

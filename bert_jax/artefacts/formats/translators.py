@@ -23,14 +23,13 @@ from typing_extensions import override
 from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.entries import Entry, affine, norm, read_tensors, to_tensors
 from bert_jax.artefacts.formats.families import unread
-from bert_jax.artefacts.formats.family import check_only, read_field, their_activation
+from bert_jax.artefacts.formats.family import check_only, read_field, show, their_activation
 from bert_jax.artefacts.formats.model_config import (
     config_from_huggingface,
     config_to_huggingface,
     other_values,
 )
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.json_file import short
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.heads import Params
 from bert_jax.model.rotation import sinusoids
@@ -179,7 +178,7 @@ class Marian(Family):
         check_only(found, only, wrong)
         for name in ("scale_embedding", "tie_word_embeddings", "share_encoder_decoder_embeddings"):
             if not isinstance(found.get(name, True), bool):
-                wrong.append(f"{name} is {short(found[name])}; it must be true or false")
+                wrong.append(f"{name} is {show(found[name])}; it must be true or false")
         if wrong:
             raise UserError(f"{where}: {'; '.join(wrong)}")
         tying: Tying = "output" if found.get("tie_word_embeddings", True) else "none"
@@ -312,13 +311,13 @@ class BertPair(Family):
         wrong = []
         for name in ("encoder", "decoder"):
             if not isinstance(found.get(name), dict):
-                wrong.append(f"{name} is {short(found.get(name))}; the fields of a BERT are needed")
+                wrong.append(f"{name} is {show(found.get(name))}; the fields of a BERT are needed")
         if wrong:
             raise UserError(f"{where}: {'; '.join(wrong)}")
         decoder = dict(found["decoder"])
         for name in ("is_decoder", "add_cross_attention"):
             if decoder.pop(name, None) is not True:
-                wrong.append(f"decoder.{name} is {short(found['decoder'].get(name))}, not true")
+                wrong.append(f"decoder.{name} is {show(found['decoder'].get(name))}, not true")
         sides = []
         for name, side in (("encoder", found["encoder"]), ("decoder", decoder)):
             if side.get("model_type") != "bert":

@@ -1,7 +1,7 @@
 """Reading of a model from a directory, from our runs or from other software."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,43 +72,41 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
         UserError: `path` is none of these or is malformed; lists everything that does not fit.
         DamagedCheckpointError: The work directory has checkpoints, but no intact one.
     """
-    if scheme(path) is None:
-        directory = Path(path)
-        if not directory.is_dir():
-            what = "is a file" if directory.exists() else "does not exist"
-            raise UserError(
-                f"{path} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging Face "
-                f"Hub is fetched with `hf download NAME --local-dir DIR`"
-            )
-        with checked(directory):
-            if is_sentence_model(directory):
-                _check_part(path, part, ())
-                form = read_sentence_files(directory)
-                found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
-                return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
-            config = directory / "config.json"
-            if config.is_file():
-                found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
-                if "bert_jax" not in found:  # our version, which only our runs record
-                    _check_part(path, part, ())
-                    return _from_huggingface(directory, found, encoder_only)
-            elif (directory / ADAPTER).is_file():
-                return read_adapted(read_adapter(directory), encoder_only=encoder_only)
-            elif not (directory / "checkpoints").is_dir():
-                raise UserError(f"{path} has no config.json; give {_KINDS}")
-    from bert_jax.artefacts.saved.runs import is_finetuning  # Orbax takes half a second to import
+    saved = None if scheme(path) is not None else _from_files(Path(path), encoder_only)
+    if saved is None:
+        from bert_jax.artefacts.saved.runs import is_finetuning  # importing Orbax takes 0.5 s
 
-    place = open_workdir(path)
-    if not is_finetuning(place.local):
-        return _from_pretrained(place, part)
-    _check_part(path, part, ())
-    return in_units(read_finetuned(path))
+        place = open_workdir(path)
+        if not is_finetuning(place.local):
+            return _from_pretrained(place, part)
+        saved = in_units(read_finetuned(path))
+    if part:
+        raise UserError(f"{path} has no part {part!r}; it holds one model alone")
+    return saved
 
 
-def _check_part(path: str | Path, part: str, names: Sequence[str]) -> None:
-    if part and part not in names:
-        there = " and ".join(names) if len(names) > 1 else "one model alone"
-        raise UserError(f"{path} has no part {part!r}; it holds {there}")
+def _from_files(directory: Path, encoder_only: bool) -> SavedModel | None:
+    """Read a model in a local directory; None for a run."""
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise UserError(
+            f"{directory} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging "
+            "Face Hub is fetched with `hf download NAME --local-dir DIR`"
+        )
+    with checked(directory):
+        if is_sentence_model(directory):
+            form = read_sentence_files(directory)
+            found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
+            return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
+        if (directory / "config.json").is_file():
+            found = read_json_object(directory / "config.json", max_bytes=MAX_CONFIG_BYTES)
+            if "bert_jax" not in found:  # our version, which only our runs record
+                return _from_huggingface(directory, found, encoder_only)
+        elif (directory / ADAPTER).is_file():
+            return read_adapted(read_adapter(directory), encoder_only=encoder_only)
+        elif not (directory / "checkpoints").is_dir():
+            raise UserError(f"{directory} has no config.json; give {_KINDS}")
+    return None
 
 
 def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
@@ -121,8 +119,10 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     config = build(ModelConfig, record.config["model"], f"{where}: model")
     objective = build(ObjectiveConfig, record.config.get("objective", {}), f"{where}: objective")
     models = objective.models(config, restored.state)
-    _check_part(place.name, part, [*models])
     part = part or next(iter(models))
+    if part not in models:
+        there = " and ".join(models) if len(models) > 1 else "one model alone"
+        raise UserError(f"{place.name} has no part {part!r}; it holds {there}")
     config, params = models[part]
     config = dataclasses.replace(config, attention_impl="auto")
     tokenizer, files = _run_tokenizer(place)
