@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from bert_jax.artefacts.formats import model_config
 from bert_jax.artefacts.formats.entries import Entry, in_model, named, to_tensors
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.family import EMBEDDINGS
@@ -21,13 +22,6 @@ from bert_jax.artefacts.formats.huggingface_config import (
     head_to_huggingface,
 )
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
-from bert_jax.artefacts.formats.model_config import (
-    config_to_huggingface,
-    exported,
-    kind_of,
-    refusal,
-    unlike_head,
-)
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.formats.translators import family_of as family_of_network
@@ -51,8 +45,8 @@ def family_of(saved: SavedModel) -> str:
 
     A NoClassError lists the differences from the nearest family.
     """
-    if (kind := kind_of(saved.config)) is None:
-        raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
+    if (kind := model_config.kind_of(saved.config)) is None:
+        raise NoClassError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
     if kind != "bert":
         return kind
     if saved.config.projects_embeddings or "rtd" in saved.params:
@@ -70,7 +64,7 @@ def without_pairs(saved: SavedModel) -> SavedModel:
     No class of a modern family has that head. The model is returned unchanged if the rest of it has
     no class either, or if a fine-tuning head reads the pooler.
     """
-    config, heads = exported(saved.config, saved.params.keys())
+    config, heads = model_config.exported(saved.config, saved.params.keys())
     if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
         return saved
     return dataclasses.replace(saved, config=config).without({*POOLED_HEADS, "pooler"})
@@ -87,7 +81,7 @@ def class_of(saved: SavedModel) -> str:
     if task == MULTIPLE_CHOICE and not family.compares:
         wrong = f"BERT and ModernBERT alone have a class for multiple choice, and this is a {kind}"
     elif not family.like_bert:
-        why = "" if head is None else unlike_head(kind, saved.config, head)
+        why = "" if head is None else model_config.unlike_head(kind, saved.config, head)
         wrong = why and f"no class of Transformers' {family.name} computes this head: {why}"
     elif head is not None and "transform" in saved.params:
         wrong = "its head has a map of its own before the classifier, and no class of BERT has one"
@@ -119,7 +113,7 @@ def task_of(saved: SavedModel) -> str:
     """Return the class of a model without the family name, such as `ForMaskedLM`."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
-    if why := refusal(saved.config, saved.params.keys()):
+    if why := model_config.refusal(saved.config, saved.params.keys()):
         raise NoClassError(f"{saved.name}: {why}")
     return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
 
@@ -196,7 +190,7 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
     family = FAMILIES[kind]
     fields: dict[str, Any] = {
         "dtype": "float32", "pad_token_id": special.pad, "tie_word_embeddings": saved.config.tied,
-        **config_to_huggingface(kind, saved.config),
+        **model_config.config_to_huggingface(kind, saved.config),
     }  # fmt: skip
     if not family.like_bert:
         fields |= {"cls_token_id": special.cls, "sep_token_id": special.sep}

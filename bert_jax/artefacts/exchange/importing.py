@@ -28,15 +28,10 @@ from bert_jax.artefacts.exchange.huggingface_files import (
 )
 from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_spans
 from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts, source_tokenizer
+from bert_jax.artefacts.formats import huggingface_files
 from bert_jax.artefacts.formats.families import family_to_import
 from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
-from bert_jax.artefacts.formats.huggingface_files import (
-    MAX_CONFIG_BYTES,
-    WEIGHTS,
-    model_class,
-    read_weights,
-)
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
@@ -122,7 +117,9 @@ def import_model(
             "notes": notes,
             "read_back": "bit for bit",
             "compared": compared,
-            "sha256": hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256(
+                (directory / huggingface_files.WEIGHTS).read_bytes()
+            ).hexdigest(),
             DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
@@ -136,7 +133,7 @@ def _ancestor(source: str, found: Source) -> dict[str, Any]:
     if found.directory is not None and Path(source).is_dir():
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
-        return weights_entry(source, [found.directory / WEIGHTS])
+        return weights_entry(source, [found.directory / huggingface_files.WEIGHTS])
     prefix = "" if Path(source).is_dir() else Path(source).name.removesuffix(".index")
     files = found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*")
     return weights_entry(source, files)
@@ -189,12 +186,12 @@ def _from_directory(source: Path) -> Source:
             f"{directory} has no config.json; a directory in Hugging Face's format has, and one of "
             "the original TensorFlow code has bert_config.json"
         )
-    config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    config = read_json_object(path, max_bytes=huggingface_files.MAX_CONFIG_BYTES)
     if "bert_jax" in config:
         raise UserError(f"{directory} is a work directory of this program; it needs no import")
-    made_by = model_class(config)
+    made_by = huggingface_files.model_class(config)
     family_to_import(config, where=f"{path}")  # refuse the family before any missing weights
-    form = form_of(config, read_weights(directory, made_by), where=f"{path}")
+    form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
     name = f"{directory}, {made_by}"
     saved = saved_from(form, load_tokenizer(directory), directory, name=name)
     if sentence is not None:
@@ -202,7 +199,7 @@ def _from_directory(source: Path) -> Source:
         form = replace(form, notes=(*form.notes, *sentence.notes))
     token_config = directory / CONFIG_NAME
     if token_config.is_file() and "auto_map" in read_json_object(
-        token_config, max_bytes=MAX_CONFIG_BYTES
+        token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES
     ):
         note = f"{CONFIG_NAME} names code of its own (auto_map), which was not run"
         form = replace(form, notes=(*form.notes, note))

@@ -4,14 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from bert_jax.artefacts.exchange import huggingface_files as files
 from bert_jax.artefacts.exchange.huggingface import PIPELINES
-from bert_jax.artefacts.exchange.huggingface_files import (
-    family_of,
-    last_part,
-    plain,
-    state_dict_of,
-    task_of,
-)
 from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.entries import named
@@ -68,7 +62,7 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
-        task = "" if parity["class"] == "none" else task_of(saved)
+        task = "" if parity["class"] == "none" else files.task_of(saved)
         fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
@@ -97,14 +91,14 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
 def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     model, outputs = saved.config, saved.outputs
     classed = parity["class"] != "none"
-    name = family_of(saved) if classed else ""
+    name = files.family_of(saved) if classed else ""
     family = MODERN[name].name if name in MODERN else "BERT" if classed else "encoder"
     made = f"`{parity['class']}`" if classed else "No class of Transformers computes it; it is"
     article = "An" if family[0] in "AEe" else "A"
     kind = f"{article} {family} that was read from Hugging Face's format and written again."
     if verb := {"pretrain": "pretrained", "finetune": "fine-tuned"}.get(saved.origin.kind):
         kind = f"{article} {family} {verb} with bert_jax for {saved.origin.step:,} updates."
-    count = sum(array.size for array in state_dict_of(saved).values())
+    count = sum(array.size for array in files.state_dict_of(saved).values())
     text = (
         f"{kind} {made} in the format `{parity['format']}`: {model.num_layers} layers "
         f"of {model.hidden_dim}, {model.num_heads} heads, {count:,} parameters, at most "
@@ -114,7 +108,7 @@ def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if outputs is not None:
         text += f" It predicts {_OBJECTIVES[outputs.objective]}."
         if outputs.labels:
-            names = ", ".join(f"`{plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
+            names = ", ".join(f"`{files.plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
@@ -168,12 +162,10 @@ def _translator(saved: SavedModel, parity: Mapping[str, Any]) -> str:
 def _data(saved: SavedModel) -> str:
     config = saved.origin.config
     if saved.origin.kind == "pretrain":
-        data = config.get("data", {})
+        corpus = files.last_part(config.get("data", {}).get("corpus"))
         if saved.network is not None:
-            return (
-                f"## Data\n\nTrained on the pairs of the corpus `{last_part(data.get('corpus'))}`."
-            )
-        said = f"Pretrained on the corpus `{last_part(data.get('corpus'))}`"
+            return f"## Data\n\nTrained on the pairs of the corpus `{corpus}`."
+        said = f"Pretrained on the corpus `{corpus}`"
         objective = {
             "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
             "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
@@ -185,11 +177,11 @@ def _data(saved: SavedModel) -> str:
         return f"## Data\n\n{said}{objective}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})
-        parts = [f"`{plain(task['name'])}`"] if task.get("name") else []
+        parts = [f"`{files.plain(task['name'])}`"] if task.get("name") else []
         named_parts = [part for part in ("train", "dev", "data") if task.get(part)]
-        parts += [f"{part}: `{last_part(task[part])}`" for part in named_parts]
+        parts += [f"{part}: `{files.last_part(task[part])}`" for part in named_parts]
         said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
-        start = f"`{last_part(config['init'])}`" if config.get("init") else "random weights"
+        start = f"`{files.last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
     return "## Data\n\nNot known here: the model was read from files that do not say it."
 
@@ -230,7 +222,7 @@ def _metrics(saved: SavedModel) -> str:
     if not metrics:
         ours = kind in ("pretrain", "finetune")
         return "## Metrics\n\nNone are known for these weights." if ours else ""
-    dev = [(plain(key), _value(value)) for key, value in metrics.items()]
+    dev = [(files.plain(key), _value(value)) for key, value in metrics.items()]
     if kind == "pretrain":
         said = "On the held-out data of the run."
         return f"## Metrics\n\n{said}\n\n" + markdown_table([("metric", "value"), *dev])
@@ -240,7 +232,7 @@ def _metrics(saved: SavedModel) -> str:
     if test := saved.origin.reports.get("test"):
         ends = {key: " ({:.4g} to {:.4g})".format(*each) for key, each in test["intervals"].items()}
         rows = [
-            (plain(key), _value(value) + ends.get(key, ""))
+            (files.plain(key), _value(value) + ends.get(key, ""))
             for key, value in test["scores"].items()
             if value is not None
         ]
@@ -263,7 +255,7 @@ def _contamination(parity: Mapping[str, Any]) -> str:
         return ""
     rows = [
         (
-            f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
+            f"{files.plain(each['evaluation'])} in {files.plain(each['corpus'])}",
             f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} as a whole, "
             f"{each['short']:,} too short to be judged",
         )

@@ -14,32 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.artefacts.exchange import huggingface_files as files
 from bert_jax.artefacts.exchange.huggingface import auto_class, proven
-from bert_jax.artefacts.exchange.huggingface_files import (
-    class_of,
-    entries_of,
-    family_of,
-    last_part,
-    state_dict_of,
-    task_of,
-    write_arrays,
-    write_huggingface,
-    write_json,
-    write_tokenizer,
-)
 from bert_jax.artefacts.exchange.proof import ONLY_OURS, compare, logits_of, row_batches
 from bert_jax.artefacts.exchange.theirs import TheirModel, missing
+from bert_jax.artefacts.formats import peft as adapters
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.huggingface_config import head_to_huggingface
-from bert_jax.artefacts.formats.peft import (
-    CONFIG,
-    LABELS,
-    PREFIX,
-    TASKS,
-    WEIGHTS,
-    lora_tensors,
-    read_adapter,
-)
 from bert_jax.artefacts.saved.model import Adapter, SavedModel
 from bert_jax.artefacts.saved.reading import read_adapted
 from bert_jax.errors import UserError
@@ -55,38 +36,44 @@ def write(saved: SavedModel, out: Path) -> None:
     """
     adapter = _adapter(saved)
     assert saved.outputs is not None  # a fine-tuning run has a head
-    if class_of(saved) and task_of(saved) not in TASKS.values():
-        raise UserError(f"{saved.name}: PEFT has no task_type for the class {class_of(saved)}")
-    updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
+    if files.class_of(saved) and files.task_of(saved) not in adapters.TASKS.values():
+        raise UserError(
+            f"{saved.name}: PEFT has no task_type for the class {files.class_of(saved)}"
+        )
+    updates = adapters.lora_tensors(
+        adapter.lora, adapter.layers, saved.config, files.entries_of(saved)
+    )
     alpha, modules = adapter.config.alpha, list[str]()
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
     for name, update in updates.items():
         module = name.removesuffix(".weight")
         modules.append(module)
-        tensors[f"{PREFIX}{module}.lora_A.weight"] = update.a
-        tensors[f"{PREFIX}{module}.lora_B.weight"] = update.b
+        tensors[f"{adapters.PREFIX}{module}.lora_A.weight"] = update.a
+        tensors[f"{adapters.PREFIX}{module}.lora_B.weight"] = update.b
         if update.maps > 1:
             patterns["rank_pattern"][module] = len(update.a)
             patterns["alpha_pattern"][module] = alpha * update.maps
-    family = FAMILIES[family_of(saved)]
+    family = FAMILIES[files.family_of(saved)]
     above = {
-        entry.name for entry in entries_of(saved)
+        entry.name for entry in files.entries_of(saved)
         if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
     }  # fmt: skip
-    heads = {name: array for name, array in state_dict_of(saved).items() if name in above}
-    tensors |= {f"{PREFIX}{name}": array for name, array in heads.items()}
+    heads = {name: array for name, array in files.state_dict_of(saved).items() if name in above}
+    tensors |= {f"{adapters.PREFIX}{name}": array for name, array in heads.items()}
     # PEFT saves modules whole: a head, or an encoder part such as the pooler.
     kept = {".".join(n.split(".")[: 1 + n.startswith(family.prefix)]) for n in heads}
     labels = head_to_huggingface(saved.outputs) | family.pooling_fields(saved.pooling)
-    write_tokenizer(saved, out)
+    files.write_tokenizer(saved, out)
     if labels:
-        write_json(out / LABELS, labels)
-    write_json(
-        out / CONFIG,
+        files.write_json(out / adapters.LABELS, labels)
+    files.write_json(
+        out / adapters.CONFIG,
         {
             "peft_type": "LORA",
-            "task_type": next(t for t, end in TASKS.items() if end == task_of(saved)),
+            "task_type": next(
+                t for t, end in adapters.TASKS.items() if end == files.task_of(saved)
+            ),
             "base_model_name_or_path": saved.origin.config.get("init"),
             "inference_mode": True,
             "r": adapter.config.rank,
@@ -98,7 +85,7 @@ def write(saved: SavedModel, out: Path) -> None:
             **patterns,
         },
     )
-    write_arrays(out / WEIGHTS, tensors, format="pt")
+    files.write_arrays(out / adapters.WEIGHTS, tensors, format="pt")
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -108,11 +95,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
-        write_huggingface(without_adapter(saved), base)
-        programs = [partial(logits_of, read_adapted(read_adapter(out, base)))]
-        native = FAMILIES[family_of(saved)].native
+        files.write_huggingface(without_adapter(saved), base)
+        programs = [partial(logits_of, read_adapted(adapters.read_adapter(out, base)))]
+        native = FAMILIES[files.family_of(saved)].native
         if native and not missing("peft", "transformers", "torch"):
-            model = TheirModel(base, auto_class(class_of(saved)))
+            model = TheirModel(base, auto_class(files.class_of(saved)))
             model.adapt(out)
             programs.append(model.outputs)
             theirs = {"ran": True}
@@ -178,7 +165,7 @@ def loading(saved: SavedModel) -> str:
     """Describe how to apply the adapter, for the model card."""
     assert saved.head is not None
     return _LOADING.format(
-        auto=auto_class(class_of(saved)),
+        auto=auto_class(files.class_of(saved)),
         labels=saved.head.num_labels,
-        base=last_part(saved.origin.config.get("init")),
+        base=files.last_part(saved.origin.config.get("init")),
     )

@@ -12,16 +12,9 @@ import numpy as np
 
 from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.model import heads
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig, finish
-from bert_jax.model.heads import (
-    ReplacedHead,
-    encode,
-    pair_logits,
-    pool,
-    vocabulary_logits,
-    with_params,
-)
 from bert_jax.model.pooling import pool_tokens
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits
@@ -210,10 +203,10 @@ def exact(network: Network | None) -> Network:
 
 @partial(jax.jit, static_argnums=0)
 def _logits(network: Network, params: Any, source: Batch, target: Batch) -> jax.Array:
-    sides = (
-        Side(jnp.asarray(side.tokens), jnp.asarray(side.segment_ids)) for side in (source, target)
+    first, second = (
+        Side(jnp.asarray(a.tokens), jnp.asarray(a.segment_ids)) for a in (source, target)
     )
-    return network.logits(params, *sides)[..., : network.model.vocab_size]
+    return network.logits(params, first, second)[..., : network.model.vocab_size]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
@@ -226,16 +219,18 @@ def outputs_of(
 ) -> dict[str, jax.Array]:
     """Compute the outputs of `logits_of` for which `params` has the parts; can be traced."""
     inputs: tuple[Any, Any, Any] = batch
-    hidden = encode(config, params, *inputs)
+    hidden = heads.encode(config, params, *inputs)
     found = {"hidden": hidden}
     if "pooler" in params["encoder"]:
-        found["pooled"] = pool(config, params, hidden)
+        found["pooled"] = heads.pool(config, params, hidden)
     if "mlm" in params:
-        found["mlm"] = vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
+        found["mlm"] = heads.vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
     if "nsp" in params and "pooled" in found:
-        found["nsp"] = pair_logits(config, params, hidden)
+        found["nsp"] = heads.pair_logits(config, params, hidden)
     if "rtd" in params:
-        found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
+        found["rtd"] = heads.with_params(params["rtd"], heads.ReplacedHead, config)(hidden)[
+            ..., None
+        ]
     if head is not None:
         pooled = head.kind == "classification" and config.pooler
         if "pooled" in found or not pooled:

@@ -28,7 +28,7 @@ LEAST_COSINE = 0.99999
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
     """Return a model without its heads; its vectors default to the mean of the states, unscaled."""
-    parts = {name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params}
+    parts = {name: part for name, part in saved.params.items() if name in ("encoder", "pooling")}
     embedding = saved.embedding or PLAIN
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 

@@ -33,31 +33,10 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.artefacts.exchange.huggingface_files import (
-    card_fields,
-    entries_of,
-    has_class,
-    prefix_left_out,
-    write_json,
-    write_weights,
-)
-from bert_jax.artefacts.exchange.proof import (
-    Batch,
-    ProofFailedError,
-    compare_shapes,
-    exact,
-    outputs_of,
-)
+from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches
-from bert_jax.artefacts.formats.entries import (
-    Entry,
-    insert,
-    lookup,
-    named,
-    taken_apart,
-    tensors,
-    unnamed,
-)
+from bert_jax.artefacts.formats import entries
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.config import ModelConfig
@@ -85,7 +64,7 @@ def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
 
     Programs compute in float32 at full precision on any platform; searches take `rows` rows.
     """
-    weights = write_weights(saved, out)
+    weights = files.write_weights(saved, out)
     if saved.network is None:
         (out / PROGRAM).write_bytes(exported(saved, weights).serialize())
         return
@@ -96,7 +75,7 @@ def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
         (out / file).write_bytes(exported_search(saved, settings, shape).serialize())
         alpha = settings.length_alpha
         programs[file] = {**shape._asdict(), "num_beams": beams, "length_alpha": alpha}
-    write_json(out / PROGRAMS, programs)
+    files.write_json(out / PROGRAMS, programs)
 
 
 def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
@@ -109,22 +88,24 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
         saved.config, dtype="float32", attention_impl="xla", remat="none",
         scan_unroll=saved.config.num_layers,
     )  # fmt: skip
-    classed = has_class(saved)
-    entries = entries_of(saved) if classed else []
+    classed = files.has_class(saved)
+    entries = files.entries_of(saved) if classed else []
     entries = [e for e in entries if saved.has_pooler or "pooler" not in e.path]
-    prefix = prefix_left_out(saved) if classed else ""
+    prefix = files.prefix_left_out(saved) if classed else ""
     names = {f"{prefix}{name}": name for name in weights}
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
-        params = _params(found, entries, saved.params, config) if classed else unnamed(weights)
+        params = (
+            _params(found, entries, saved.params, config) if classed else entries.unnamed(weights)
+        )
         params |= {part: {} for part, tree in saved.params.items() if not tree}
         if "pooling" in saved.params:  # constants: only one number per dimension of the states
             params["pooling"] = saved.params["pooling"]
-        batch = Batch(tokens, type_ids, segment_ids)
+        batch = proof.Batch(tokens, type_ids, segment_ids)
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.
         with jax.default_matmul_precision("highest"):
-            return outputs_of(config, saved.head, params, batch, saved.embedding)
+            return proof.outputs_of(config, saved.head, params, batch, saved.embedding)
 
     batch, length = export.symbolic_shape(
         "batch, length",
@@ -143,10 +124,10 @@ def _exported(
 
 def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.Exported:
     """Return a search program, from weights, ids, mask and limits to tokens, lengths and scores."""
-    network, special = exact(saved.network), saved.tokenizer.special_ids
+    network, special = proof.exact(saved.network), saved.tokenizer.special_ids
 
     def run(weights, ids, mask, limits):
-        params = unnamed(weights)
+        params = entries.unnamed(weights)
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.
         with jax.default_matmul_precision("highest"):
             found = search(
@@ -157,7 +138,7 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
 
     source = jax.ShapeDtypeStruct((shape.rows, shape.source_length), jnp.int32)
     limits = jax.ShapeDtypeStruct((shape.rows,), jnp.int32)
-    return _exported(run, named(saved.params), source, source, limits)
+    return _exported(run, entries.named(saved.params), source, source, limits)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -178,7 +159,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         def run(batch):
             return {name: np.asarray(array) for name, array in call(weights, *batch).items()}
 
-        compared = compare_shapes(saved, rows, run, optional={"pooled"})
+        compared = proof.compare_shapes(saved, rows, run, optional={"pooled"})
     else:
         compared = {"differences": {}, "translations": {}}
         for name, settings in SEARCHES.items():
@@ -194,7 +175,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def _translate(
-    call: Any, weights: Any, length: int, source: Batch, settings: SearchConfig, steps: int
+    call: Any, weights: Any, length: int, source: proof.Batch, settings: SearchConfig, steps: int
 ) -> list[list[int]]:
     del settings  # the program has fixed settings
     ids, mask = (
@@ -204,7 +185,7 @@ def _translate(
     limits = np.full(len(ids), steps, np.int32)
     tokens, lengths, scores = map(np.asarray, call(weights, ids, mask, limits))
     if not np.isfinite(scores).all():
-        raise ProofFailedError(f"a program gives the scores {scores}")
+        raise proof.ProofFailedError(f"a program gives the scores {scores}")
     return [row[:count].tolist() for row, count in zip(tokens, lengths, strict=True)]
 
 
@@ -234,11 +215,11 @@ for name, array in outputs.items():
 
 def loading(saved: SavedModel) -> str:
     """Describe how to run the program, for the model card; a search has no description there."""
-    return _LOADING.format(**card_fields(saved)) if saved.network is None else ""
+    return _LOADING.format(**files.card_fields(saved)) if saved.network is None else ""
 
 
 def _params(
-    found: Mapping[str, Any], entries: Sequence[Entry], ours: Params, config: ModelConfig
+    found: Mapping[str, Any], entries: Sequence[entries.Entry], ours: Params, config: ModelConfig
 ) -> Params:
     """Build our traced tree from their traced tensors; only the shapes of `ours` are read.
 
@@ -246,8 +227,8 @@ def _params(
     copied. Token types that a class lacks are 0.
     """
     params: Params = {}
-    for tensor in tensors(entries, ours, config):
-        shapes = [np.shape(lookup(ours, entry.path)) for entry in tensor.entries]
+    for tensor in entries.tensors(entries, ours, config):
+        shapes = [np.shape(entries.lookup(ours, entry.path)) for entry in tensor.entries]
         single = [shape[int(tensor.per_layer) :] for shape in shapes]
         layers: list[list[jax.Array]] = []
         for n in tensor.layers:
@@ -255,17 +236,17 @@ def _params(
             if name not in found:
                 layers.append([jnp.zeros(shape, jnp.float32) for shape in single])
                 continue
-            pieces = taken_apart(tensor.entries, found[name], single)
+            pieces = entries.taken_apart(tensor.entries, found[name], single)
             layers.append(list(map(_as_ours, tensor.entries, pieces, single)))
         for entry, shape, *arrays in zip(tensor.entries, single, *layers, strict=True):
             # If the first layer has no norm, nothing reads its row.
             unread = [jnp.ones(shape, jnp.float32)] * tensor.layers.start
             stacked = jnp.stack([*unread, *arrays]) if tensor.per_layer else arrays[0]
-            insert(params, entry.path, stacked)
+            entries.insert(params, entry.path, stacked)
     return params
 
 
-def _as_ours(entry: Entry, theirs: Any, shape: tuple[int, ...]) -> jax.Array:
+def _as_ours(entry: entries.Entry, theirs: Any, shape: tuple[int, ...]) -> jax.Array:
     if entry.kind == "vocab":
         return jnp.pad(theirs, [(0, shape[0] - theirs.shape[0])] + [(0, 0)] * (theirs.ndim - 1))
     return jnp.reshape(theirs.T if entry.kind == "kernel" else theirs, shape)

@@ -15,18 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.huggingface_files import specials_of
-from bert_jax.artefacts.exchange.proof import (
-    ONLY_OURS,
-    Batch,
-    ProofFailedError,
-    Sides,
-    check_differences,
-    compare,
-    proof_rows,
-    row_batches,
-    texts_for,
-)
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import (
     LOGITS,
@@ -83,7 +73,7 @@ class TheirModel:
     def whole(self) -> "TheirModel":
         """Return the model; raise ProofFailedError if tensors are missing or unexpected."""
         if wrong := {key: sorted(map(str, keys)) for key, keys in self.report.items() if keys}:
-            raise ProofFailedError(f"transformers reports {wrong}")
+            raise proof.ProofFailedError(f"transformers reports {wrong}")
         return self
 
     def adapt(self, directory: Path) -> None:
@@ -94,19 +84,19 @@ class TheirModel:
             adapted = PeftModel.from_pretrained(self.model, str(directory))
             self.model = adapted.merge_and_unload().eval()
 
-    def outputs(self, batch: Batch | Sides) -> dict[str, np.ndarray]:
+    def outputs(self, batch: proof.Batch | proof.Sides) -> dict[str, np.ndarray]:
         """Compute the outputs under the names of `logits_of`, float32."""
         import torch
 
-        source = batch.source if isinstance(batch, Sides) else batch
+        source = batch.source if isinstance(batch, proof.Sides) else batch
         names = {"input_ids": source.tokens, "attention_mask": source.segment_ids}
-        if isinstance(batch, Sides):
+        if isinstance(batch, proof.Sides):
             names["decoder_input_ids"] = batch.target.tokens
             names["decoder_attention_mask"] = batch.target.segment_ids
         elif getattr(self.model.config, "type_vocab_size", 1) > 1:
             names["token_type_ids"] = batch.type_ids
         inputs = {name: torch.tensor(ids).long() for name, ids in names.items()}
-        if isinstance(batch, Sides):
+        if isinstance(batch, proof.Sides):
             with quiet(), torch.no_grad():
                 return {"logits": self.model(**inputs, use_cache=False).logits.numpy()}
         encoder = self.model.base_model
@@ -126,7 +116,7 @@ class TheirModel:
             found[head] = whole.logits[..., None] if head == "rtd" else whole.logits
         return {part: array.numpy() for part, array in found.items()}
 
-    def translate(self, source: Batch, settings: SearchConfig, steps: int) -> list[list[int]]:
+    def translate(self, source: proof.Batch, settings: SearchConfig, steps: int) -> list[list[int]]:
         """Call `generate` with the written settings, except the number of beams and the length."""
         import torch
 
@@ -143,7 +133,7 @@ class TheirModel:
 
 def source_outputs(
     directory: Path, made_by: str, saved: SavedModel
-) -> Callable[[Batch | Sides], dict[str, np.ndarray]]:
+) -> Callable[[proof.Batch | proof.Sides], dict[str, np.ndarray]]:
     """Load a source in its own class, and also in a masked-LM class if its own omits that head."""
     import transformers
 
@@ -156,7 +146,7 @@ def source_outputs(
     if has_head and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
         models.append(TheirModel(directory, "AutoModelForMaskedLM"))
 
-    def outputs(batch: Batch | Sides) -> dict[str, np.ndarray]:
+    def outputs(batch: proof.Batch | proof.Sides) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
         for model in models:
             found = model.outputs(batch) | found
@@ -213,7 +203,7 @@ def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> di
         made_by = model_class(saved.origin.config)
         found = compare_with_source(saved, saved.tokenizer_files, made_by, tolerance)
     if isinstance(found, str):
-        return {"source_class": {"ran": False, "why": f"{found}; {ONLY_OURS}"}}
+        return {"source_class": {"ran": False, "why": f"{found}; {proof.ONLY_OURS}"}}
     return {"source_class": {"ran": True, "class": made_by, **found}}
 
 
@@ -236,8 +226,10 @@ def compare_with_source(
     except Exception as error:  # any type: the model may need a later version of Transformers
         return f"not compared: Transformers cannot load the source ({error})"[:300]
     others = ("pooled", "head", "embedding", *PRETRAINING_HEADS)
-    (gaps,) = compare(saved, row_batches(proof_rows(saved)), theirs, optional=others)
-    check_differences(gaps, tolerance, f"{saved.name} does not compute the same here")
+    (gaps,) = proof.compare(
+        saved, proof.row_batches(proof.proof_rows(saved)), theirs, optional=others
+    )
+    proof.check_differences(gaps, tolerance, f"{saved.name} does not compute the same here")
     tokens = _compare_tokens(saved, source_tokenizer(directory, saved.tokenizer))
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"differences": gaps, "tolerance": tolerance, **tokens, "versions": versions}
@@ -255,7 +247,7 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
         tie = isinstance(ours, SentencePieceTokenizer) and is_tie(ours, found, wanted)
         other += [] if found == wanted or tie else [text]
     if other:
-        raise ProofFailedError(
+        raise proof.ProofFailedError(
             f"{saved.name}: the tokenizer gives other ids than Transformers for "
             f"{len(other)} of {len(texts)} texts, the first {other[0]!r:.200}"
         )
@@ -267,4 +259,6 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
 def plain_texts(saved: SavedModel) -> list[str]:
     """Return the proof's texts that do not spell any of the five special tokens."""
     names = specials_of(saved)
-    return [text for text in texts_for(saved.tokenizer) if not any(name in text for name in names)]
+    return [
+        text for text in proof.texts_for(saved.tokenizer) if not any(name in text for name in names)
+    ]

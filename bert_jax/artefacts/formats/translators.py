@@ -367,8 +367,8 @@ class BertPair(Family):
         if _SECOND_BIAS in found:
             found.setdefault(_PAIR_BIAS, found[_SECOND_BIAS])
         first, second, output = _TABLES
-        copies = {"all": {second: first, output: first}, "output": {output: second}, "none": {}}
-        copies = copies[network.tying] | {_SECOND_BIAS: _PAIR_BIAS}
+        tied = {"all": {second: first, output: first}, "output": {output: second}, "none": {}}
+        copies = {_SECOND_BIAS: _PAIR_BIAS, **tied[network.tying]}
         return read_tensors(_PAIR_TABLE, shapes_of(network), found, network.model, copies)
 
 

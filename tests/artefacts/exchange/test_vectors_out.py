@@ -167,7 +167,7 @@ PLACES = np.array([[3, 0], [0, 3], [1, 1]])  # scores of start and end
     ],
 )
 def test_equal_predictions_are_counted_one_by_one(monkeypatch, kind, ours, theirs, share):
-    monkeypatch.setattr(runtime, "logits_of", lambda *_: {"head": np.float32(ours)})
+    monkeypatch.setattr(runtime.proof, "logits_of", lambda *_: {"head": np.float32(ours)})
     found = runtime.cost(
         model_of(kind), [[2, 5, 3], [2, 6, 3]], lambda _: {"head": np.float32(theirs)}
     )

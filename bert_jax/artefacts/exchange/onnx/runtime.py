@@ -20,16 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.huggingface_files import card_fields, write_description
 from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
-from bert_jax.artefacts.exchange.proof import (
-    Batch,
-    ProofFailedError,
-    batch_of,
-    compare_shapes,
-    logits_of,
-    row_batches,
-)
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 
@@ -67,10 +60,10 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """
     onnx, runtime = _package("onnx"), _package("onnxruntime")
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
-    return {**compare_shapes(saved, rows, program(saved, out)), "versions": versions}
+    return {**proof.compare_shapes(saved, rows, program(saved, out)), "versions": versions}
 
 
-def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndarray]]:
+def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, np.ndarray]]:
     """Load the graph in a directory as a function from a batch to the outputs of `logits_of`.
 
     Raises:
@@ -80,7 +73,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndar
     try:
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen error types
-        raise ProofFailedError(f"onnxruntime does not load {GRAPH}: {error}") from error
+        raise proof.ProofFailedError(f"onnxruntime does not load {GRAPH}: {error}") from error
     names = [output.name for output in session.get_outputs()]
     names_of = {
         "hidden": "last_hidden_state",
@@ -96,7 +89,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndar
         try:
             found = session.run(names, feeds)
         except Exception as error:
-            raise ProofFailedError(f"onnxruntime cannot run {GRAPH}: {error}") from error
+            raise proof.ProofFailedError(f"onnxruntime cannot run {GRAPH}: {error}") from error
         arrays = dict(zip(names, found, strict=True))
         if "start_logits" in arrays:
             ends = arrays["start_logits"], arrays["end_logits"]
@@ -181,7 +174,7 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
 def cost(
     saved: SavedModel,
     rows: Sequence[Sequence[int]],
-    run: Callable[[Batch], Mapping[str, np.ndarray]],
+    run: Callable[[proof.Batch], Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
     """Measure how far a program differs from its source, without a tolerance.
 
@@ -192,14 +185,14 @@ def cost(
     """
     ours: dict[str, list[np.ndarray]] = {}
     theirs: dict[str, list[np.ndarray]] = {}
-    for some, length in row_batches(rows, 16):
-        batch = batch_of(saved, some, length)
-        source, found = logits_of(saved, batch), run(batch)
+    for some, length in proof.row_batches(rows, 16):
+        batch = proof.batch_of(saved, some, length)
+        source, found = proof.logits_of(saved, batch), run(batch)
         real = batch.segment_ids > 0
         for name, array in source.items():
             other = np.asarray(found[name], np.float32)
             if not np.isfinite(other[real] if array.ndim > 2 else other).all():
-                raise ProofFailedError(f"{name} of the quantized graph is not finite")
+                raise proof.ProofFailedError(f"{name} of the quantized graph is not finite")
             for side, values in ((ours, array), (theirs, other)):
                 side.setdefault(name, []).extend(
                     row[mask] if array.ndim > 2 else row
