@@ -101,7 +101,10 @@ def import_model(
         if new is not None:
             saved = vocabulary.add_tokens(saved, new)
         write_huggingface(saved, directory)
-        lost = lost_parts(saved)
+        # A class has either a fine-tuning head or pretraining heads, and some have no pooler.
+        heads = () if saved.outputs is None else PRETRAINING_HEADS
+        lost = [part for part in heads if part in saved.params]
+        lost += ["pooler"] * (saved.has_pooler and not has_place_for_pooler(saved))
         check_read_back(saved.without(lost), directory)
         if isinstance(compared, dict):
             compared |= _compare_offsets(found, directory)
@@ -204,16 +207,6 @@ def _from_directory(source: Path) -> Source:
         note = f"{CONFIG_NAME} names code of its own (auto_map), which was not run"
         form = replace(form, notes=(*form.notes, note))
     return Source(saved, form, made_by, directory)
-
-
-def lost_parts(saved: SavedModel) -> list[str]:
-    """List the parts for which the class in Hugging Face's format has no place.
-
-    A class has either a fine-tuning head or pretraining heads, and some classes have no pooler.
-    """
-    heads = () if saved.outputs is None else PRETRAINING_HEADS
-    lost = [part for part in heads if part in saved.params]
-    return lost + ["pooler"] * (saved.has_pooler and not has_place_for_pooler(saved))
 
 
 def check_read_back(meant: SavedModel, directory: Path) -> None:

@@ -191,14 +191,18 @@ def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]
         return {name: np.asarray(array) for name, array in found.items()}
 
 
+def exact_config(config: ModelConfig) -> ModelConfig:
+    """Return an architecture in float32, restricted to operations that every platform has."""
+    # Unrolled layers: in an exported program a loop would copy their weights at every call.
+    return dataclasses.replace(
+        config, dtype="float32", attention_impl="xla", remat="none", scan_unroll=config.num_layers
+    )
+
+
 def exact(network: Network | None) -> Network:
-    """Return the network in float32, restricted to operations that every platform has."""
+    """Return a network with its `exact_config`."""
     assert network is not None
-    model = dataclasses.replace(
-        network.model, dtype="float32", attention_impl="xla", remat="none",
-        scan_unroll=network.model.num_layers,
-    )  # fmt: skip
-    return dataclasses.replace(network, model=model)
+    return dataclasses.replace(network, model=exact_config(network.model))
 
 
 @partial(jax.jit, static_argnums=0)

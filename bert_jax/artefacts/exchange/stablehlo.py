@@ -21,7 +21,6 @@ joined by slashes. The weights are not constants in the program, because every c
 fold them again: docs/artefacts.md has the figures.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from jax import export
 from bert_jax.artefacts.exchange import huggingface_files as files
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches
-from bert_jax.artefacts.formats import entries
+from bert_jax.artefacts.formats import entries as tables
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.config import ModelConfig
@@ -83,11 +82,7 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
 
     Only the names, shapes and types of `weights` are read.
     """
-    # Unrolled layers: a loop would stack (copy) their weights at every call.
-    config = dataclasses.replace(
-        saved.config, dtype="float32", attention_impl="xla", remat="none",
-        scan_unroll=saved.config.num_layers,
-    )  # fmt: skip
+    config = proof.exact_config(saved.config)
     classed = files.has_class(saved)
     entries = files.entries_of(saved) if classed else []
     entries = [e for e in entries if saved.has_pooler or "pooler" not in e.path]
@@ -97,7 +92,7 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
         params = (
-            _params(found, entries, saved.params, config) if classed else entries.unnamed(weights)
+            _params(found, entries, saved.params, config) if classed else tables.unnamed(weights)
         )
         params |= {part: {} for part, tree in saved.params.items() if not tree}
         if "pooling" in saved.params:  # constants: only one number per dimension of the states
@@ -127,7 +122,7 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
     network, special = proof.exact(saved.network), saved.tokenizer.special_ids
 
     def run(weights, ids, mask, limits):
-        params = entries.unnamed(weights)
+        params = tables.unnamed(weights)
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.
         with jax.default_matmul_precision("highest"):
             found = search(
@@ -138,7 +133,7 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
 
     source = jax.ShapeDtypeStruct((shape.rows, shape.source_length), jnp.int32)
     limits = jax.ShapeDtypeStruct((shape.rows,), jnp.int32)
-    return _exported(run, entries.named(saved.params), source, source, limits)
+    return _exported(run, tables.named(saved.params), source, source, limits)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -219,7 +214,7 @@ def loading(saved: SavedModel) -> str:
 
 
 def _params(
-    found: Mapping[str, Any], entries: Sequence[entries.Entry], ours: Params, config: ModelConfig
+    found: Mapping[str, Any], entries: Sequence[tables.Entry], ours: Params, config: ModelConfig
 ) -> Params:
     """Build our traced tree from their traced tensors; only the shapes of `ours` are read.
 
@@ -227,8 +222,8 @@ def _params(
     copied. Token types that a class lacks are 0.
     """
     params: Params = {}
-    for tensor in entries.tensors(entries, ours, config):
-        shapes = [np.shape(entries.lookup(ours, entry.path)) for entry in tensor.entries]
+    for tensor in tables.tensors(entries, ours, config):
+        shapes = [np.shape(tables.lookup(ours, entry.path)) for entry in tensor.entries]
         single = [shape[int(tensor.per_layer) :] for shape in shapes]
         layers: list[list[jax.Array]] = []
         for n in tensor.layers:
@@ -236,17 +231,17 @@ def _params(
             if name not in found:
                 layers.append([jnp.zeros(shape, jnp.float32) for shape in single])
                 continue
-            pieces = entries.taken_apart(tensor.entries, found[name], single)
+            pieces = tables.taken_apart(tensor.entries, found[name], single)
             layers.append(list(map(_as_ours, tensor.entries, pieces, single)))
         for entry, shape, *arrays in zip(tensor.entries, single, *layers, strict=True):
             # If the first layer has no norm, nothing reads its row.
             unread = [jnp.ones(shape, jnp.float32)] * tensor.layers.start
             stacked = jnp.stack([*unread, *arrays]) if tensor.per_layer else arrays[0]
-            entries.insert(params, entry.path, stacked)
+            tables.insert(params, entry.path, stacked)
     return params
 
 
-def _as_ours(entry: entries.Entry, theirs: Any, shape: tuple[int, ...]) -> jax.Array:
+def _as_ours(entry: tables.Entry, theirs: Any, shape: tuple[int, ...]) -> jax.Array:
     if entry.kind == "vocab":
         return jnp.pad(theirs, [(0, shape[0] - theirs.shape[0])] + [(0, 0)] * (theirs.ndim - 1))
     return jnp.reshape(theirs.T if entry.kind == "kernel" else theirs, shape)

@@ -49,12 +49,9 @@ def missing(*packages: str) -> list[str]:
 
 
 class TheirModel:
-    """A directory in a class of Transformers.
+    """A directory in a class of Transformers: `model`, the `name` of its class, and `report`.
 
-    Attributes:
-        model: The loaded module.
-        name: Name of the class.
-        report: Names of faulty tensors by fault, such as missing or unexpected.
+    `report` has the names of faulty tensors by fault, such as missing or unexpected.
     """
 
     def __init__(self, directory: Path, class_name: str) -> None:

@@ -45,7 +45,7 @@ ACTIVATIONS = {
 
 _FLAGS = {"norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied"}
 NOT_QUANTISED = {
-    "quantization_config": (None, "quantised weights are not read; save them as float32"),
+    "quantization_config": (None, "quantised weights are not read; save them as float32")
 }
 
 

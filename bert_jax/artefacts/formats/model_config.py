@@ -52,7 +52,15 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     fields |= {ours: fields[other] for ours, other in family.follows.items()}
     check_only(found, family.only, wrong)
     if family.first_position is not None:
-        fields["num_positions"] = _positions(family, found, wrong)
+        rows, pad = found["max_position_embeddings"], found["pad_token_id"]
+        whole = type(rows) is type(pad) is int and pad >= 0
+        if whole and (first := first_position(family, found)) < rows <= MAX_SIZE:
+            fields["num_positions"] = rows - first
+        else:
+            wrong.append(
+                f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions "
+                "begin after the id of padding, so that more rows than that are needed"
+            )
     if not family.has_types:
         fields["num_types"] = 1 if classifies else 2
     elif family.doubles_type and fields.get("num_types") == 1:
@@ -84,22 +92,9 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
 
 def first_position(family: Family, found: Mapping[str, Any]) -> int:
     """Return the row of the position table for the first token of a text."""
-    if family.first_position is None:
-        return 0
+    assert family.first_position is not None
     pad: int = {**family.defaults, **found}["pad_token_id"]
     return pad + family.first_position
-
-
-def _positions(family: Family, found: Mapping[str, Any], wrong: list[str]) -> Any:
-    rows, pad = found["max_position_embeddings"], found["pad_token_id"]
-    whole = type(rows) is type(pad) is int and pad >= 0
-    if whole and (first := first_position(family, found)) < rows <= MAX_SIZE:
-        return rows - first
-    wrong.append(
-        f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions begin "
-        "after the id of padding, so that more rows than that are needed"
-    )
-    return None
 
 
 def _check_heads(

@@ -125,7 +125,14 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     dimensions = settings.get(DIMENSIONS, [])
     if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
         raise UserError(f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; give sizes")
-    mode = _pooling(fields, pooling / "config.json")
+    flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
+    given = fields.get("pooling_mode", flags or "mean")
+    modes = given if isinstance(given, list) else [given]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise UserError(
+            f"{pooling / 'config.json'}: the pooling is {short(given)}; one of "
+            f"{', '.join(POOLINGS)} is read"
+        )
     if fields.get("include_prompt", True) is not True and any(prompts):
         raise UserError(
             f"{pooling / 'config.json'}: include_prompt is {short(fields['include_prompt'])}, and "
@@ -143,7 +150,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
             "encoder's width"
         )
     return SentenceForm(
-        EmbeddingConfig(mode, len(kinds) > 2, *prompts, tuple(dimensions)),
+        EmbeddingConfig(POOLINGS[modes[0]], len(kinds) > 2, *prompts, tuple(dimensions)),
         model, width, _max_length(model), notes,
     )  # fmt: skip
 
@@ -166,17 +173,6 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
             )
         modules.append((kind.rpartition(".")[2], directory / folder))
     return modules
-
-
-def _pooling(fields: Mapping[str, Any], where: Path) -> TokenPooling:
-    flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
-    given = fields.get("pooling_mode", flags or "mean")
-    modes = given if isinstance(given, list) else [given]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise UserError(
-            f"{where}: the pooling is {short(given)}; one of {', '.join(POOLINGS)} is read"
-        )
-    return POOLINGS[modes[0]]
 
 
 def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str], tuple[str, ...]]:

@@ -1,13 +1,12 @@
 """Reading of a model from a directory, from our runs or from other software."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.artefacts.formats.families import is_read, unread
+from bert_jax.artefacts.formats.families import FAMILIES, is_read, unread
 from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_config import (
     PRETRAINING_HEADS,
@@ -127,17 +126,12 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     config = dataclasses.replace(config, attention_impl="auto")
     tokenizer, files = _run_tokenizer(place)
     _check_vocabulary(tokenizer, config.vocab_size, files)
+    name = f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}"
     return SavedModel(
-        config=config,
-        params=params,
-        outputs=None,
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        max_length=config.num_positions,
-        name=f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}",
-        origin=Origin("pretrain", restored.step, record.config, record.metrics),
+        config, params, None, tokenizer, files, config.num_positions, name,
+        Origin("pretrain", restored.step, record.config, record.metrics),
         network=objective.network(config),
-    )
+    )  # fmt: skip
 
 
 def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
@@ -172,39 +166,24 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     if task.objective == "embedding":
         embedding = build(EmbeddingConfig, extra["head"], where)
     else:
-        head = build(TaskHeadConfig, extra["head"], where)
-        outputs = TaskOutputs(
-            head,
-            task.objective,
-            tuple(task.describe()["learned"]["labels"]),
-            task.thresholds(extra["scores"]),
-            task.config.long_texts,
-            _reading_of(task, extra["scores"]),
-        )
+        head, reading = build(TaskHeadConfig, extra["head"], where), None
+        if task.objective == "tags":
+            reading = Reading(task.config.tag_stride)
+        elif task.objective == "span":
+            limits = task.config.max_question, task.config.max_answer_tokens
+            threshold = extra["scores"].get("null_threshold")
+            reading = Reading(task.config.windows.stride, *limits, threshold)
+        labels = tuple(task.describe()["learned"]["labels"])
+        thresholds, long = task.thresholds(extra["scores"]), task.config.long_texts
+        outputs = TaskOutputs(head, task.objective, labels, thresholds, long, reading)
     length = build(TaskConfig, config["task"], f"{where}: task").length
     reports = read_reports(place.local, extra["member"])
     return SavedModel(
-        config=dataclasses.replace(model, attention_impl="auto"),
-        params=params,
-        outputs=outputs,
-        embedding=embedding,
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        max_length=min(length, model.num_positions),
-        name=f"{place.name}, fine-tuned, step {restored.step}",
-        origin=Origin("finetune", restored.step, config, extra["scores"], task, reports),
-        adapter=adapter,
-    )
-
-
-def _reading_of(task: Any, scores: Mapping[str, float]) -> Reading | None:
-    config = task.config
-    if task.objective == "tags":
-        return Reading(config.tag_stride)
-    if task.objective != "span":
-        return None
-    limits = config.max_question, config.max_answer_tokens
-    return Reading(config.windows.stride, *limits, scores.get("null_threshold"))
+        dataclasses.replace(model, attention_impl="auto"), params, outputs, tokenizer, files,
+        min(length, model.num_positions), f"{place.name}, fine-tuned, step {restored.step}",
+        Origin("finetune", restored.step, config, extra["scores"], task, reports),
+        embedding=embedding, adapter=adapter,
+    )  # fmt: skip
 
 
 def in_units(saved: SavedModel) -> SavedModel:
@@ -233,10 +212,7 @@ def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedMo
 
 
 def _from_huggingface(
-    directory: Path,
-    found: dict[str, Any],
-    encoder_only: bool,
-    adapter: PeftAdapter | None = None,
+    directory: Path, found: dict[str, Any], encoder_only: bool, adapter: PeftAdapter | None = None
 ) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
@@ -272,16 +248,10 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
                 f"{wanted}: only models whose targets begin with cls and end with sep are read"
             )
     return SavedModel(
-        config=network.model,
-        params=family.params(network, arrays),
-        outputs=None,
-        tokenizer=tokenizer,
-        tokenizer_files=directory,
-        max_length=network.model.num_positions,
-        name=f"{directory}, {made_by}",
-        origin=Origin("huggingface", config=found),
+        network.model, family.params(network, arrays), None, tokenizer, directory,
+        network.model.num_positions, f"{directory}, {made_by}", Origin("huggingface", config=found),
         network=network,
-    )
+    )  # fmt: skip
 
 
 def saved_from(
@@ -295,17 +265,11 @@ def saved_from(
         head = None if outputs is None else outputs.head
         params = form.params(head, pretraining=not encoder_only)
     except UserError as error:
-        raise UserError(f"{files}{form.remark}: {error}") from error
-    saved = SavedModel(
-        config=config,
-        params=params,
-        outputs=outputs,
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        max_length=min(model_max_length(files) or config.num_positions, config.num_positions),
-        name=name,
-        origin=Origin("huggingface", config=form.config),
-    )
+        family = "" if form.family is FAMILIES["bert"] else f" ({form.family.name})"
+        raise UserError(f"{files}{family}: {error}") from error
+    length = min(model_max_length(files) or config.num_positions, config.num_positions)
+    origin = Origin("huggingface", config=form.config)
+    saved = SavedModel(config, params, outputs, tokenizer, files, length, name, origin)
     untrained = form.config.get(UNTRAINED)
     marked = isinstance(untrained, list) and "pooler" in untrained
     return saved.without({"pooler"}) if marked else saved

@@ -75,11 +75,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
     except Exception as error:  # onnxruntime has a dozen error types
         raise proof.ProofFailedError(f"onnxruntime does not load {GRAPH}: {error}") from error
     names = [output.name for output in session.get_outputs()]
-    names_of = {
-        "hidden": "last_hidden_state",
-        "pooled": "pooler_output",
-        "embedding": VECTORS,
-    }
+    names_of = {"hidden": "last_hidden_state", "pooled": "pooler_output", "embedding": VECTORS}
     names_of |= logit_names(saved) | ({} if saved.head is None else {"head": "logits"})
     inputs = {each.name for each in session.get_inputs()}
 
