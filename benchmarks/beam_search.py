@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from decoding import MODEL
 
+from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface
 from bert_jax.artefacts.exchange.proof import Batch
-from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
-from bert_jax.artefacts.exchange.translation.huggingface import TheirTranslator
-from bert_jax.artefacts.exchange.translation.proof import translated
+from bert_jax.artefacts.exchange.searches import translated
+from bert_jax.artefacts.exchange.theirs import TheirModel
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.model.seq2seq.search import SearchConfig
@@ -64,7 +64,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as directory:
         write_huggingface(saved, Path(directory))
-        peer = TheirTranslator(Path(directory), class_name(saved))
+        peer = TheirModel(Path(directory), class_of(saved)).whole()
     placed = dataclasses.replace(saved, params=jax.device_put(saved.params))
 
     def searched(size: int) -> list[list[int]]:

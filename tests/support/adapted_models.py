@@ -5,8 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from bert_jax.artefacts.saved.adapter import merged_params
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import SavedModel, merged_params
 from bert_jax.model.heads import logical_axes
 from bert_jax.model.lora import LoraConfig, with_lora
 from bert_jax.model.task_heads import TaskModel
@@ -19,7 +18,5 @@ def adapted(saved: SavedModel, *targets: str, rank: int = 2) -> SavedModel:
     lora = with_lora(config, jax.random.key(1), saved.params, axes)["lora"]
     random = np.random.default_rng(2)
     lora = jax.tree.map(lambda leaf: random.normal(0, 0.2, leaf.shape).astype(np.float32), lora)
-    params, adapter = merged_params(
-        {**saved.params, "lora": lora}, dataclasses.asdict(config) | {"targets": targets}, "here"
-    )
+    params, adapter = merged_params({**saved.params, "lora": lora}, config)
     return dataclasses.replace(saved, params=params, adapter=adapter)

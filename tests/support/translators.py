@@ -10,7 +10,7 @@ import numpy as np
 from export_models import tokenizer_of
 
 from bert_jax.artefacts.formats.entries import VOCABULARY_PATHS, lookup
-from bert_jax.artefacts.formats.seq2seq.family import shapes_of
+from bert_jax.artefacts.formats.translators import shapes_of
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork

@@ -6,44 +6,44 @@ The directory is built and proven under a temporary name, so that a difference a
 a full disk or a signal leaves nothing under the final name.
 """
 
-import contextlib
 import math
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 import bert_jax
-from bert_jax.artefacts.exchange import huggingface_files
-from bert_jax.artefacts.exchange.huggingface_files import without_pairs, write_json
+from bert_jax.artefacts.exchange.huggingface_files import (
+    class_name,
+    untrained_parts,
+    without_pairs,
+    write_json,
+)
 from bert_jax.artefacts.exchange.model_card import model_card
-from bert_jax.artefacts.exchange.onnx import int8
+from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
-from bert_jax.artefacts.exchange.source import prove_reading
-from bert_jax.artefacts.exchange.translation import files as translator_files
+from bert_jax.artefacts.exchange.theirs import prove_reading
 from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, NoClassError
 from bert_jax.artefacts.saved.ancestors import RECORD
-from bert_jax.artefacts.saved.contamination import reports_on_ancestors
-from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, digests_of
-from bert_jax.files.staging import StagedDirectory, disk_full
-from bert_jax.files.urls import scheme
 
 FORMATS = {
-    "huggingface": ("huggingface", "translation.huggingface"),
-    "sentence-transformers": ("sentence_transformers", ""),
-    "stablehlo": ("stablehlo", "translation.stablehlo"),
-    "orbax": ("orbax_export", "orbax_export"),
-    "onnx": ("onnx.runtime", ""),
-    "peft": ("adapter.peft", ""),
+    "huggingface": ("huggingface", True),
+    "sentence-transformers": ("sentence_transformers", False),
+    "stablehlo": ("stablehlo", True),
+    "orbax": ("orbax_export", True),
+    "onnx": ("onnx.runtime", False),
+    "peft": ("peft", False),
 }
-"""Modules of `exchange` by format: one for encoders, one for translation models; "": none.
+"""Module of `exchange` by format, and whether it also writes translation models.
 
 A module's `write(saved, out)` fills a directory; a UserError says what the format cannot hold.
 `prove(saved, out, rows)` compares the directory with its source on rows of token ids, and returns
@@ -113,16 +113,15 @@ def export(
     if format == "sentence-transformers" and saved.network is None:
         saved = encoder_with_vectors(saved)
     left_out = sorted(trained.params.keys() - saved.params.keys())
-    translates = saved.network is not None
-    files: Any = translator_files if translates else huggingface_files
-    if not (name_of_module := FORMATS[format][translates]):
-        fitting = ", ".join(each for each, modules in FORMATS.items() if modules[translates])
+    module_name, any_kind = FORMATS[format]
+    if saved.network is not None and not any_kind:
+        fitting = ", ".join(each for each, (_, any_kind) in FORMATS.items() if any_kind)
         raise UserError(
             f"{saved.name}: {format} has no search; a model that translates is exported --to "
             f"{fitting}"
         )
-    has_parts = not translates or format == "huggingface"  # else the whole network is exported
-    module = import_module(f"bert_jax.artefacts.exchange.{name_of_module}")
+    has_parts = saved.network is None or format == "huggingface"  # else our own network is written
+    module = import_module(f"bert_jax.artefacts.exchange.{module_name}")
     with staged(out) as directory:
         say(f"writing {format}")
         try:
@@ -137,10 +136,10 @@ def export(
             proven["proofs"] = proven.get("proofs", {}) | reading
         if quantize:
             say("quantizing")
-            proven["quantized"] = int8.quantize(saved, directory, rows)
+            proven["quantized"] = runtime.quantize(saved, directory, rows)
         parity = {
             "format": format,
-            "class": files.class_name(saved),
+            "class": class_name(saved),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             RECORD: [ancestor_entry("source", source, saved.origin.step)],
             "contamination": [each.summary() for each in reports_on_ancestors(source)],
@@ -149,7 +148,7 @@ def export(
             "rows": len(rows),
             "tokens": sum(map(len, rows)),
             **proven,
-            "untrained_parts": files.untrained_parts(saved) if has_parts else [],
+            "untrained_parts": untrained_parts(saved) if has_parts else [],
             "left_out": left_out,
             "sha256": digests_of(directory, "sha256"),
             DIGESTS: digests_of(directory),
@@ -166,27 +165,6 @@ def export(
         card = model_card(saved, parity, license=license, name=name, loading=loading)
         (directory / "README.md").write_text(card, encoding="utf-8")
     return parity
-
-
-@contextlib.contextmanager
-def staged(out: str | Path) -> Iterator[Path]:
-    """Yield a new directory beside `out`; rename the directory to `out` if the body succeeds.
-
-    If the body fails for any reason, including Ctrl-C and SIGTERM, the directory is removed. The
-    next call for the same `out` removes a directory that a killed process left behind.
-
-    Raises:
-        UserError: `out` exists and is not an empty directory, is in a bucket, or cannot be
-            written.
-    """
-    if scheme(out) is not None:
-        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
-    with StagedDirectory(out, lambda _: False) as directory:
-        try:
-            yield directory.path
-            directory.commit()
-        except OSError as error:
-            raise disk_full(directory.target, error) from error
 
 
 def as_trained(saved: SavedModel) -> SavedModel:

@@ -99,24 +99,20 @@ def _reason(error: Exception, repo: str) -> str:
     """Explain in one line why a model was not fetched."""
     from huggingface_hub import constants, errors
 
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"its owner grants access by request: ask for it at {constants.ENDPOINT}/{repo}, then "
-            "`hf auth login`"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"the Hub has no model {repo}, or it is private (`hf auth login`); neither is it a "
-            "directory here"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"the Hub has {repo}, but no such branch, tag or commit of it"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return (
-            f"{constants.ENDPOINT} cannot be reached (or HF_HUB_OFFLINE is set), and it is not in "
-            "the cache"
-        )
+    hub = constants.ENDPOINT
+    reasons = {
+        errors.GatedRepoError: f"its owner grants access by request: ask for it at {hub}/{repo}, "
+        "then `hf auth login`",
+        errors.RepositoryNotFoundError: f"the Hub has no model {repo}, or it is private (`hf auth "
+        "login`); neither is it a directory here",
+        errors.RevisionNotFoundError: f"the Hub has {repo}, but no such branch, tag or commit",
+        errors.LocalEntryNotFoundError: f"{hub} cannot be reached (or HF_HUB_OFFLINE is set), and "
+        "it is not in the cache",
+    }
+    for kind, reason in reasons.items():  # a gated model's error is one of a model not found too
+        if isinstance(error, kind):
+            return reason
     if isinstance(error, errors.HfHubHTTPError):
-        return f"{constants.ENDPOINT} answers with status {error.response.status_code}"
+        return f"{hub} answers with status {error.response.status_code}"
     lines = f"{error}".splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"

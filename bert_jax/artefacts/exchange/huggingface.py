@@ -9,35 +9,16 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.artefacts.exchange.huggingface_files import (
-    class_of,
-    family_of,
-    has_place_for_pooler,
-    specials_of,
-    without_types,
-    write_huggingface,
-)
-from bert_jax.artefacts.exchange.proof import (
-    NOT_INSTALLED,
-    ONLY_OURS,
-    PROOF_TEXTS,
-    Batch,
-    ProofFailedError,
-    compare,
-    logits_of,
-    row_batches,
-    same_spans,
-    texts_for,
-    unequal,
-)
-from bert_jax.artefacts.exchange.theirs import TheirModel, quiet
+from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import proof
+from bert_jax.artefacts.exchange.searches import compare_searches
+from bert_jax.artefacts.exchange.theirs import TheirModel, missing, quiet
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
@@ -48,23 +29,25 @@ from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
+PIPELINES = {
+    "ForPreTraining": "fill-mask",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
+"""Pipelines of Transformers, by class-name suffix."""
+
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the files of `write_huggingface`.
-
-    Raises:
-        UserError: Hugging Face's format cannot express the model.
-    """
+    """Write the files of `write_huggingface`, which may refuse the model."""
     refuse_learned_pooling(saved)
-    write_huggingface(saved, out)
+    files.write_huggingface(saved, out)
 
 
 def refuse_learned_pooling(saved: SavedModel) -> None:
-    """Refuse vectors that no module of sentence-transformers computes.
-
-    Raises:
-        UserError: Names the formats that can hold such vectors.
-    """
+    """Refuse vectors that no module of sentence-transformers computes; name other formats."""
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
             f"{saved.name}: the pooling is {saved.embedding.pooling}, a mean with learned weights "
@@ -82,74 +65,86 @@ def auto_class(name: str) -> str:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back and compare outputs.
-
-    Returns:
-        `differences`: the largest per output in either proof; `proofs`: the result of each proof
-        or why the proof did not run; and `versions`.
+    """Read the directory back; compare outputs and translations; return the entries of `proven`.
 
     Raises:
         ProofFailedError: Names the part that differs and must be equal.
     """
-    programs: list[Callable[[Batch], dict[str, np.ndarray]]]
-    programs = [partial(logits_of, read_back(saved, out))]
-    theirs: dict[str, Any] = {"ran": False, "why": NOT_INSTALLED}
+    programs: list[Callable[[Any], dict[str, np.ndarray]]]
+    programs = [partial(proof.logits_of, read_back(saved, out))]
+    theirs: dict[str, Any] = {"ran": False, "why": proof.NOT_INSTALLED}
     packages = ["safetensors", "tokenizers"]
-    family = FAMILIES[family_of(saved)]
-    if not family.native:
+    family = None if saved.network is not None else FAMILIES[files.family_of(saved)]
+    if family is not None and not family.native:
         why = f"transformers has no class of {family.name}, and code of a model is never run"
-        theirs["why"] = f"{why}; {ONLY_OURS}"
-    elif all(find_spec(name) for name in ("transformers", "torch")):
+        theirs["why"] = f"{why}; {proof.ONLY_OURS}"
+    elif not missing("transformers", "torch"):
         model = load_theirs(saved, out)
         programs.append(model.outputs)
         theirs = {"ran": True, "class": model.name, "missing_keys": 0, "unexpected_keys": 0}
         theirs |= check_tokenizer(saved, out)
+        if saved.network is not None:
+            theirs["translations"] = compare_searches(saved, rows, model.translate)
         packages += ["transformers", "torch"]
-    batches = tqdm(row_batches(rows), "proof", unit="batch", disable=None, leave=False)
-    found = compare(saved, batches, *programs, optional={"pooled", "embedding"})
+    batches = tqdm(proof.row_batches(rows), "proof", unit="batch", disable=None, leave=False)
+    found = proof.compare(saved, batches, *programs, optional={"pooled", "embedding"})
     ours = {
         "ran": True, "class": "read_model", "tensors_bit_equal": True,
-        "texts_with_equal_ids": len(PROOF_TEXTS),
+        "texts_with_equal_ids": len(proof.PROOF_TEXTS),
     }  # fmt: skip
-    for proof, gaps in zip((ours, theirs), found, strict=False):
-        proof["differences"] = gaps
+    return proven({"bert_jax": ours, "transformers": theirs}, found, packages)
+
+
+def proven(
+    proofs: dict[str, dict[str, Any]], found: Sequence[dict[str, float]], packages: Sequence[str]
+) -> dict[str, Any]:
+    """Return the result of two proofs; the second may not have run.
+
+    Returns:
+        `differences`: the largest per output in either proof; `proofs`: the result of each proof
+        or why the proof did not run; and `versions`.
+    """
+    for each, gaps in zip(proofs.values(), found, strict=False):
+        each["differences"] = gaps
     return {
         "differences": {n: max(gaps.get(n, 0.0) for gaps in found) for n in found[0]},
-        "proofs": {"bert_jax": ours, "transformers": theirs},
+        "proofs": proofs,
         "versions": {name: metadata.version(name) for name in packages},
     }
 
 
 def read_back(saved: SavedModel, out: Path) -> SavedModel:
-    """Read a directory with our own code.
-
-    Raises:
-        ProofFailedError: Tensors, labels, ids or the tokenizer differ from `saved`.
-    """
-    back = read_model(out)
-    left_out = () if saved.has_pooler and has_place_for_pooler(saved) else ("pooler",)
-    meant, found = (each.without(left_out) for each in (without_types(saved), back))
-    if wrong := unequal(meant.params, found.params, vocab_size=saved.config.vocab_size):
-        raise ProofFailedError(f"read back, this is not what was written: {first_few(wrong, 8)}")
+    """Read a directory with our own code; a ProofFailedError names what differs from `saved`."""
+    back, meant = (
+        read_model(out),
+        saved if saved.network is not None else files.without_types(saved),
+    )
+    left_out = () if saved.has_pooler and files.has_place_for_pooler(saved) else ("pooler",)
+    ours, theirs = (each.without(left_out).params for each in (meant, back))
+    if wrong := proof.unequal(ours, theirs, vocab_size=saved.config.vocab_size):
+        raise proof.ProofFailedError(
+            f"read back, this is not what was written: {first_few(wrong, 8)}"
+        )
     if (before := _meaning(saved)) != (after := _meaning(back)):
-        raise ProofFailedError(f"the outputs mean {after} where they were read back, not {before}")
+        raise proof.ProofFailedError(
+            f"the outputs mean {after} where they were read back, not {before}"
+        )
     if back.max_length != saved.max_length:
-        raise ProofFailedError(f"read back, rows have {back.max_length}, not {saved.max_length}")
+        raise proof.ProofFailedError(
+            f"read back, rows have {back.max_length}, not {saved.max_length}"
+        )
     if back.embedding != saved.embedding:
-        raise ProofFailedError(f"read back, vectors are {back.embedding}, not {saved.embedding}")
-    check_same_tokenizer(saved, back)
-    return back
-
-
-def check_same_tokenizer(saved: SavedModel, back: SavedModel) -> None:
-    """Raise ProofFailedError if a model that was read back has another tokenizer."""
-    expected, again = (each.tokenizer.encode_batch(PROOF_TEXTS) for each in (saved, back))
-    for text, ids, other in zip(PROOF_TEXTS, expected, again, strict=True):
+        raise proof.ProofFailedError(
+            f"read back, vectors are {back.embedding}, not {saved.embedding}"
+        )
+    expected, again = (each.tokenizer.encode_batch(proof.PROOF_TEXTS) for each in (saved, back))
+    for text, ids, other in zip(proof.PROOF_TEXTS, expected, again, strict=True):
         _same_ids("the tokenizer that was read back", text, ids.tolist(), other.tolist())
     if back.tokenizer.special_ids != saved.tokenizer.special_ids:
-        raise ProofFailedError("the tokenizer that was read back has other special tokens")
+        raise proof.ProofFailedError("the tokenizer that was read back has other special tokens")
     if back.tokenizer.fingerprint != saved.tokenizer.fingerprint:
-        raise ProofFailedError("read back, this is not what was written: the tokenizer")
+        raise proof.ProofFailedError("read back, this is not what was written: the tokenizer")
+    return back
 
 
 def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
@@ -167,7 +162,7 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
             (n for n, pair in enumerate(zip(expected, found, strict=False)) if len({*pair}) > 1),
             min(len(expected), len(found)),
         )
-        raise ProofFailedError(
+        raise proof.ProofFailedError(
             f"{who} gives other ids for {text[:60]!r}: at place {at} "
             f"{list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
         )
@@ -175,23 +170,18 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
 
 def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
     """Load a written directory with `transformers`; raise if its class or keys are wrong."""
-    name = class_of(saved)
-    model = TheirModel(out, auto_class(name))
+    name = files.class_of(saved)
+    model = TheirModel(out, auto_class(name) if saved.network is None else name)
     if model.name != name:
-        raise ProofFailedError(f"transformers loads a {model.name}, not a {name}")
-    if wrong := {key: sorted(map(str, keys)) for key, keys in model.report.items() if keys}:
-        raise ProofFailedError(f"transformers reports {wrong}")
-    return model
+        raise proof.ProofFailedError(f"transformers loads a {model.name}, not a {name}")
+    return model.whole()
 
 
 def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
-    """Compare ids and offsets with the `AutoTokenizer` of a written directory.
+    """Compare ids, types, special tokens and offsets with the `AutoTokenizer` of a directory.
 
     Returns:
         Numbers of texts with equal ids and equal offsets, and the texts with ties.
-
-    Raises:
-        ProofFailedError: Ids, types, special tokens or offsets differ.
     """
     import transformers
 
@@ -199,11 +189,8 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
         theirs = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
         equal, ties = _check_ids(saved, theirs)
         offsets = _check_offsets(saved.tokenizer, theirs)
-    return {
-        "texts_with_equal_ids": equal,
-        "texts_with_ties": ties,
-        "texts_with_equal_offsets": offsets,
-    }
+    counts = {"texts_with_equal_ids": equal, "texts_with_ties": ties}
+    return counts | {"texts_with_equal_offsets": offsets}
 
 
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
@@ -215,16 +202,16 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
     equal = compared = 0
-    for text in texts_for(ours):
+    for text in proof.texts_for(ours):
         found = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, spans = ours.encode(text)
         if found["input_ids"] != ids.tolist():  # the text spells a special token, or has a tie
             continue
         compared += 1
-        same = same_spans(text, spans.tolist(), found["offset_mapping"], exact=exact)
+        same = proof.same_spans(text, spans.tolist(), found["offset_mapping"], exact=exact)
         equal += same
         if not (same or sentencepiece):
-            raise ProofFailedError(
+            raise proof.ProofFailedError(
                 f"transformers' tokenizer gives tokens of {text[:60]!r} other places in the text: "
                 f"{found['offset_mapping'][:8]}, not {spans.tolist()[:8]}"
             )
@@ -243,9 +230,9 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     """
     ours: Tokenizer = saved.tokenizer
     special, who = ours.special_ids, "transformers' tokenizer"
-    names = specials_of(saved)
+    names = files.specials_of(saved)
     added = [token.content for token in getattr(ours, "added", ()) if token.special]
-    texts = texts_for(ours)
+    texts = proof.texts_for(ours)
     ids = ours.encode_batch(texts)
     compared = set[str]()
     ties: list[str] = []
@@ -272,9 +259,85 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     check(f"{who}, of two texts,", first, pair.ids.tolist(), both["input_ids"])
     types = (np.arange(len(pair.ids)) >= pair.second_start).astype(int).tolist()
     if saved.config.num_types > 1 and list(both["token_type_ids"]) != types:
-        raise ProofFailedError(f"{who} gives other types to two texts: {both['token_type_ids']}")
+        raise proof.ProofFailedError(
+            f"{who} gives other types to two texts: {both['token_type_ids']}"
+        )
     fields = ("pad_token_id", "unk_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
     roles = [getattr(theirs, field) for field in fields]
     if roles != list(vars(special).values()):
-        raise ProofFailedError(f"{who} has the special ids {roles}, not {vars(special)}")
+        raise proof.ProofFailedError(f"{who} has the special ids {roles}, not {vars(special)}")
     return len(compared) - len(ties), ties
+
+
+_LOADING = """\
+{theirs}
+With bert_jax:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+```
+
+In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
+text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+_THEIRS = """\
+With Transformers, `DIR` being this directory:
+
+```python
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("DIR")
+```
+"""
+_NO_CLASS = """\
+Transformers has no class of {0}, and `config.json` names no code: `AutoTokenizer` loads the \
+directory `DIR`, `AutoModel` does not. Who trusts the published code of {0} copies `auto_map` from \
+its `config.json` and loads `DIR` with `trust_remote_code=True`.
+"""
+_TRANSLATING = """\
+With Transformers, `DIR` being this directory:
+
+```python
+from transformers import AutoTokenizer, {name}
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {name}.from_pretrained("DIR")
+batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=True)
+found = model.generate(**batch)
+print(tokenizer.batch_decode(found, skip_special_tokens=True))
+```
+
+`generation_config.json` has the search: five beams, scores divided by the number of tokens.
+
+With bert_jax:
+
+```python
+import bert_jax
+
+print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
+```"""
+_PIPELINE = """
+```python
+from transformers import pipeline
+
+model = pipeline("{}", model="DIR")
+```
+"""
+
+
+def loading(saved: SavedModel) -> str:
+    """Describe how to load the directory, for the model card."""
+    name = files.class_of(saved)
+    if saved.network is not None:
+        return _TRANSLATING.format(name=name)
+    family = FAMILIES[files.family_of(saved)]
+    if not family.native:
+        return _LOADING.format(theirs=_NO_CLASS.format(family.name))
+    kind, said = PIPELINES.get(files.task_of(saved)), _THEIRS.format(auto=auto_class(name))
+    if kind and kind not in ("question-answering", "multiple-choice"):  # do not exist
+        said += _PIPELINE.format(kind)
+        if saved.outputs is not None and saved.outputs.objective == "regression":
+            said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
+    return _LOADING.format(theirs=said)

@@ -1,13 +1,14 @@
-"""Writing of one of our models as a directory in Hugging Face's format."""
+"""Files of an exported model: in Hugging Face's format, or with our names where no class fits."""
 
 import dataclasses
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
+from bert_jax.artefacts.formats import model_config
 from bert_jax.artefacts.formats.entries import Entry, in_model, named, to_tensors
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.family import EMBEDDINGS
@@ -21,35 +22,31 @@ from bert_jax.artefacts.formats.huggingface_config import (
     head_to_huggingface,
 )
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
-from bert_jax.artefacts.formats.model_config import (
-    config_to_huggingface,
-    exported,
-    kind_of,
-    refusal,
-    unlike_head,
-)
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
+from bert_jax.artefacts.formats.translators import family_of as family_of_network
 from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
 from bert_jax.config.mapping import to_dict
+from bert_jax.errors import UserError
 from bert_jax.model.heads import Params
+from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
-MODEL = "model.json"
-"""File that describes, in our terms, a model that no class of Transformers computes."""
+MODEL, NETWORK = "model.json", "network.json"
+"""Files that describe, in our terms, an encoder that no class of Transformers computes, and a
+translation model whose parameters are in our own layout."""
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def family_of(saved: SavedModel) -> str:
     """Return the `model_type` for writing a model: bert, unless only another family computes it.
 
-    Raises:
-        NoClassError: No family computes the model; lists the differences from the nearest family.
+    A NoClassError lists the differences from the nearest family.
     """
-    if (kind := kind_of(saved.config)) is None:
-        raise NoClassError(f"{saved.name}: {refusal(saved.config, ())}")
+    if (kind := model_config.kind_of(saved.config)) is None:
+        raise NoClassError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
     if kind != "bert":
         return kind
     if saved.config.projects_embeddings or "rtd" in saved.params:
@@ -67,27 +64,24 @@ def without_pairs(saved: SavedModel) -> SavedModel:
     No class of a modern family has that head. The model is returned unchanged if the rest of it has
     no class either, or if a fine-tuning head reads the pooler.
     """
-    config, heads = exported(saved.config, saved.params.keys())
+    config, heads = model_config.exported(saved.config, saved.params.keys())
     if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
         return saved
     return dataclasses.replace(saved, config=config).without({*POOLED_HEADS, "pooler"})
 
 
 def class_of(saved: SavedModel) -> str:
-    """Return the class of Transformers that computes a model.
-
-    Raises:
-        NoClassError: There is no such class; says why.
-    """
+    """Return the class of Transformers that computes a model; a UserError says why none does."""
+    if saved.network is not None:
+        return family_of_network(saved.network, saved.name)[0].class_name
     kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
-    task, head = task_of(saved), None if saved.outputs is None else saved.outputs.head
-    family = FAMILIES[kind]
+    task, head, family = task_of(saved), saved.head, FAMILIES[kind]
     wanted = family.classifies.get("pooler_activation", "tanh")
     name = family.class_of(task)
     if task == MULTIPLE_CHOICE and not family.compares:
         wrong = f"BERT and ModernBERT alone have a class for multiple choice, and this is a {kind}"
     elif not family.like_bert:
-        why = "" if head is None else unlike_head(kind, saved.config, head)
+        why = "" if head is None else model_config.unlike_head(kind, saved.config, head)
         wrong = why and f"no class of Transformers' {family.name} computes this head: {why}"
     elif head is not None and "transform" in saved.params:
         wrong = "its head has a map of its own before the classifier, and no class of BERT has one"
@@ -103,11 +97,11 @@ def class_of(saved: SavedModel) -> str:
 
 
 def class_name(saved: SavedModel) -> str:
-    """Return the class of Transformers that computes a model, or "none"."""
+    """Return the class of Transformers that computes a model, "none" or our network's class."""
     try:
         return class_of(saved)
-    except NoClassError:
-        return "none"
+    except UserError:
+        return "none" if saved.network is None else type(saved.network).__name__
 
 
 def has_class(saved: SavedModel) -> bool:
@@ -119,19 +113,18 @@ def task_of(saved: SavedModel) -> str:
     """Return the class of a model without the family name, such as `ForMaskedLM`."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
-    if why := refusal(saved.config, saved.params.keys()):
+    if why := model_config.refusal(saved.config, saved.params.keys()):
         raise NoClassError(f"{saved.name}: {why}")
     return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
 
 
 def entries_of(saved: SavedModel) -> list[Entry]:
     """Return the table entries of the parameters that a model's class has."""
-    head = None if saved.outputs is None else saved.outputs.head
     family = FAMILIES[family_of(saved)]
-    if head is None:
+    if saved.head is None:
         table = family.table(saved.params, pooler=has_place_for_pooler(saved))
     else:
-        table = family.table(head=head.kind)
+        table = family.table(head=saved.head.kind)
     return in_model(table, _complete(saved))
 
 
@@ -152,7 +145,7 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def prefix_left_out(saved: SavedModel) -> str:
-    """Return the prefix that the class of a bare encoder omits from names; else an empty text."""
+    """Return the prefix that the class of a bare encoder omits from names, or ""."""
     return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
 
@@ -172,7 +165,12 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 
 def untrained_parts(saved: SavedModel) -> list[str]:
-    """List the parts that are written with initial values because the class requires them."""
+    """List the parts that the class requires and the model lacks; initial values stand in.
+
+    In the class of a translation model these are zeros.
+    """
+    if saved.network is not None:
+        return list(family_of_network(saved.network, saved.name)[0].untrained)
     if saved.has_pooler or not has_class(saved):
         return []
     return ["pooler"] if has_place_for_pooler(saved) else []
@@ -181,9 +179,9 @@ def untrained_parts(saved: SavedModel) -> list[str]:
 def has_place_for_pooler(saved: SavedModel) -> bool:
     """Whether a model's class has a pooler, or a classifier's linear map in its place."""
     family, task = FAMILIES[family_of(saved)], task_of(saved)
-    if saved.outputs is None:
+    if saved.head is None:
         return bool(family.pooler) and task != "ForMaskedLM"
-    return any("pooler" in entry.path for entry in family.heads.get(saved.outputs.head.kind, ()))
+    return any("pooler" in entry.path for entry in family.heads.get(saved.head.kind, ()))
 
 
 def config_of(saved: SavedModel) -> dict[str, Any]:
@@ -192,7 +190,7 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
     family = FAMILIES[kind]
     fields: dict[str, Any] = {
         "dtype": "float32", "pad_token_id": special.pad, "tie_word_embeddings": saved.config.tied,
-        **config_to_huggingface(kind, saved.config),
+        **model_config.config_to_huggingface(kind, saved.config),
     }  # fmt: skip
     if not family.like_bert:
         fields |= {"cls_token_id": special.cls, "sep_token_id": special.sep}
@@ -213,46 +211,78 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
     """Write `model.safetensors` and the files of `write_description`; no proof and no card.
 
-    The directory exists and holds none of these files. The written class is `class_of(saved)`.
+    The directory exists and holds none of these files. The written class is `class_of(saved)`. A
+    translation model also gets `generation_config.json`.
 
     Raises:
         NoClassError: No class of Transformers computes the model.
-        UserError: Hugging Face's format cannot express the tokenizer.
-        OSError: The files cannot be written.
+        UserError: Hugging Face's format cannot express the tokenizer or the translation model.
     """
     class_of(saved)
-    write_weights(saved, directory)
+    if saved.network is None:
+        write_weights(saved, directory)
+        return
+    family, network = family_of_network(saved.network, saved.name)
+    write_tokenizer(saved, directory)
+    special, search = saved.tokenizer.special_ids, SearchConfig()
+    ids = {
+        "pad_token_id": special.pad, "bos_token_id": special.cls, "eos_token_id": special.sep,
+        "decoder_start_token_id": special.cls,
+    }  # fmt: skip
+    fields = {**family.config(network), **ids, "dtype": "float32"}
+    if family.untrained:
+        fields[UNTRAINED] = list(family.untrained)
+    write_json(directory / "config.json", {**fields, "architectures": [family.class_name]})
+    generation = {  # fields that make `generate` equal our search
+        "num_beams": search.num_beams,
+        "length_penalty": search.length_alpha,
+        "early_stopping": "never",
+        "max_length": saved.max_length + 1,  # theirs counts the start token of the decoder
+        "do_sample": False,
+        "forced_eos_token_id": None,
+    }
+    write_json(directory / "generation_config.json", {**ids, **generation})
+    write_arrays(directory / WEIGHTS, family.arrays(network, saved.params), format="pt")
 
 
 def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
     """Write `model.safetensors` and the files of `write_description`, also without a class.
 
-    Returns:
-        The tensors by their names in the file.
+    Returns the tensors by their names in the file; a translation model's have our names.
     """
     write_description(saved, directory)
-    weights = state_dict_of(saved)
-    # Not `save_file`: only the owner could read its files, and its errors are not OSErrors.
-    (directory / WEIGHTS).write_bytes(safetensors.numpy.save(weights, metadata={"format": "pt"}))
+    metadata = {"format": "pt"} if saved.network is None else {}
+    weights = state_dict_of(saved) if saved.network is None else named(saved.params)
+    write_arrays(directory / WEIGHTS, weights, **metadata)
     return weights
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray], **metadata: str) -> None:
+    """Write a file of safetensors."""
+    # Not `save_file`: only the owner could read its files, and its errors are not OSErrors.
+    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata or None))
 
 
 def write_description(saved: SavedModel, directory: Path) -> None:
     """Write the files that accompany the weights in every format: `config.json` and the tokenizer.
 
-    A model without a class gets `model.json` instead of `config.json`. An embedding model also gets
-    the files of sentence-transformers, if sentence-transformers has its pooling.
+    An encoder without a class gets `model.json` instead of `config.json`, a translation model
+    `network.json`. An embedding model also gets the files of sentence-transformers, if
+    sentence-transformers has its pooling.
 
     Raises:
         UserError: Hugging Face's format cannot express the tokenizer.
-        OSError: The files cannot be written.
     """
     write_tokenizer(saved, directory)
+    own = {"special_ids": vars(saved.tokenizer.special_ids), "max_length": saved.max_length}
+    if saved.network is not None:
+        network = {"network": type(saved.network).__name__, **to_dict(saved.network)}
+        write_json(directory / NETWORK, network | own)
+        return
     if not has_class(saved):
         parts = {"model": saved.config, "outputs": saved.outputs, "embedding": saved.embedding}
         described = {name: to_dict(part) for name, part in parts.items() if part is not None}
-        ids = {"special_ids": vars(saved.tokenizer.special_ids)}
-        write_json(directory / MODEL, {**described, **ids, "max_length": saved.max_length})
+        write_json(directory / MODEL, described | own)
         return
     write_json(directory / "config.json", config_of(saved))
     if saved.embedding is not None and can_be_written(saved.embedding):
@@ -309,3 +339,13 @@ def specials_of(saved: SavedModel) -> list[str]:
     """Return the model's names of the five special tokens, in the order of `_TOKEN_FIELDS`."""
     ids = vars(saved.tokenizer.special_ids).values()
     return [saved.tokenizer.id_to_token(id) for id in ids]
+
+
+def last_part(path: Any) -> str:
+    """Return the last part of a path, so that a card does not reveal local directories."""
+    return plain(PurePath(str(path or "unknown")).name)
+
+
+def plain(text: str) -> str:
+    """Put a text on one line, without characters that would end a code span or a table cell."""
+    return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in text)[:120]

@@ -12,13 +12,12 @@ compared with the source in its own class.
 
 import glob
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import bert_jax
 from bert_jax.artefacts.exchange import vocabulary
-from bert_jax.artefacts.exchange.export import staged
 from bert_jax.artefacts.exchange.huggingface import read_back
 from bert_jax.artefacts.exchange.huggingface_files import (
     class_of,
@@ -28,17 +27,11 @@ from bert_jax.artefacts.exchange.huggingface_files import (
     write_json,
 )
 from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_spans
-from bert_jax.artefacts.exchange.source import compare_with_source, plain_texts
-from bert_jax.artefacts.exchange.theirs import source_tokenizer
+from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts, source_tokenizer
+from bert_jax.artefacts.formats import huggingface_files
 from bert_jax.artefacts.formats.families import family_to_import
 from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
-from bert_jax.artefacts.formats.huggingface_files import (
-    MAX_CONFIG_BYTES,
-    WEIGHTS,
-    model_class,
-    read_weights,
-)
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
@@ -46,6 +39,7 @@ from bert_jax.artefacts.saved.ancestors import RECORD, weights_entry
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import saved_from, with_vectors
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, checked, digests_of
 from bert_jax.files.untrusted.json_file import read_json_object
@@ -54,8 +48,7 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
+class Source(NamedTuple):
     """A source model, as it was found."""
 
     saved: SavedModel
@@ -90,10 +83,15 @@ def import_model(
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)
     saved = found.saved
-    notes = [*found.form.notes, *_casing_notes(saved)]
-    new = None
+    notes, tokenizer, new = [*found.form.notes], saved.tokenizer, None
+    if isinstance(tokenizer, WordPieceTokenizer) and not says_casing(saved.tokenizer_files):
+        lower = tokenizer.options.lowercase
+        notes.append(
+            f"no {CONFIG_NAME} says do_lower_case, and vocab.txt has {'no ' if lower else ''}words "
+            f"in upper case: text is {'lower-cased' if lower else 'not lower-cased'}"
+        )
     if lines:  # report faulty tokens before the long work
-        new = vocabulary.new_tokens(saved.tokenizer, lines, where=f"{add_tokens}, line {{}}")
+        new = vocabulary.new_tokens(tokenizer, lines, where=f"{add_tokens}, line {{}}")
         notes.append(f"{add_tokens}: {new}")
     with staged(out) as directory:
         compared: dict[str, Any] | str = "not compared: no other program here reads this format"
@@ -102,7 +100,10 @@ def import_model(
         if new is not None:
             saved = vocabulary.add_tokens(saved, new)
         write_huggingface(saved, directory)
-        lost = lost_parts(saved)
+        # A class has either a fine-tuning head or pretraining heads, and some have no pooler.
+        heads = () if saved.outputs is None else PRETRAINING_HEADS
+        lost = [part for part in heads if part in saved.params]
+        lost += ["pooler"] * (saved.has_pooler and not has_place_for_pooler(saved))
         check_read_back(saved.without(lost), directory)
         if isinstance(compared, dict):
             compared |= _compare_offsets(found, directory)
@@ -118,7 +119,9 @@ def import_model(
             "notes": notes,
             "read_back": "bit for bit",
             "compared": compared,
-            "sha256": hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256(
+                (directory / huggingface_files.WEIGHTS).read_bytes()
+            ).hexdigest(),
             DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
@@ -132,7 +135,7 @@ def _ancestor(source: str, found: Source) -> dict[str, Any]:
     if found.directory is not None and Path(source).is_dir():
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
-        return weights_entry(source, [found.directory / WEIGHTS])
+        return weights_entry(source, [found.directory / huggingface_files.WEIGHTS])
     prefix = "" if Path(source).is_dir() else Path(source).name.removesuffix(".index")
     files = found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*")
     return weights_entry(source, files)
@@ -156,19 +159,12 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
             )
         with checked(directory):
             return _from_directory(directory)
-    return _from_tensorflow(path, gelu or "tanh")
-
-
-def _casing_notes(saved: SavedModel) -> list[str]:
-    """Explain the conclusion on lower-casing if no file of the source says it."""
-    tokenizer = saved.tokenizer
-    if not isinstance(tokenizer, WordPieceTokenizer) or says_casing(saved.tokenizer_files):
-        return []
-    lower = tokenizer.options.lowercase
-    return [
-        f"no {CONFIG_NAME} says do_lower_case, and vocab.txt has {'no ' if lower else ''}words in "
-        f"upper case: text is {'lower-cased' if lower else 'not lower-cased'}"
-    ]
+    form = read_tf_checkpoint(path, gelu=gelu or "tanh")
+    assert form.files is not None
+    tokenizer, name = load_tokenizer(form.files), f"{path}, TensorFlow 1"
+    saved = saved_from(form, tokenizer, form.files.parent, name=name)
+    note = f"gelu is read as its {gelu or 'tanh'} form; activation {saved.config.activation}"
+    return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
 
 
 def _fetched(source: str | Path) -> Path:
@@ -192,12 +188,12 @@ def _from_directory(source: Path) -> Source:
             f"{directory} has no config.json; a directory in Hugging Face's format has, and one of "
             "the original TensorFlow code has bert_config.json"
         )
-    config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    config = read_json_object(path, max_bytes=huggingface_files.MAX_CONFIG_BYTES)
     if "bert_jax" in config:
         raise UserError(f"{directory} is a work directory of this program; it needs no import")
-    made_by = model_class(config)
+    made_by = huggingface_files.model_class(config)
     family_to_import(config, where=f"{path}")  # refuse the family before any missing weights
-    form = form_of(config, read_weights(directory, made_by), where=f"{path}")
+    form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
     name = f"{directory}, {made_by}"
     saved = saved_from(form, load_tokenizer(directory), directory, name=name)
     if sentence is not None:
@@ -205,31 +201,11 @@ def _from_directory(source: Path) -> Source:
         form = replace(form, notes=(*form.notes, *sentence.notes))
     token_config = directory / CONFIG_NAME
     if token_config.is_file() and "auto_map" in read_json_object(
-        token_config, max_bytes=MAX_CONFIG_BYTES
+        token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES
     ):
         note = f"{CONFIG_NAME} names code of its own (auto_map), which was not run"
         form = replace(form, notes=(*form.notes, note))
     return Source(saved, form, made_by, directory)
-
-
-def _from_tensorflow(path: Path, gelu: Literal["tanh", "erf"]) -> Source:
-    form = read_tf_checkpoint(path, gelu=gelu)
-    assert form.files is not None
-    directory = form.files.parent
-    tokenizer, name = load_tokenizer(form.files), f"{path}, TensorFlow 1"
-    saved = saved_from(form, tokenizer, directory, name=name)
-    note = f"gelu is read as its {gelu} form; activation {saved.config.activation}"
-    return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
-
-
-def lost_parts(saved: SavedModel) -> list[str]:
-    """List the parts for which the class in Hugging Face's format has no place.
-
-    A class has either a fine-tuning head or pretraining heads, and some classes have no pooler.
-    """
-    heads = () if saved.outputs is None else PRETRAINING_HEADS
-    lost = [part for part in heads if part in saved.params]
-    return lost + ["pooler"] * (saved.has_pooler and not has_place_for_pooler(saved))
 
 
 def check_read_back(meant: SavedModel, directory: Path) -> None:
@@ -247,10 +223,8 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     """Compare the offsets of the tokenizers of the source and of `written` in Transformers.
 
-    If the vocabulary has grown, texts with new words are left out.
-
-    Raises:
-        ProofFailedError: Offsets differ between the two, or from ours, ignoring white space.
+    If the vocabulary has grown, texts with new words are left out. A ProofFailedError says that the
+    offsets differ, or differ from ours, ignoring white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

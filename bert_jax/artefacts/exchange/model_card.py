@@ -1,21 +1,18 @@
 """The model card (README.md) of an export, written from the records of its run."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
-from bert_jax.artefacts.exchange.card_loading import PIPELINES, last_part, loading_text, plain
-from bert_jax.artefacts.exchange.huggingface_files import family_of, state_dict_of, task_of
-from bert_jax.artefacts.exchange.onnx.int8 import said_of
+from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange.huggingface import PIPELINES
+from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
+from bert_jax.artefacts.formats.entries import named
+from bert_jax.artefacts.formats.families import MODERN
 from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
-from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
-from bert_jax.model.seq2seq.network import Network
 from bert_jax.terminal import markdown_table
 
 _LIBRARIES = {
@@ -32,6 +29,7 @@ _OBJECTIVES = {
     "choice": "a score for each of several continuations of a text, of which the highest wins",
 }
 _MAX_LABELS = 40
+_UNSAID = "The documentation of bert_jax on exports says how the format `{}` is loaded."
 
 
 def model_card(
@@ -50,7 +48,7 @@ def model_card(
         _training(saved),
         _metrics(saved),
         _contamination(parity),
-        f"## Loading\n\n{loading}" if loading else loading_text(saved, parity),
+        f"## Loading\n\n{loading or _UNSAID.format(parity['format'])}",
         _proof(parity),
         _license(license),
     ]
@@ -64,7 +62,7 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
-        task = "" if parity["class"] == "none" else task_of(saved)
+        task = "" if parity["class"] == "none" else files.task_of(saved)
         fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
@@ -76,24 +74,31 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
 
 
 def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
-    if saved.network is not None:
-        return _what_translates(saved, saved.network, parity)
+    text = _encoder(saved, parity) if saved.network is None else _translator(saved, parity)
+    if parity["untrained_parts"]:
+        text += (
+            "\n\nUntrained, with initial values, because the class must have it: "
+            f"{', '.join(parity['untrained_parts'])}. Do not use its output."
+        )
+    if parity["left_out"]:
+        text += (
+            f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
+            f"{', '.join(parity['left_out'])} of the pretraining."
+        )
+    return text
+
+
+def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     model, outputs = saved.config, saved.outputs
     classed = parity["class"] != "none"
-    name = family_of(saved) if classed else ""
+    name = files.family_of(saved) if classed else ""
     family = MODERN[name].name if name in MODERN else "BERT" if classed else "encoder"
     made = f"`{parity['class']}`" if classed else "No class of Transformers computes it; it is"
     article = "An" if family[0] in "AEe" else "A"
-    kind = {
-        "pretrain": f"{article} {family} pretrained with bert_jax for {saved.origin.step:,} "
-        "updates.",
-        "finetune": f"{article} {family} fine-tuned with bert_jax for {saved.origin.step:,} "
-        "updates.",
-    }.get(
-        saved.origin.kind,
-        f"{article} {family} that was read from Hugging Face's format and written again.",
-    )
-    count = sum(array.size for array in state_dict_of(saved).values())
+    kind = f"{article} {family} that was read from Hugging Face's format and written again."
+    if verb := {"pretrain": "pretrained", "finetune": "fine-tuned"}.get(saved.origin.kind):
+        kind = f"{article} {family} {verb} with bert_jax for {saved.origin.step:,} updates."
+    count = sum(array.size for array in files.state_dict_of(saved).values())
     text = (
         f"{kind} {made} in the format `{parity['format']}`: {model.num_layers} layers "
         f"of {model.hidden_dim}, {model.num_heads} heads, {count:,} parameters, at most "
@@ -103,18 +108,12 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if outputs is not None:
         text += f" It predicts {_OBJECTIVES[outputs.objective]}."
         if outputs.labels:
-            names = ", ".join(f"`{plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
+            names = ", ".join(f"`{files.plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
     if saved.embedding is not None:
         text += f" {said_of_vectors(saved.embedding, model.hidden_dim)}"
-    text += _untrained(parity)
-    if parity["left_out"]:
-        text += (
-            f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
-            f"{', '.join(parity['left_out'])} of the pretraining."
-        )
     return text
 
 
@@ -146,45 +145,27 @@ def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
     return said
 
 
-def _untrained(parity: Mapping[str, Any]) -> str:
-    if not parity["untrained_parts"]:
-        return ""
-    return (
-        "\n\nUntrained, with initial values, because the class must have it: "
-        f"{', '.join(parity['untrained_parts'])}. Do not use its output."
-    )
-
-
-def _what_translates(saved: SavedModel, network: Network, parity: Mapping[str, Any]) -> str:
-    model = network.model
+def _translator(saved: SavedModel, parity: Mapping[str, Any]) -> str:
+    model = saved.config
     made = f"trained with bert_jax for {saved.origin.step:,} updates"
     if saved.origin.kind != "pretrain":
         made = "read from Hugging Face's format and written again"
-    rows = {"vocab": model.vocab_size}  # without the rows that pad the table
-    sizes = jax.tree.map(
-        lambda axes, leaf: math.prod(
-            rows.get(name, size) for name, size in zip(axes, leaf.shape, strict=True)
-        ),
-        network.axes(), saved.params, is_leaf=lambda leaf: isinstance(leaf, tuple),
-    )  # fmt: skip
+    count = sum(array.size for array in named(saved.params, model.vocab_size).values())
     return (
         f"A model that translates, {made}. `{parity['class']}` in the format "
         f"`{parity['format']}`: {model.num_layers} layers of {model.hidden_dim} in the encoder, "
-        f"{sum(jax.tree.leaves(sizes)):,} parameters, at most {saved.max_length} tokens on either "
+        f"{count:,} parameters, at most {saved.max_length} tokens on either "
         f"side, {model.vocab_size:,} tokens in the vocabulary of both ({saved.tokenizer.kind})."
-        f"{_untrained(parity)}"
     )
 
 
 def _data(saved: SavedModel) -> str:
     config = saved.origin.config
     if saved.origin.kind == "pretrain":
-        data = config.get("data", {})
+        corpus = files.last_part(config.get("data", {}).get("corpus"))
         if saved.network is not None:
-            return (
-                f"## Data\n\nTrained on the pairs of the corpus `{last_part(data.get('corpus'))}`."
-            )
-        said = f"Pretrained on the corpus `{last_part(data.get('corpus'))}`"
+            return f"## Data\n\nTrained on the pairs of the corpus `{corpus}`."
+        said = f"Pretrained on the corpus `{corpus}`"
         objective = {
             "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
             "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
@@ -196,13 +177,11 @@ def _data(saved: SavedModel) -> str:
         return f"## Data\n\n{said}{objective}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})
-        parts = [f"`{plain(task['name'])}`"] if task.get("name") else []
-        parts += [
-            f"{part}: `{last_part(task[part])}`" for part in ("train", "dev", "data")
-            if task.get(part)
-        ]  # fmt: skip
+        parts = [f"`{files.plain(task['name'])}`"] if task.get("name") else []
+        named_parts = [part for part in ("train", "dev", "data") if task.get(part)]
+        parts += [f"{part}: `{files.last_part(task[part])}`" for part in named_parts]
         said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
-        start = f"`{last_part(config['init'])}`" if config.get("init") else "random weights"
+        start = f"`{files.last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
     return "## Data\n\nNot known here: the model was read from files that do not say it."
 
@@ -243,7 +222,7 @@ def _metrics(saved: SavedModel) -> str:
     if not metrics:
         ours = kind in ("pretrain", "finetune")
         return "## Metrics\n\nNone are known for these weights." if ours else ""
-    dev = [(plain(key), _value(value)) for key, value in metrics.items()]
+    dev = [(files.plain(key), _value(value)) for key, value in metrics.items()]
     if kind == "pretrain":
         said = "On the held-out data of the run."
         return f"## Metrics\n\n{said}\n\n" + markdown_table([("metric", "value"), *dev])
@@ -251,9 +230,9 @@ def _metrics(saved: SavedModel) -> str:
     where = f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}."
     said, table = f"On {where}", markdown_table([("metric", "dev"), *dev])
     if test := saved.origin.reports.get("test"):
-        ends = test["intervals"]
+        ends = {key: " ({:.4g} to {:.4g})".format(*each) for key, each in test["intervals"].items()}
         rows = [
-            (plain(key), _value(value) + (_interval(*ends[key]) if key in ends else ""))
+            (files.plain(key), _value(value) + ends.get(key, ""))
             for key, value in test["scores"].items()
             if value is not None
         ]
@@ -269,10 +248,6 @@ def _value(value: float) -> str:
     return f"{value:.4g}" if value % 1 else f"{value:,.0f}"
 
 
-def _interval(low: float, high: float) -> str:
-    return f" ({low:.4g} to {high:.4g})"
-
-
 def _contamination(parity: Mapping[str, Any]) -> str:
     """Report the evaluation texts found in the model's corpora, if a search was made."""
     reports = parity.get("contamination", [])
@@ -280,7 +255,7 @@ def _contamination(parity: Mapping[str, Any]) -> str:
         return ""
     rows = [
         (
-            f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
+            f"{files.plain(each['evaluation'])} in {files.plain(each['corpus'])}",
             f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} as a whole, "
             f"{each['short']:,} too short to be judged",
         )

@@ -18,7 +18,6 @@ import numpy as np
 
 from bert_jax.artefacts.exchange.huggingface_files import write_description
 from bert_jax.artefacts.exchange.proof import ProofFailedError, unequal
-from bert_jax.artefacts.exchange.translation import files as translator_files
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.distributed.checkpoint.storage import read_tree, save_fault, write_tree
 from bert_jax.errors import UserError, first_few
@@ -31,8 +30,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
     The layout: float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
     """
-    describe = write_description if saved.network is None else translator_files.write_description
-    describe(saved, out)
+    write_description(saved, out)
     try:
         write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
     except Exception as error:  # Orbax raises many types for the same full disk
@@ -42,15 +40,15 @@ def write(saved: SavedModel, out: Path) -> None:
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Read the checkpoint back and compare it bit for bit; equal parameters need no `rows`.
 
+    A ProofFailedError names the arrays that are missing, unexpected or not equal.
+
     Returns:
         `differences` (empty), `arrays` (the number of equal arrays) and `versions`.
-
-    Raises:
-        ProofFailedError: Names the arrays that are missing, unexpected or not equal.
     """
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):
-        lost = f"{len(wrong)} of {number} arrays did not come back"
-        raise ProofFailedError(f"{lost}: {first_few(wrong, 8)}")
+        raise ProofFailedError(
+            f"{len(wrong)} of {number} arrays did not come back: {first_few(wrong, 8)}"
+        )
     versions = {"orbax-checkpoint": version("orbax-checkpoint"), "jax": jax.__version__}
     return {"differences": {}, "arrays": number, "versions": versions}

@@ -12,17 +12,11 @@ import numpy as np
 
 from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.model import heads
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig, finish
-from bert_jax.model.heads import (
-    ReplacedHead,
-    encode,
-    pair_logits,
-    pool,
-    vocabulary_logits,
-    with_params,
-)
 from bert_jax.model.pooling import pool_tokens
+from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
@@ -99,17 +93,16 @@ def same_spans(
     Our span of a token of only white space is empty and is not compared. `exact` says whether white
     space at the ends of their spans counts.
     """
+
+    def solid(start: int, end: int) -> tuple[int, int]:  # without the white space at its ends
+        start += len(text[start:end]) - len(text[start:end].lstrip())
+        return start, start + len(text[start:end].strip())
+
     return len(ours) == len(theirs) and all(
-        tuple(mine) == (tuple(other) if exact else _solid(text, *other))
+        tuple(mine) == (tuple(other) if exact else solid(*other))
         for mine, other in zip(ours, theirs, strict=True)
         if mine[0] < mine[1]
     )
-
-
-def _solid(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span without the white space at its ends."""
-    start += len(text[start:end]) - len(text[start:end].lstrip())
-    return start, start + len(text[start:end].strip())
 
 
 class ProofFailedError(RuntimeError):
@@ -125,6 +118,18 @@ class Batch(NamedTuple):
     type_ids: np.ndarray
     segment_ids: np.ndarray
     """1 for tokens, 0 for padding, where outputs mean nothing."""
+
+
+class Sides(NamedTuple):
+    """Sources, and targets for teacher forcing; target i is the text of another row."""
+
+    source: Batch
+    target: Batch
+
+    @property
+    def segment_ids(self) -> np.ndarray:
+        """1 for tokens of the targets, 0 for padding, (B, T)."""
+        return self.target.segment_ids
 
 
 def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
@@ -160,20 +165,52 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
     return Batch(tokens, second.astype(np.int32), segment_ids)
 
 
-def logits_of(saved: SavedModel, batch: Batch) -> dict[str, np.ndarray]:
+def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> Batch | Sides:
+    """Pad rows for `logits_of`; a translation model's targets are the rows without [SEP]."""
+    batch = batch_of(saved, rows, length)
+    if saved.network is None:
+        return batch
+    return Sides(batch, batch_of(saved, [row[:-1] for row in (*rows[-1:], *rows[:-1])], length))
+
+
+def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]:
     """Compute the outputs of our model in float32.
 
     Returns:
-        `hidden` (B, L, D), the last states; and, if the model has them: `pooled` (B, D), `mlm`
-        (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd` (B, L, 1), `head`
-        (B, C) or (B, L, C), `embedding` (B, D).
+        Of an encoder: `hidden` (B, L, D), the last states; and, if the model has them: `pooled`
+        (B, D), `mlm` (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd`
+        (B, L, 1), `head` (B, C) or (B, L, C), `embedding` (B, D). Of a translation model: `logits`
+        (B, T, V) of the token after each target token.
     """
-    head = None if saved.outputs is None else saved.outputs.head
-    # Training may compute in fewer bits, and its kernels support only some lengths.
-    config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
     with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
-        found = outputs_of(config, head, saved.params, batch, saved.embedding)
-    return {name: np.asarray(array) for name, array in found.items()}
+        if isinstance(inputs, Sides):
+            return {"logits": np.asarray(_logits(exact(saved.network), saved.params, *inputs))}
+        # Training may compute in fewer bits, and its kernels support only some lengths.
+        config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
+        found = outputs_of(config, saved.head, saved.params, inputs, saved.embedding)
+        return {name: np.asarray(array) for name, array in found.items()}
+
+
+def exact_config(config: ModelConfig) -> ModelConfig:
+    """Return an architecture in float32, restricted to operations that every platform has."""
+    # Unrolled layers: in an exported program a loop would copy their weights at every call.
+    return dataclasses.replace(
+        config, dtype="float32", attention_impl="xla", remat="none", scan_unroll=config.num_layers
+    )
+
+
+def exact(network: Network | None) -> Network:
+    """Return a network with its `exact_config`."""
+    assert network is not None
+    return dataclasses.replace(network, model=exact_config(network.model))
+
+
+@partial(jax.jit, static_argnums=0)
+def _logits(network: Network, params: Any, source: Batch, target: Batch) -> jax.Array:
+    first, second = (
+        Side(jnp.asarray(a.tokens), jnp.asarray(a.segment_ids)) for a in (source, target)
+    )
+    return network.logits(params, first, second)[..., : network.model.vocab_size]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
@@ -186,16 +223,18 @@ def outputs_of(
 ) -> dict[str, jax.Array]:
     """Compute the outputs of `logits_of` for which `params` has the parts; can be traced."""
     inputs: tuple[Any, Any, Any] = batch
-    hidden = encode(config, params, *inputs)
+    hidden = heads.encode(config, params, *inputs)
     found = {"hidden": hidden}
     if "pooler" in params["encoder"]:
-        found["pooled"] = pool(config, params, hidden)
+        found["pooled"] = heads.pool(config, params, hidden)
     if "mlm" in params:
-        found["mlm"] = vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
+        found["mlm"] = heads.vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
     if "nsp" in params and "pooled" in found:
-        found["nsp"] = pair_logits(config, params, hidden)
+        found["nsp"] = heads.pair_logits(config, params, hidden)
     if "rtd" in params:
-        found["rtd"] = with_params(params["rtd"], ReplacedHead, config)(hidden)[..., None]
+        found["rtd"] = heads.with_params(params["rtd"], heads.ReplacedHead, config)(hidden)[
+            ..., None
+        ]
     if head is not None:
         pooled = head.kind == "classification" and config.pooler
         if "pooled" in found or not pooled:
@@ -222,14 +261,14 @@ def row_batches(
 def compare(
     saved: SavedModel,
     batches: Iterable[tuple[Sequence[Sequence[int]], int]],
-    *programs: Callable[[Batch], Mapping[str, np.ndarray]],
+    *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
     """Return the largest difference of each program from a model, by output.
 
     Args:
         saved: The source.
-        batches: Rows of token ids, special tokens included, each batch with its padded length.
+        batches: Rows of token ids, each batch with its padded length.
         programs: Functions that return outputs under the names of `logits_of`.
         optional: Outputs that a program may lack.
 
@@ -238,7 +277,7 @@ def compare(
     """
     largest: list[dict[str, float]] = [{} for _ in programs]
     for rows, length in batches:
-        batch = batch_of(saved, rows, length)
+        batch = inputs_of(saved, rows, length)
         source = logits_of(saved, batch)
         for gaps, program in zip(largest, programs, strict=True):
             found = program(batch)
@@ -314,13 +353,8 @@ def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[s
     With `vocab_size`, rows that pad the vocabulary are ignored.
     """
     one, other = (named(tree, vocab_size) for tree in (first, second))
-    return [
-        name
-        for name in sorted(one.keys() | other.keys())
-        if name not in one or name not in other or not _same(one[name], other[name])
-    ]
 
+    def bits(array: np.ndarray | None) -> Any:
+        return array if array is None else (array.shape, array.dtype, array.tobytes())
 
-def _same(first: np.ndarray, second: np.ndarray) -> bool:
-    same_kind = first.shape == second.shape and first.dtype == second.dtype
-    return same_kind and first.tobytes() == second.tobytes()
+    return sorted(n for n in one.keys() | other.keys() if bits(one.get(n)) != bits(other.get(n)))

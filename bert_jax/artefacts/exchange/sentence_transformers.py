@@ -8,24 +8,17 @@ compared.
 import dataclasses
 from collections.abc import Sequence
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.artefacts.exchange import huggingface
-from bert_jax.artefacts.exchange.huggingface_files import specials_of
-from bert_jax.artefacts.exchange.proof import (
-    ProofFailedError,
-    batch_of,
-    logits_of,
-    texts_for,
-)
-from bert_jax.artefacts.exchange.theirs import quiet
+from bert_jax.artefacts.exchange.huggingface_files import plain
+from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits_of
+from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.embedding import PLAIN, EmbeddingConfig
-from bert_jax.model.heads import Params
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
 write = huggingface.write
@@ -34,13 +27,8 @@ LEAST_COSINE = 0.99999
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
-    """Return a model without its heads; its vectors default to the mean of its states.
-
-    The default vectors are not normalised; the caller may normalise them, as in `embed`.
-    """
-    parts: Params = {
-        name: saved.params[name] for name in ("encoder", "pooling") if name in saved.params
-    }
+    """Return a model without its heads; its vectors default to the mean of the states, unscaled."""
+    parts = {name: part for name, part in saved.params.items() if name in ("encoder", "pooling")}
     embedding = saved.embedding or PLAIN
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
@@ -51,12 +39,9 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     Returns:
         The result of `huggingface.prove`; `proofs` also says what sentence-transformers found, or
         why it did not run.
-
-    Raises:
-        ProofFailedError: Names the part that differs and must be equal.
     """
     proven = huggingface.prove(saved, out, rows)
-    if not all(find_spec(name) for name in ("sentence_transformers", "torch")):
+    if missing("sentence_transformers", "torch"):
         why = "sentence-transformers and torch are not both installed (the extra bert_jax[parity])"
         proven["proofs"]["sentence-transformers"] = {"ran": False, "why": why}
         return proven
@@ -83,12 +68,7 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
     assert saved.embedding is not None
     with quiet():
         theirs = SentenceTransformer(f"{out}", device="cpu", local_files_only=True)
-    names = specials_of(saved)
-    texts = [
-        text
-        for text in texts_for(saved.tokenizer)
-        if text not in ties and not any(name in text for name in names)
-    ]
+    texts = [text for text in plain_texts(saved) if text not in ties]
     encoders = (
         ("without prefix", "", theirs.encode),
         ("query", saved.embedding.query_prefix, theirs.encode_query),
@@ -146,8 +126,7 @@ def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
     text += ", divided by its length." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:
-            plain = "".join(c if c.isprintable() and c not in "`|<>" else " " for c in prefix)
-            text += f" Before each {kind} stands `{plain}`."
+            text += f" Before each {kind} stands `{plain(prefix)}`."
     return text
 
 

@@ -7,16 +7,24 @@ Running the program needs jax, flatbuffers and safetensors, but not this package
     weights = safetensors.numpy.load_file("DIR/model.safetensors")
     outputs = jax.jit(model.call)(weights, tokens, type_ids, segment_ids)
 
+A translation model has one program for each search, from token ids to token ids:
+
+    search = jax.export.deserialize(bytearray(Path("DIR/beam.stablehlo").read_bytes()))
+    tokens, lengths, scores = jax.jit(search.call)(weights, ids, mask, limits)
+
+A search has a fixed number of rows and fixed lengths (`programs.json`). `mask` (rows, source
+length) is 0 at padding; `limits` (rows,) has the largest number of tokens in each translation.
+
 The directory also has the files of `--to huggingface`. The program takes the tensors in the weights
-file by name; a model that no class of Transformers computes has our names. The weights are not
-constants in the program, because every compilation would fold them again: docs/artefacts.md has the
-figures.
+file by name; a translation model, and one that no class of Transformers computes, has our names,
+joined by slashes. The weights are not constants in the program, because every compilation would
+fold them again: docs/artefacts.md has the figures.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,31 +32,49 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.artefacts.exchange.huggingface_files import (
-    card_fields,
-    entries_of,
-    has_class,
-    prefix_left_out,
-    write_weights,
-)
-from bert_jax.artefacts.exchange.proof import Batch, compare_shapes, outputs_of
-from bert_jax.artefacts.formats.entries import Entry, insert, lookup, taken_apart, tensors, unnamed
+from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import proof
+from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches
+from bert_jax.artefacts.formats import entries as tables
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params
+from bert_jax.model.seq2seq.network import Side
+from bert_jax.model.seq2seq.search import SearchConfig, search
 
 PROGRAM = "model.stablehlo"
+PROGRAMS = "programs.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
+MAX_LENGTH = 128
+"""Largest length of a source and of a translation, even if the model allows more."""
 
 
-def write(saved: SavedModel, out: Path) -> None:
-    """Write `model.stablehlo` and the files of `write_weights`.
+class Shape(NamedTuple):
+    """Fixed sizes of a search."""
 
-    The program computes in float32 at full precision on any platform.
+    rows: int
+    source_length: int
+    target_length: int
+
+
+def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
+    """Write the files of `write_weights`, and `model.stablehlo` or a program for each search.
+
+    Programs compute in float32 at full precision on any platform; searches take `rows` rows.
     """
-    weights = write_weights(saved, out)
-    (out / PROGRAM).write_bytes(exported(saved, weights).serialize())
+    weights = files.write_weights(saved, out)
+    if saved.network is None:
+        (out / PROGRAM).write_bytes(exported(saved, weights).serialize())
+        return
+    length = min(saved.max_length, MAX_LENGTH)
+    shape, programs = Shape(rows, length, length), {}
+    for name, settings in SEARCHES.items():
+        file, beams = f"{name}.stablehlo", settings.num_beams
+        (out / file).write_bytes(exported_search(saved, settings, shape).serialize())
+        alpha = settings.length_alpha
+        programs[file] = {**shape._asdict(), "num_beams": beams, "length_alpha": alpha}
+    files.write_json(out / PROGRAMS, programs)
 
 
 def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
@@ -56,60 +82,106 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
 
     Only the names, shapes and types of `weights` are read.
     """
-    # Unrolled layers: a loop would stack (copy) their weights at every call.
-    config = dataclasses.replace(
-        saved.config,
-        dtype="float32",
-        attention_impl="xla",
-        scan_unroll=saved.config.num_layers,
-        remat="none",
-    )
-    head = None if saved.outputs is None else saved.outputs.head
-    classed = has_class(saved)
-    entries = entries_of(saved) if classed else []
+    config = proof.exact_config(saved.config)
+    classed = files.has_class(saved)
+    entries = files.entries_of(saved) if classed else []
     entries = [e for e in entries if saved.has_pooler or "pooler" not in e.path]
-    prefix = prefix_left_out(saved) if classed else ""
+    prefix = files.prefix_left_out(saved) if classed else ""
     names = {f"{prefix}{name}": name for name in weights}
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
-        params = _params(found, entries, saved.params, config) if classed else unnamed(weights)
+        params = (
+            _params(found, entries, saved.params, config) if classed else tables.unnamed(weights)
+        )
         params |= {part: {} for part, tree in saved.params.items() if not tree}
         if "pooling" in saved.params:  # constants: only one number per dimension of the states
             params["pooling"] = saved.params["pooling"]
-        batch = Batch(tokens, type_ids, segment_ids)
+        batch = proof.Batch(tokens, type_ids, segment_ids)
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.
         with jax.default_matmul_precision("highest"):
-            return outputs_of(config, head, params, batch, saved.embedding)
+            return proof.outputs_of(config, saved.head, params, batch, saved.embedding)
 
     batch, length = export.symbolic_shape(
         "batch, length",
         constraints=["batch >= 1", "length >= 1", f"length <= {config.num_positions}"],
     )
     ids = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    return _exported(run, weights, ids, ids, ids)
+
+
+def _exported(
+    run: Any, weights: Mapping[str, Any], *inputs: jax.ShapeDtypeStruct
+) -> export.Exported:
     abstract = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}
-    return export.export(jax.jit(run), platforms=PLATFORMS)(abstract, ids, ids, ids)
+    return export.export(jax.jit(run), platforms=PLATFORMS)(abstract, *inputs)
+
+
+def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.Exported:
+    """Return a search program, from weights, ids, mask and limits to tokens, lengths and scores."""
+    network, special = proof.exact(saved.network), saved.tokenizer.special_ids
+
+    def run(weights, ids, mask, limits):
+        params = tables.unnamed(weights)
+        # Without this, TPUs and newer GPUs multiply float32 at lower precision.
+        with jax.default_matmul_precision("highest"):
+            found = search(
+                network, params, Side(ids, mask), limits, settings=settings,
+                max_length=shape.target_length, begin=special.cls, end=special.sep,
+            )  # fmt: skip
+        return found.tokens[:, 0], found.lengths[:, 0], found.scores[:, 0]
+
+    source = jax.ShapeDtypeStruct((shape.rows, shape.source_length), jnp.int32)
+    limits = jax.ShapeDtypeStruct((shape.rows,), jnp.int32)
+    return _exported(run, tables.named(saved.params), source, source, limits)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Run the written program on the written weights, and compare outputs.
+    """Run the written programs on the written weights, and compare outputs or translations.
 
     Returns:
-        The entries of `compare_shapes`, the `platforms` of the program, and `versions`.
+        The entries of `compare_shapes`, or no `differences` and `translations`, the numbers of
+        equal ones by search; the `platforms` of the programs; and `versions`.
+
+    Raises:
+        ProofFailedError: A translation differs from the source's.
     """
-    program = export.deserialize(bytearray((out / PROGRAM).read_bytes()))
     weights = safetensors.numpy.load_file(out / WEIGHTS)
-    call = jax.jit(program.call)
+    if saved.network is None:
+        program = export.deserialize(bytearray((out / PROGRAM).read_bytes()))
+        call = jax.jit(program.call)
 
-    def run(batch):
-        return {name: np.asarray(array) for name, array in call(weights, *batch).items()}
+        def run(batch):
+            return {name: np.asarray(array) for name, array in call(weights, *batch).items()}
 
-    versions = {
-        "jax": jax.__version__,
-        "calling_convention": program.calling_convention_version,
-    }
-    compared = compare_shapes(saved, rows, run, optional={"pooled"})
+        compared = proof.compare_shapes(saved, rows, run, optional={"pooled"})
+    else:
+        compared = {"differences": {}, "translations": {}}
+        for name, settings in SEARCHES.items():
+            program = export.deserialize(bytearray((out / f"{name}.stablehlo").read_bytes()))
+            size, length = program.in_avals[-2].shape
+            translate = partial(_translate, jax.jit(program.call), weights, length)
+            some = [row for row in rows if len(row) <= length]
+            compared["translations"] |= compare_searches(
+                saved, some, translate, {name: settings}, size
+            )
+    versions = {"jax": jax.__version__, "calling_convention": program.calling_convention_version}
     return {**compared, "platforms": list(program.platforms), "versions": versions}
+
+
+def _translate(
+    call: Any, weights: Any, length: int, source: proof.Batch, settings: SearchConfig, steps: int
+) -> list[list[int]]:
+    del settings  # the program has fixed settings
+    ids, mask = (
+        np.pad(array, ((0, 0), (0, length - array.shape[1])))
+        for array in (source.tokens, source.segment_ids)
+    )
+    limits = np.full(len(ids), steps, np.int32)
+    tokens, lengths, scores = map(np.asarray, call(weights, ids, mask, limits))
+    if not np.isfinite(scores).all():
+        raise proof.ProofFailedError(f"a program gives the scores {scores}")
+    return [row[:count].tolist() for row, count in zip(tokens, lengths, strict=True)]
 
 
 _LOADING = """\
@@ -137,12 +209,12 @@ for name, array in outputs.items():
 
 
 def loading(saved: SavedModel) -> str:
-    """Describe how to run the program, for the model card."""
-    return _LOADING.format(**card_fields(saved))
+    """Describe how to run the program, for the model card; a search has no description there."""
+    return _LOADING.format(**files.card_fields(saved)) if saved.network is None else ""
 
 
 def _params(
-    found: Mapping[str, Any], entries: Sequence[Entry], ours: Params, config: ModelConfig
+    found: Mapping[str, Any], entries: Sequence[tables.Entry], ours: Params, config: ModelConfig
 ) -> Params:
     """Build our traced tree from their traced tensors; only the shapes of `ours` are read.
 
@@ -150,8 +222,8 @@ def _params(
     copied. Token types that a class lacks are 0.
     """
     params: Params = {}
-    for tensor in tensors(entries, ours, config):
-        shapes = [np.shape(lookup(ours, entry.path)) for entry in tensor.entries]
+    for tensor in tables.tensors(entries, ours, config):
+        shapes = [np.shape(tables.lookup(ours, entry.path)) for entry in tensor.entries]
         single = [shape[int(tensor.per_layer) :] for shape in shapes]
         layers: list[list[jax.Array]] = []
         for n in tensor.layers:
@@ -159,17 +231,17 @@ def _params(
             if name not in found:
                 layers.append([jnp.zeros(shape, jnp.float32) for shape in single])
                 continue
-            pieces = taken_apart(tensor.entries, found[name], single)
+            pieces = tables.taken_apart(tensor.entries, found[name], single)
             layers.append(list(map(_as_ours, tensor.entries, pieces, single)))
         for entry, shape, *arrays in zip(tensor.entries, single, *layers, strict=True):
             # If the first layer has no norm, nothing reads its row.
             unread = [jnp.ones(shape, jnp.float32)] * tensor.layers.start
             stacked = jnp.stack([*unread, *arrays]) if tensor.per_layer else arrays[0]
-            insert(params, entry.path, stacked)
+            tables.insert(params, entry.path, stacked)
     return params
 
 
-def _as_ours(entry: Entry, theirs: Any, shape: tuple[int, ...]) -> jax.Array:
+def _as_ours(entry: tables.Entry, theirs: Any, shape: tuple[int, ...]) -> jax.Array:
     if entry.kind == "vocab":
         return jnp.pad(theirs, [(0, shape[0] - theirs.shape[0])] + [(0, 0)] * (theirs.ndim - 1))
     return jnp.reshape(theirs.T if entry.kind == "kernel" else theirs, shape)

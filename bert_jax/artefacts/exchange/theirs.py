@@ -1,84 +1,107 @@
-"""Reference outputs from Transformers: states and logits of a directory's class, and its tokenizer.
+"""Reference outputs from Transformers: a directory's class and tokenizer, a source's own class.
 
 Transformers reads only weights that are not pickled, downloads nothing, and runs no code from the
-directory.
+directory. Other proofs compare the written model with our reading, so a model that we read wrongly
+and write wrongly in the same way would pass them; running the source in its own class reveals that.
 """
 
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.artefacts.exchange.proof import Batch
+from bert_jax.artefacts.exchange import proof
+from bert_jax.artefacts.exchange.huggingface_files import specials_of
+from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import (
     LOGITS,
     MULTIPLE_CHOICE,
+    PRETRAINING_HEADS,
     PRETRAINING_TASKS,
     TASKS,
 )
+from bert_jax.artefacts.formats.huggingface_files import model_class
+from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
+from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.heads import has_vocabulary_head
+from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.load import says_casing
-from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
+PACKAGES = ("torch", "transformers")
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
 """Suffixes of the classes whose outputs are compared; for others only the encoder is."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
 """Heads of the classes that have one head, by class-name suffix."""
 
 
-def load_class(directory: Path, class_name: str) -> tuple[Any, dict[str, Any]]:
-    """Load a directory in a class; return the model, and names of faulty tensors by fault."""
-    import torch
-    import transformers
-
-    with quiet():
-        model, report = getattr(transformers, class_name).from_pretrained(
-            directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-            trust_remote_code=False, attn_implementation="eager", output_loading_info=True,
-        )  # fmt: skip
-    return model.eval(), report
+def missing(*packages: str) -> list[str]:
+    """Return the packages that are not installed."""
+    return [name for name in packages if find_spec(name) is None]
 
 
 class TheirModel:
-    """A directory in a class of Transformers.
+    """A directory in a class of Transformers: `model`, the `name` of its class, and `report`.
 
-    Attributes:
-        name: Name of the class.
-        report: Names of faulty tensors by fault, such as missing or unexpected.
+    `report` has the names of faulty tensors by fault, such as missing or unexpected.
     """
 
     def __init__(self, directory: Path, class_name: str) -> None:
         """Load the directory in a class, or in the class that an auto class chooses."""
-        self._model, self.report = load_class(directory, class_name)
-        self.name = type(self._model).__name__
+        import torch
+        import transformers
+
+        with quiet():
+            model, self.report = getattr(transformers, class_name).from_pretrained(
+                directory, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+                trust_remote_code=False, attn_implementation="eager", output_loading_info=True,
+            )  # fmt: skip
+        self.model = model.eval()
+        self.name = type(model).__name__
+
+    def whole(self) -> "TheirModel":
+        """Return the model; raise ProofFailedError if tensors are missing or unexpected."""
+        if wrong := {key: sorted(map(str, keys)) for key, keys in self.report.items() if keys}:
+            raise proof.ProofFailedError(f"transformers reports {wrong}")
+        return self
 
     def adapt(self, directory: Path) -> None:
         """Load an adapter with PEFT, and merge the adapter into the model."""
         from peft import PeftModel
 
         with quiet():
-            adapted = PeftModel.from_pretrained(self._model, str(directory))
-            self._model = adapted.merge_and_unload().eval()
+            adapted = PeftModel.from_pretrained(self.model, str(directory))
+            self.model = adapted.merge_and_unload().eval()
 
-    def outputs(self, batch: Batch) -> dict[str, np.ndarray]:
+    def outputs(self, batch: proof.Batch | proof.Sides) -> dict[str, np.ndarray]:
         """Compute the outputs under the names of `logits_of`, float32."""
         import torch
 
-        names = {"input_ids": batch.tokens, "attention_mask": batch.segment_ids}
-        if getattr(self._model.config, "type_vocab_size", 1) > 1:
+        source = batch.source if isinstance(batch, proof.Sides) else batch
+        names = {"input_ids": source.tokens, "attention_mask": source.segment_ids}
+        if isinstance(batch, proof.Sides):
+            names["decoder_input_ids"] = batch.target.tokens
+            names["decoder_attention_mask"] = batch.target.segment_ids
+        elif getattr(self.model.config, "type_vocab_size", 1) > 1:
             names["token_type_ids"] = batch.type_ids
         inputs = {name: torch.tensor(ids).long() for name, ids in names.items()}
-        encoder = self._model.base_model
+        if isinstance(batch, proof.Sides):
+            with quiet(), torch.no_grad():
+                return {"logits": self.model(**inputs, use_cache=False).logits.numpy()}
+        encoder = self.model.base_model
         with quiet(), torch.no_grad():
             base = encoder(**inputs)
             if self.name.endswith(MULTIPLE_CHOICE):  # each row is the only choice of an example
                 inputs = {name: ids[:, None] for name, ids in inputs.items()}
-            whole = base if encoder is self._model else self._model(**inputs)
+            whole = base if encoder is self.model else self.model(**inputs)
         found = {"hidden": base.last_hidden_state}
         if base.get("pooler_output") is not None:
             found["pooled"] = base.pooler_output
@@ -90,13 +113,29 @@ class TheirModel:
             found[head] = whole.logits[..., None] if head == "rtd" else whole.logits
         return {part: array.numpy() for part, array in found.items()}
 
+    def translate(self, source: proof.Batch, settings: SearchConfig, steps: int) -> list[list[int]]:
+        """Call `generate` with the written settings, except the number of beams and the length."""
+        import torch
+
+        with quiet(), torch.no_grad():
+            found = self.model.generate(
+                torch.tensor(source.tokens).long(),
+                attention_mask=torch.tensor(source.segment_ids).long(),
+                num_beams=settings.num_beams, max_length=steps + 1,
+            )  # fmt: skip
+        end = self.model.generation_config.eos_token_id
+        rows = found[:, 1:].tolist()
+        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
 
 def source_outputs(
     directory: Path, made_by: str, saved: SavedModel
-) -> Callable[[Batch], dict[str, np.ndarray]]:
+) -> Callable[[proof.Batch | proof.Sides], dict[str, np.ndarray]]:
     """Load a source in its own class, and also in a masked-LM class if its own omits that head."""
     import transformers
 
+    if saved.network is not None:
+        return TheirModel(directory, made_by).whole().outputs
     known = hasattr(transformers, made_by) and made_by.endswith(_READ)
     name = made_by if known else "AutoModel"
     models = [TheirModel(directory, name)]
@@ -104,7 +143,7 @@ def source_outputs(
     if has_head and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
         models.append(TheirModel(directory, "AutoModelForMaskedLM"))
 
-    def outputs(batch: Batch) -> dict[str, np.ndarray]:
+    def outputs(batch: proof.Batch | proof.Sides) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
         for model in models:
             found = model.outputs(batch) | found
@@ -149,3 +188,74 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
+
+
+def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
+    """Return the entry of `proofs` on the source of an export; empty for our own runs."""
+    if saved.origin.kind != "huggingface":
+        return {}
+    if (Path(source) / ADAPTER).is_file():
+        found: dict[str, Any] | str = "the source is an adapter and its base"
+    else:
+        made_by = model_class(saved.origin.config)
+        found = compare_with_source(saved, saved.tokenizer_files, made_by, tolerance)
+    if isinstance(found, str):
+        return {"source_class": {"ran": False, "why": f"{found}; {proof.ONLY_OURS}"}}
+    return {"source_class": {"ran": True, "class": made_by, **found}}
+
+
+def compare_with_source(
+    saved: SavedModel, directory: Path, made_by: str, tolerance: float
+) -> dict[str, Any] | str:
+    """Return the largest differences from the source in its own class, or why it did not run.
+
+    Raises:
+        ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than our
+            reading of the model, or its tokenizer gives other ids.
+    """
+    family = known_family(saved.origin.config)
+    if family is not None and not family.native:
+        return f"not compared: Transformers has no class of {family.name}; code is not run"
+    if lacking := missing(*PACKAGES):
+        return f"not compared with the source: {', '.join(lacking)} is not installed"
+    try:
+        theirs = source_outputs(directory, made_by, saved)
+    except Exception as error:  # any type: the model may need a later version of Transformers
+        return f"not compared: Transformers cannot load the source ({error})"[:300]
+    others = ("pooled", "head", "embedding", *PRETRAINING_HEADS)
+    (gaps,) = proof.compare(
+        saved, proof.row_batches(proof.proof_rows(saved)), theirs, optional=others
+    )
+    proof.check_differences(gaps, tolerance, f"{saved.name} does not compute the same here")
+    tokens = _compare_tokens(saved, source_tokenizer(directory, saved.tokenizer))
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    return {"differences": gaps, "tolerance": tolerance, **tokens, "versions": versions}
+
+
+def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
+    """Compare the ids of texts that do not spell a special token, and of one pair."""
+    if isinstance(theirs, str):
+        return {"texts_with_equal_ids": f"not compared: {theirs}"}
+    ours, texts = saved.tokenizer, plain_texts(saved)
+    ids = ours.encode_batch(texts)
+    other = []
+    for text, found in zip(texts, map(np.ndarray.tolist, ids), strict=True):
+        wanted = list(theirs(text, add_special_tokens=False)["input_ids"])
+        tie = isinstance(ours, SentencePieceTokenizer) and is_tie(ours, found, wanted)
+        other += [] if found == wanted or tie else [text]
+    if other:
+        raise proof.ProofFailedError(
+            f"{saved.name}: the tokenizer gives other ids than Transformers for "
+            f"{len(other)} of {len(texts)} texts, the first {other[0]!r:.200}"
+        )
+    row = make_row(ours, *ids[:2]).ids.tolist()
+    pair = list(theirs(*texts[:2])["input_ids"])
+    return {"texts_with_equal_ids": len(texts), "pairs_have_equal_ids": pair == row}
+
+
+def plain_texts(saved: SavedModel) -> list[str]:
+    """Return the proof's texts that do not spell any of the five special tokens."""
+    names = specials_of(saved)
+    return [
+        text for text in proof.texts_for(saved.tokenizer) if not any(name in text for name in names)
+    ]

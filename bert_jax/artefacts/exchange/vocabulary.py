@@ -8,9 +8,9 @@ outputs for old tokens stay the same.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,18 +30,16 @@ _MAX_SHOWN = 20
 
 
 class NewTokens(NamedTuple):
-    """Tokens to add from a list, and counts of the other tokens."""
+    """Tokens to add from a list, as the tokenizer normalises them, and counts of its entries."""
 
     tokens: tuple[str, ...]
-    """Tokens to add, as the tokenizer normalises them."""
     existing: int
-    """Number of tokens that the vocabulary already has."""
+    """Entries that the vocabulary already has."""
     repeated: int
-    """Number of repeated tokens."""
     normalised: int
-    """Number of tokens that normalisation changes, such as upper case or accents."""
+    """New tokens that normalisation has changed, such as upper case or accents."""
     unknown: int
-    """Number of tokens with [UNK] among their pieces."""
+    """New tokens with [UNK] among their pieces."""
 
     def __str__(self) -> str:
         were = "was" if self.existing == 1 else "were"
@@ -81,8 +79,6 @@ def new_tokens(
             f"model's tokenizer is of the kind {tokenizer.kind}, whose scores a list of words does "
             "not give"
         )
-    wordpiece = isinstance(tokenizer, WordPieceTokenizer)
-    check = _wordpiece_check(tokenizer) if wordpiece else _json_check(tokenizer)
     found: dict[str, None] = {}
     wrong: list[str] = []
     existing = repeated = normalised = unknown = 0
@@ -90,7 +86,7 @@ def new_tokens(
         word = line.strip()
         if not word:
             continue
-        form, fault = check(word)
+        form, fault = _form(tokenizer, word)
         if fault:
             wrong.append(f"{where.format(number)}: {word[:80]!r} {fault}")
         elif form in found:
@@ -109,59 +105,35 @@ def new_tokens(
     return NewTokens(tuple(found), existing, repeated, normalised, unknown)
 
 
-def _wordpiece_check(tokenizer: Any) -> Callable[[str], tuple[str, str]]:
-    """Return a function from an entry to its normalised word and a reason to refuse it, or ""."""
-    normalizer, splitter = tokenizer.options.normalizer(), pre_tokenizers.BertPreTokenizer()
-    limit = tokenizer.options.max_word_chars
-
-    def check(word: str) -> tuple[str, str]:
-        try:
-            parts = [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
-        except (TypeError, UnicodeEncodeError):  # a lone surrogate
-            parts = []
-        if len(parts) != 1:
-            piece = "; pieces of words cannot be added" if word.startswith(CONTINUATION) else ""
-            return "", _cut(parts) + piece
-        if len(parts[0]) > limit:
-            return "", f"is longer than {limit} characters, the tokenizer's limit"
-        return parts[0], ""
-
-    return check
-
-
-def _json_check(tokenizer: Any) -> Callable[[str], tuple[str, str]]:
-    """Return the function of `_wordpiece_check` for a tokenizer in a `tokenizer.json`."""
-    special = {tokenizer.id_to_token(id) for id in vars(tokenizer.special_ids).values()}
-    special |= {token.content for token in tokenizer.added if token.special}
-
-    def check(word: str) -> tuple[str, str]:
-        try:
+def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str, str]:
+    """Return an entry's normalised word, and the reason to refuse the entry or ""."""
+    limit, special, hint = MAX_TOKEN_CHARS, set[str](), ""
+    try:
+        if isinstance(tokenizer, WordPieceTokenizer):
+            limit = tokenizer.options.max_word_chars
+            hint = "; pieces of words cannot be added" * word.startswith(CONTINUATION)
+            text = tokenizer.options.normalizer().normalize_str(word)
+            parts = [p for p, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)]
+        else:
+            special = {token.content for token in tokenizer.added if token.special}
+            special |= {*tokenizer.pipeline.roles}
             parts = tokenizer.normalised(word).split()
-        except (TypeError, UnicodeEncodeError):
-            parts = []
-        if len(parts) != 1:
-            return "", _cut(parts)
-        if len(parts[0]) > MAX_TOKEN_CHARS:
-            return "", f"is longer than {MAX_TOKEN_CHARS:,} characters, the limit"
-        if parts[0] in special:
-            return "", "is a special token of this tokenizer"
-        return parts[0], ""
-
-    return check
-
-
-def _cut(parts: Sequence[str]) -> str:
+    except (TypeError, UnicodeEncodeError):  # a lone surrogate
+        parts = []
     if not parts:
-        return "has no character that stays to this tokenizer"
-    return f"is {len(parts)} words ({' '.join(parts)[:80]!r}) to this tokenizer"
+        return "", f"has no character that stays to this tokenizer{hint}"
+    if len(parts) > 1:
+        return "", f"is {len(parts)} words ({' '.join(parts)[:80]!r}) to this tokenizer{hint}"
+    if len(parts[0]) > limit:
+        return "", f"is longer than {limit:,} characters, the limit of this tokenizer"
+    return parts[0], "is a special token of this tokenizer" if parts[0] in special else ""
 
 
 def _is_there(tokenizer: Tokenizer, form: str) -> bool:
     """Whether a word is an entry of the vocabulary, or one token inside a sentence."""
-    if tokenizer.token_to_id(form) is not None:
-        return True
-    ids = tokenizer.encode_words([form])[0]
-    return len(ids) == 1 and int(ids[0]) != tokenizer.special_ids.unk
+    ids = tokenizer.encode_words([form])[0].tolist()
+    known = len(ids) == 1 and ids != [tokenizer.special_ids.unk]
+    return known or tokenizer.token_to_id(form) is not None
 
 
 def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
@@ -170,47 +142,29 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     A new token's row in the embedding table and in an untied decoder, and its masked-LM bias, are
     means over the pieces that the old tokenizer gives inside a sentence. New ids follow the old
     tokenizer's; unused rows of the model are filled first. `tokenizer_files` still point to the old
-    tokenizer.
-
-    Raises:
-        UserError: The vocabulary would exceed the largest supported size.
+    tokenizer. A UserError says that the vocabulary would be too large.
     """
     old = saved.tokenizer
     if not new.tokens:
         return saved
     tokenizer: Tokenizer
     if isinstance(old, WordPieceTokenizer):
-        tokenizer = WordPieceTokenizer(
-            (*old.vocab, *new.tokens),
-            old.options,
-            old.added,
-            where="the vocabulary with the new tokens, entry {}",
-        )
+        where = "the vocabulary with the new tokens, entry {}"
+        vocab = (*old.vocab, *new.tokens)
+        tokenizer = WordPieceTokenizer(vocab, old.options, old.added, where=where)
     else:
         assert isinstance(old, FastTokenizer)
         tokenizer = old.with_words(new.tokens)
-    config = dataclasses.replace(
-        saved.config, vocab_size=max(saved.config.vocab_size, tokenizer.vocab_size)
-    )
+    size = max(saved.config.vocab_size, tokenizer.vocab_size)
+    config = dataclasses.replace(saved.config, vocab_size=size)
     pieces = old.encode_words(new.tokens)
     params: Params = jax.tree.map(lambda leaf: leaf, saved.params)
     for path in VOCABULARY_PATHS:
         if (rows := lookup(params, path)) is not None:
-            insert(params, path, _grown(rows, old.vocab_size, config.padded_vocab_size, pieces))
-    return dataclasses.replace(
-        saved,
-        config=config,
-        params=params,
-        tokenizer=tokenizer,
-        name=f"{saved.name}, with {len(new.tokens)} more tokens",
-    )
-
-
-def _grown(rows: np.ndarray, first: int, padded: int, pieces: list[np.ndarray]) -> np.ndarray:
-    """Return `padded` rows: old rows and, from `first` on, the mean row of each of `pieces`."""
-    old = np.asarray(rows)
-    grown = np.zeros((padded, *old.shape[1:]), np.float32)
-    grown[: len(old)] = old
-    for row, ids in enumerate(pieces, first):
-        grown[row] = old[ids].mean(axis=0, dtype=np.float64)
-    return grown
+            grown = np.zeros((config.padded_vocab_size, *rows.shape[1:]), np.float32)
+            grown[: len(rows)] = rows
+            for row, ids in enumerate(pieces, old.vocab_size):
+                grown[row] = np.asarray(rows)[ids].mean(axis=0, dtype=np.float64)
+            insert(params, path, grown)
+    name = f"{saved.name}, with {len(new.tokens)} more tokens"
+    return dataclasses.replace(saved, config=config, params=params, tokenizer=tokenizer, name=name)

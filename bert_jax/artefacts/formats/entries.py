@@ -111,7 +111,7 @@ def tensor_shapes(
     """Return the shapes of a table's foreign tensors; `shapes` has our parameters' shapes."""
     found: dict[str, tuple[int, ...]] = {}
     for tensor in tensors(table, shapes, config):
-        shape = _whole_shape(_piece_shapes(tensor, shapes, config))
+        shape = _shape_of(tensor, shapes, config)
         found |= {tensor.name.format(n=n): shape for n in tensor.layers}
     return found
 
@@ -148,9 +148,7 @@ def read_tensors(
     wrong: dict[str, list[str]] = {}
     used = set(copies)
     for tensor in tensors(table, shapes, config):
-        pieces = _piece_shapes(tensor, shapes, config)
-        expected = _whole_shape(pieces)
-        arrays = []
+        expected, arrays = _shape_of(tensor, shapes, config), []
         for n in tensor.layers:
             name = tensor.name.format(n=n)
             used.add(name)
@@ -192,14 +190,12 @@ def _fill(tensor: Tensor, arrays: Sequence[np.ndarray], params: Params, shapes: 
             _import(entry, piece, ours[n])
 
 
-def _piece_shapes(tensor: Tensor, shapes: Params, config: ModelConfig) -> list[tuple[int, ...]]:
-    return [
+def _shape_of(tensor: Tensor, shapes: Params, config: ModelConfig) -> tuple[int, ...]:
+    """Return the shape of a foreign tensor, whose entries are blocks of its rows."""
+    pieces = [
         _their_shape(e, lookup(shapes, e.path).shape[int(tensor.per_layer) :], config)
         for e in tensor.entries
     ]
-
-
-def _whole_shape(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return (sum(shape[0] for shape in pieces), *pieces[0][1:])
 
 

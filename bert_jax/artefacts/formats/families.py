@@ -1,24 +1,247 @@
-"""The table of foreign encoder families, and why there is no ALBERT.
+"""The table of foreign encoder families, with the modern ones, and why there is no ALBERT.
 
 A family is one entry: the computation, and the fields and names in its files, mapped to ours.
+Entries that a model lacks, such as biases, are skipped. Sources: the classes of Transformers 5; for
+NeoBERT Le Breton et al. 2025 and the names in its published file.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.artefacts.formats.bert_families import BERTS
-from bert_jax.artefacts.formats.config_fields import show
-from bert_jax.artefacts.formats.family import Family
-from bert_jax.artefacts.formats.modern_families import MODERN
+from bert_jax.artefacts.formats.entries import Entry, affine, norm
+from bert_jax.artefacts.formats.family import (
+    ATTENTION,
+    BERT_FIELDS,
+    EMBEDDINGS,
+    LAYERS,
+    MLP,
+    NOT_QUANTISED,
+    SIZES,
+    Family,
+    decoder_of,
+    masked_lm,
+    show,
+    token_table,
+)
 from bert_jax.errors import UserError
 
+_QKV = ("query", "key", "value")
+
+
+def _fused(name: str, under: tuple[str, ...], parts: tuple[str, ...]) -> list[Entry]:
+    """Return the entries of linear maps whose rows are concatenated in one foreign tensor."""
+    return [entry for part in parts for entry in affine(name, *under, part)]
+
+
+def _apart(names: Mapping[str, str], under: tuple[str, ...]) -> list[Entry]:
+    """Return the entries of separate linear maps; `names` maps our names to foreign names."""
+    return [e for part, name in names.items() for e in affine(name, *under, part)]
+
+
+_COMMON = {"positions": "rope", "scale_embeddings": False, "gated": True, "embedding_dim": 0}
+_PRE = {**_COMMON, "norm_order": "pre", "num_types": 0, "pooler": False}
+_RMS = {
+    **_PRE, "norm": "rms", "embedding_norm": False, "first_norm": True, "attention_pattern": "G",
+    "head_transform": False,
+}  # fmt: skip
+_ONLY = {**NOT_QUANTISED, "rope_scaling": (None, "only null is supported")}
+
+_MODERNBERT_LAYER = "model.layers.{n}"
+_MODERNBERT = Family(
+    name="ModernBERT",
+    classes="ModernBert",
+    prefix="model.",
+    encoder=(
+        token_table("model.embeddings.tok_embeddings"),
+        *norm("model.embeddings.norm", *EMBEDDINGS, "norm"),
+        *norm(f"{_MODERNBERT_LAYER}.attn_norm", *LAYERS, "attention_norm"),
+        *_fused(f"{_MODERNBERT_LAYER}.attn.Wqkv", ATTENTION, _QKV),
+        *affine(f"{_MODERNBERT_LAYER}.attn.Wo", *ATTENTION, "output", num_inputs=2),
+        *norm(f"{_MODERNBERT_LAYER}.mlp_norm", *LAYERS, "mlp_norm"),
+        *_fused(f"{_MODERNBERT_LAYER}.mlp.Wi", MLP, ("gate", "up")),
+        *affine(f"{_MODERNBERT_LAYER}.mlp.Wo", *MLP, "down"),
+        *norm("model.final_norm", "encoder", "final_norm"),
+    ),
+    pretraining={"mlm": masked_lm("head.dense", "head.norm", "decoder", "decoder")},
+    computes={
+        **_PRE, "norm": "layer", "embedding_norm": True, "first_norm": False, "num_kv_heads": 0,
+        "head_transform": True,
+    },
+    fields={
+        **SIZES, "hidden_activation": "activation", "norm_eps": "norm_eps",
+        "norm_bias": "norm_bias", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias",
+        "decoder_bias": "decoder_bias", "tie_word_embeddings": "tied",
+        "attention_dropout": "attention_dropout_rate", "mlp_dropout": "mlp_dropout_rate",
+        "embedding_dropout": "embedding_dropout_rate", "classifier_bias": "head_bias",
+        "classifier_activation": "head_activation",
+    },
+    only=_ONLY,
+    sets={
+        "norm_eps": 1e-5, "norm_bias": False, "attention_bias": False, "mlp_bias": False,
+        "attention_dropout_rate": 0.0, "mlp_dropout_rate": 0.0, "embedding_dropout_rate": 0.0,
+        "head_bias": False, "head_activation": "gelu", "init": "scaled",
+    },
+    heads=dict.fromkeys(
+        ("classification", "tagging", "span"),
+        (
+            *affine("head.dense", "transform", "dense"),
+            *norm("head.norm", "transform", "norm"),
+            *affine("classifier", "head"),
+        ),
+    ),
+    compares=True,
+    poolings={"cls": "cls", "mean": "mean"},
+    follows={"hidden_dropout_rate": "attention_dropout_rate"},
+    local=True,
+)  # fmt: skip
+
+_EUROBERT_LAYER = "model.layers.{n}"
+_EUROBERT = Family(
+    name="EuroBERT",
+    classes="EuroBert",
+    prefix="model.",
+    encoder=(
+        token_table("model.embed_tokens"),
+        *norm(f"{_EUROBERT_LAYER}.input_layernorm", *LAYERS, "attention_norm"),
+        *_apart(
+            {part: f"{_EUROBERT_LAYER}.self_attn.{part[0]}_proj" for part in _QKV}, ATTENTION
+        ),
+        *affine(f"{_EUROBERT_LAYER}.self_attn.o_proj", *ATTENTION, "output", num_inputs=2),
+        *norm(f"{_EUROBERT_LAYER}.post_attention_layernorm", *LAYERS, "mlp_norm"),
+        *_apart(
+            {part: f"{_EUROBERT_LAYER}.mlp.{part}_proj" for part in ("gate", "up", "down")}, MLP
+        ),
+        *norm("model.norm", "encoder", "final_norm"),
+    ),
+    pretraining={"mlm": decoder_of("lm_head", "lm_head")},
+    computes=_RMS,
+    fields={
+        **SIZES, "hidden_act": "activation", "rms_norm_eps": "norm_eps",
+        "num_key_value_heads": "num_kv_heads", "attention_bias": "attention_bias",
+        "mlp_bias": "mlp_bias", "tie_word_embeddings": "tied",
+        "attention_dropout": "attention_dropout_rate",
+    },
+    only=_ONLY,
+    sets={
+        "activation": "silu", "norm_eps": 1e-5, "tied": False, "attention_bias": False,
+        "mlp_bias": False, "attention_dropout_rate": 0.0, "hidden_dropout_rate": 0.0,
+        "head_activation": "gelu",
+    },
+    heads={
+        "classification": (*affine("dense", "transform", "dense"), *affine("classifier", "head")),
+        "tagging": tuple(affine("classifier", "head")),
+    },
+    poolings={"late": "late", "bos": "cls", "mean": "mean"},
+    classifies={"head_activation": "gelu", "head_bias": True},
+    follows={"decoder_bias": "mlp_bias"},
+)  # fmt: skip
+
+_NOMIC_LAYER = "nomic_bert.encoder.layers.{n}"
+_NOMIC = Family(
+    name="Nomic BERT",
+    classes="NomicBert",
+    prefix="nomic_bert.",
+    encoder=(
+        token_table("nomic_bert.embeddings.word_embeddings"),
+        Entry("nomic_bert.embeddings.token_type_embeddings.weight", (*EMBEDDINGS, "type")),
+        *norm("nomic_bert.emb_ln", *EMBEDDINGS, "norm"),
+        *_fused(f"{_NOMIC_LAYER}.attn.Wqkv", ATTENTION, _QKV),
+        *affine(f"{_NOMIC_LAYER}.attn.out_proj", *ATTENTION, "output", num_inputs=2),
+        *norm(f"{_NOMIC_LAYER}.norm1", *LAYERS, "attention_norm"),
+        *affine(f"{_NOMIC_LAYER}.mlp.fc11", *MLP, "up"),
+        *affine(f"{_NOMIC_LAYER}.mlp.fc12", *MLP, "gate"),
+        *affine(f"{_NOMIC_LAYER}.mlp.fc2", *MLP, "down"),
+        *norm(f"{_NOMIC_LAYER}.norm2", *LAYERS, "mlp_norm"),
+    ),
+    pretraining={
+        "mlm": masked_lm(
+            "cls.predictions.transform.dense", "cls.predictions.transform.layer_norm",
+            "cls.predictions.decoder", "cls.predictions",
+        )
+    },
+    computes={
+        **_COMMON, "norm": "layer", "norm_order": "post", "norm_bias": True,
+        "embedding_norm": True, "attention_pattern": "G", "num_kv_heads": 0,
+        "attention_bias": False, "mlp_bias": False, "head_transform": True, "head_bias": True,
+        "head_activation": "", "decoder_bias": True, "tied": True,
+    },
+    fields=BERT_FIELDS,
+    only={
+        **_ONLY,
+        "tie_word_embeddings": (True, "this family's decoder is its embedding table"),
+    },
+    sets={"activation": "silu", "hidden_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
+    heads={
+        "classification": (
+            *affine("nomic_bert.pooler.dense", "encoder", "pooler", "dense"),
+            *affine("classifier", "head"),
+        ),
+        "tagging": tuple(affine("classifier", "head")),
+    },
+    classifies={"pooler_activation": "tanh"},
+    aliases={"bert.": "nomic_bert."},
+    refuses=lambda config: [] if config.num_types else ["model.num_types is 0, not at least 1"],
+    theta=1000.0,
+)  # fmt: skip
+
+_NEOBERT_LAYER = "model.transformer_encoder.{n}"
+_NEOBERT = Family(
+    name="NeoBERT",
+    classes="NeoBERT",
+    prefix="model.",
+    encoder=(
+        token_table("model.encoder"),
+        *(
+            Entry(
+                f"{_NEOBERT_LAYER}.qkv.weight",
+                (*ATTENTION, part, "kernel"),
+                "kernel",
+                by_head=True,
+                pairs=part != "value",
+            )
+            for part in _QKV
+        ),
+        *affine(f"{_NEOBERT_LAYER}.wo", *ATTENTION, "output", num_inputs=2),
+        *_fused(f"{_NEOBERT_LAYER}.ffn.w12", MLP, ("gate", "up")),
+        *affine(f"{_NEOBERT_LAYER}.ffn.w3", *MLP, "down"),
+        *norm(f"{_NEOBERT_LAYER}.attention_norm", *LAYERS, "attention_norm"),
+        *norm(f"{_NEOBERT_LAYER}.ffn_norm", *LAYERS, "mlp_norm"),
+        *norm("model.layer_norm", "encoder", "final_norm"),
+    ),
+    pretraining={"mlm": decoder_of("decoder", "decoder")},
+    computes={
+        **_RMS, "num_kv_heads": 0, "activation": "silu", "attention_bias": False,
+        "mlp_bias": False, "decoder_bias": True, "tied": False, "rope_theta": 10000.0,
+    },
+    fields={
+        **{theirs: ours for theirs, ours in SIZES.items() if theirs != "max_position_embeddings"},
+        "max_length": "num_positions", "norm_eps": "norm_eps", "decoder_init_range": "init_std",
+    },
+    only={
+        **_ONLY,
+        "rms_norm": (True, "only the published form, with RMS norms, is read"),
+        "rope": (True, "only the published form, with rotations, is read"),
+        "hidden_act": ("swiglu", "only the published form, with SwiGLU, is read"),
+        "dropout": (0, "dropout is not read from a NeoBERT's file"),
+    },
+    sets={"norm_eps": 1e-6, "hidden_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
+    class_names={"Model": "NeoBERT", "ForMaskedLM": "NeoBERTLMHead"},
+    narrows_mlp=True,
+    refuses=lambda config: (
+        [f"model.mlp_dim is {config.mlp_dim}, not a multiple of 8"] if config.mlp_dim % 8 else []
+    ),
+    native=False,
+)  # fmt: skip
+
+MODERN: Mapping[str, Family] = {
+    "modernbert": _MODERNBERT,
+    "eurobert": _EUROBERT,
+    "nomic_bert": _NOMIC,
+    "neobert": _NEOBERT,
+}
 FAMILIES: Mapping[str, Family] = {**BERTS, **MODERN}
 """Families by `model_type`, a field of `config.json`."""
-
-_ALBERT = (
-    "an ALBERT is no BERT with other names, and none is imported: {}. Take a BERT or RoBERTa of "
-    "that language, or pretrain one with its tokenizer (spiece.model)"
-)
 
 _OWN_CODE = (
     "names code of its own (auto_map), which says what this model computes and which is never run; "
@@ -39,7 +262,15 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
         UserError: The family is unknown, or the model needs its own code (`auto_map`).
     """
     if found.get("model_type") == "albert":
-        raise UserError(f"{where}: {_albert(found)}")
+        groups, layers = found.get("num_hidden_groups", 1), found.get("num_hidden_layers", 12)
+        shared = "its layers share their parameters"
+        if type(groups) is type(layers) is int:
+            shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
+        raise UserError(
+            f"{where}: an ALBERT is no BERT with other names, and none is imported: {shared}, "
+            "which training here would not keep equal. Take a BERT or RoBERTa of that language, or "
+            "pretrain one with its tokenizer (spiece.model)"
+        )
     family = known_family(found)
     if family is None:
         raise UserError(
@@ -73,11 +304,3 @@ def unread(found: Mapping[str, Any], *, where: str) -> UserError:
         f"{where}: model_type is {show(kind)}; only 'bert' is supported. `bert-jax import` "
         "makes one of a RoBERTa, ELECTRA or DistilBERT"
     )
-
-
-def _albert(found: Mapping[str, Any]) -> str:
-    groups, layers = found.get("num_hidden_groups", 1), found.get("num_hidden_layers", 12)
-    shared = "its layers share their parameters"
-    if type(groups) is type(layers) is int:
-        shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
-    return _ALBERT.format(f"{shared}, which training here would not keep equal")

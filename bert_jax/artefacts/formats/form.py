@@ -57,24 +57,17 @@ class Form:
     """File or directory of the tokenizer, if the reader knows it."""
 
     def outputs(self) -> TaskOutputs | None:
-        """Return the fine-tuning head and the meaning of its logits, if there is a head.
-
-        Raises:
-            UserError: The labels, the problem type or the pooling do not fit.
-        """
+        """Return the fine-tuning head and the meaning of its logits, if there is a head."""
         family, found = self.family, {**self.family.defaults, **self.config}
         if (kind := family.head_of(found)) is None:
             return None
         fields = {ours: name for name, ours in family.fields.items()}
         layers = fields.get("hidden_dropout_rate", "hidden_dropout_prob")
         rates = (found.get(name) for name in (family.dropouts.get(kind, layers), layers))
-        outputs = head_from_huggingface(
-            family.task_of(found),
-            found,
-            self.arrays,
-            bias=next(e.name for e in family.heads[kind] if e.path == ("head", "bias")),
-            rate=next((rate for rate in rates if rate is not None), 0.0),
-        )
+        rate = next((rate for rate in rates if rate is not None), 0.0)
+        bias = next(e.name for e in family.heads[kind] if e.path == ("head", "bias"))
+        task = family.task_of(found)
+        outputs = head_from_huggingface(task, found, self.arrays, bias=bias, rate=rate)
         poolings = family.poolings
         if kind != "classification" or not poolings:
             return outputs
@@ -86,11 +79,6 @@ class Form:
                 f"{', '.join(poolings)}"
             )
         return replace(outputs, head=replace(outputs.head, pooling=poolings[pooling]))
-
-    @property
-    def remark(self) -> str:
-        """Remark for messages about tensor names: the family, if it is not BERT."""
-        return "" if self.family is BERT else f" ({self.family.name})"
 
     def params(self, head: TaskHeadConfig | None, *, pretraining: bool = True) -> Params:
         """Read the parameters as float32: `encoder`, and the requested heads that are there.
@@ -108,7 +96,9 @@ class Form:
         shapes = param_shapes(config)
         if "rtd" in family.pretraining:
             shapes["rtd"] = param_shapes(config, ReplacedHead)
-        parts = self._parts(shapes) if pretraining and self._may_have_parts(head) else []
+        # Besides a fine-tuning head, only files of BERT's kin may have pretraining heads.
+        both = family.like_bert or not (head or family.task_of(self.config) in TASKS)
+        parts = self._parts(shapes) if pretraining and both else []
         copies = family.copies if "mlm" in parts and config.tied else {}
         table = family.table(parts, None if head is None else head.kind)
         if head is not None:
@@ -130,11 +120,6 @@ class Form:
         found = {n: array for n, array in self.arrays.items() if n not in others}
         params = read_tensors(table, shapes, found, config, copies)
         return {"mlm": {}, **params} if "mlm" in parts else params
-
-    def _may_have_parts(self, head: TaskHeadConfig | None) -> bool:
-        """Whether a file with this fine-tuning head may have pretraining heads too."""
-        fine_tuned = head is not None or self.family.task_of(self.config) in TASKS
-        return self.family.like_bert or not fine_tuned
 
     def _parts(self, shapes: Params) -> list[str]:
         """Return the pretraining heads that the file has."""
@@ -163,9 +148,6 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
         found: Content of `config.json`; its `model_type` is in `FAMILIES`.
         arrays: All tensors of the model.
         where: Name of the file in messages.
-
-    Raises:
-        UserError: The configuration does not fit, or two tensors have the same name.
     """
     family = FAMILIES[found["model_type"]]
     model = config_from_huggingface(found, where=where)

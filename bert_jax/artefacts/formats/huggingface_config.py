@@ -105,8 +105,10 @@ def head_from_huggingface(
     kind = TASKS[task]
     if type(rate) not in (int, float) or not 0 <= rate < 1:
         raise UserError(f"config.json: classifier_dropout is {rate!r:.80}; it must be in [0, 1)")
+    given = found.get(READING) if kind in ("span", "tagging") else None
+    reading = None if given is None else build(Reading, given, f"config.json: {READING}")
     if kind == "span":
-        return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span", reading=_reading(found))
+        return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span", reading=reading)
     outputs = arrays.get(bias)
     if outputs is None or outputs.ndim != 1:
         raise UserError(f"{bias} is missing, or no vector: the number of labels is unknown")
@@ -116,7 +118,7 @@ def head_from_huggingface(
         return TaskOutputs(head, "choice")
     labels = _labels(found.get("id2label"), size)
     if kind == "tagging":
-        return TaskOutputs(head, "tags", labels, reading=_reading(found))
+        return TaskOutputs(head, "tags", labels, reading=reading)
     problem = found.get("problem_type")
     if problem is None:
         problem = "regression" if size == 1 else "single_label_classification"
@@ -128,18 +130,15 @@ def head_from_huggingface(
             "regression has one, single_label_classification two or more, and "
             "multi_label_classification any number"
         )
+    long = build(LongTexts, found.get(LONG_TEXTS, {}), f"config.json: {LONG_TEXTS}")
     if objective == "regression":
-        return TaskOutputs(head, objective, long=_long_texts(found))
+        return TaskOutputs(head, objective, long=long)
     thresholds = _thresholds(found, labels) if objective == "multi_label" else ()
-    return TaskOutputs(head, objective, labels, thresholds, _long_texts(found))
+    return TaskOutputs(head, objective, labels, thresholds, long)
 
 
 def head_class(outputs: TaskOutputs) -> str:
-    """Return the class of a head, without the family name.
-
-    Raises:
-        NoClassError: No class of Transformers has the head.
-    """
+    """Return the class of a head, without the family name; a NoClassError says there is none."""
     if outputs.objective == "choice":
         return MULTIPLE_CHOICE
     task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)
@@ -180,15 +179,6 @@ def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float,
             f"config.json: {THRESHOLDS} must have a number from 0 to 1 for each label of the head"
         )
     return tuple(map(float, good))
-
-
-def _long_texts(found: Mapping[str, Any]) -> LongTexts:
-    return build(LongTexts, found.get(LONG_TEXTS, {}), f"config.json: {LONG_TEXTS}")
-
-
-def _reading(found: Mapping[str, Any]) -> Reading | None:
-    given = found.get(READING)
-    return None if given is None else build(Reading, given, f"config.json: {READING}")
 
 
 def _labels(found: Any, number: int) -> tuple[str, ...]:

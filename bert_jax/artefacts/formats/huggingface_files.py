@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.untrusted.json_file import read_json_object, short
 from bert_jax.files.untrusted.safetensors_file import read_safetensors
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -29,18 +29,19 @@ def model_class(found: Mapping[str, Any]) -> str:
 
 
 def model_max_length(directory: Path) -> int | None:
-    """Return the largest row length that a tokenizer's files allow; None if there is no limit.
-
-    Raises:
-        UserError: The field is not a length.
-    """
+    """Return the largest row length that a tokenizer's files allow; None if there is no limit."""
     path = directory / "tokenizer_config.json"
     fields = read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
-    length = fields.get("model_max_length")
+    return row_length(fields, "model_max_length", path)
+
+
+def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
+    """Return a field with a row length; None if it is missing or beyond any limit."""
+    length = fields.get(name)
     if length is None or (isinstance(length, int | float) and length > 1 << 24):
         return None  # Transformers writes 1e30 for no limit
     if type(length) is not int or length < 8:
-        raise UserError(f"{path}: model_max_length is {length!r:.40}; it must be at least 8")
+        raise UserError(f"{where}: {name} is {short(length)}; it must be at least 8")
     return length
 
 

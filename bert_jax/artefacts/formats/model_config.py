@@ -4,16 +4,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bert_jax.artefacts.formats.config_fields import (
+from bert_jax.artefacts.formats.families import FAMILIES, MODERN
+from bert_jax.artefacts.formats.family import (
     MAX_SIZE,
+    Family,
     check_only,
     read_field,
     show,
     their_activation,
 )
-from bert_jax.artefacts.formats.families import FAMILIES
-from bert_jax.artefacts.formats.family import Family
-from bert_jax.artefacts.formats.modern_families import MODERN
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
@@ -53,7 +52,15 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     fields |= {ours: fields[other] for ours, other in family.follows.items()}
     check_only(found, family.only, wrong)
     if family.first_position is not None:
-        fields["num_positions"] = _positions(family, found, wrong)
+        rows, pad = found["max_position_embeddings"], found["pad_token_id"]
+        whole = type(rows) is type(pad) is int and pad >= 0
+        if whole and (first := first_position(family, found)) < rows <= MAX_SIZE:
+            fields["num_positions"] = rows - first
+        else:
+            wrong.append(
+                f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions "
+                "begin after the id of padding, so that more rows than that are needed"
+            )
     if not family.has_types:
         fields["num_types"] = 1 if classifies else 2
     elif family.doubles_type and fields.get("num_types") == 1:
@@ -85,22 +92,9 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
 
 def first_position(family: Family, found: Mapping[str, Any]) -> int:
     """Return the row of the position table for the first token of a text."""
-    if family.first_position is None:
-        return 0
+    assert family.first_position is not None
     pad: int = {**family.defaults, **found}["pad_token_id"]
     return pad + family.first_position
-
-
-def _positions(family: Family, found: Mapping[str, Any], wrong: list[str]) -> Any:
-    rows, pad = found["max_position_embeddings"], found["pad_token_id"]
-    whole = type(rows) is type(pad) is int and pad >= 0
-    if whole and (first := first_position(family, found)) < rows <= MAX_SIZE:
-        return rows - first
-    wrong.append(
-        f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions begin "
-        "after the id of padding, so that more rows than that are needed"
-    )
-    return None
 
 
 def _check_heads(
@@ -293,11 +287,8 @@ def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str
 
 def _period(letters: list[str]) -> str:
     """Return the shortest pattern whose repetition gives the letters."""
-    count = len(letters)
-    length = next(
-        n for n in range(1, count + 1) if all(letters[i] == letters[i % n] for i in range(count))
-    )
-    return "".join(letters[:length])
+    whole, count = "".join(letters), len(letters)
+    return next(whole[:n] for n in range(1, count + 1) if (whole[:n] * count)[:count] == whole)
 
 
 def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:

@@ -64,11 +64,7 @@ class Adapter:
         return model_class(self.config)
 
     def applied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the tensors of the adapted model, given the tensors of the base.
-
-        Raises:
-            UserError: The base lacks a module, or has a module of another shape.
-        """
+        """Return the tensors of the adapted model; a UserError lists modules that do not fit."""
         found, wrong = dict(arrays), []
         for name, (a, b, scale) in self.updates.items():
             there, own = _name_in(arrays, name), (len(b), a.shape[1])
@@ -215,13 +211,8 @@ def lora_tensors(
     """Return the updates of a run by foreign tensor name.
 
     If one tensor holds several maps, their A matrices are stacked by rows, and each map's B has its
-    own columns, which are zero in the rows of the other maps.
-
-    Args:
-        lora: Entry `lora` of the parameters.
-        layers: Entry `encoder/layers` of the parameters, for shapes.
-        config: The architecture.
-        table: Entries of the class to write.
+    own columns, which are zero in the rows of the other maps. `layers` is the entry
+    `encoder/layers` of the parameters, for shapes; `table` has the entries of the class to write.
     """
     pairs = {
         ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)

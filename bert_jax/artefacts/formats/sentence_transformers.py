@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_max_length
+from bert_jax.artefacts.formats.huggingface_files import (
+    MAX_CONFIG_BYTES,
+    model_max_length,
+    row_length,
+)
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
 from bert_jax.model.config import ModelConfig
@@ -49,11 +53,7 @@ class SentenceForm:
     """Remarks for people on settings that are not kept."""
 
     def limit(self, config: ModelConfig) -> int:
-        """Return the largest number of tokens in a row, with an encoder of this architecture.
-
-        Raises:
-            UserError: The vectors do not fit the width of the encoder.
-        """
+        """Return the largest number of tokens in a row; refuse an encoder of another width."""
         if self.width != config.hidden_dim:
             raise UserError(
                 f"{self.model}: the pooling is of width {self.width}, and the encoder has "
@@ -125,7 +125,14 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     dimensions = settings.get(DIMENSIONS, [])
     if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
         raise UserError(f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; give sizes")
-    mode = _pooling(fields, pooling / "config.json")
+    flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
+    given = fields.get("pooling_mode", flags or "mean")
+    modes = given if isinstance(given, list) else [given]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise UserError(
+            f"{pooling / 'config.json'}: the pooling is {short(given)}; one of "
+            f"{', '.join(POOLINGS)} is read"
+        )
     if fields.get("include_prompt", True) is not True and any(prompts):
         raise UserError(
             f"{pooling / 'config.json'}: include_prompt is {short(fields['include_prompt'])}, and "
@@ -143,7 +150,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
             "encoder's width"
         )
     return SentenceForm(
-        EmbeddingConfig(mode, len(kinds) > 2, *prompts, tuple(dimensions)),
+        EmbeddingConfig(POOLINGS[modes[0]], len(kinds) > 2, *prompts, tuple(dimensions)),
         model, width, _max_length(model), notes,
     )  # fmt: skip
 
@@ -166,17 +173,6 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
             )
         modules.append((kind.rpartition(".")[2], directory / folder))
     return modules
-
-
-def _pooling(fields: Mapping[str, Any], where: Path) -> TokenPooling:
-    flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
-    given = fields.get("pooling_mode", flags or "mean")
-    modes = given if isinstance(given, list) else [given]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise UserError(
-            f"{where}: the pooling is {short(given)}; one of {', '.join(POOLINGS)} is read"
-        )
-    return POOLINGS[modes[0]]
 
 
 def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str], tuple[str, ...]]:
@@ -210,12 +206,9 @@ def _max_length(model: Path) -> int | None:
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):
         if (value := fields.get(name, expected)) != expected:
             raise UserError(f"{named[0]}: {name} is {short(value)}; only {short(expected)} is read")
-    length = fields.get("max_seq_length")
-    if length is None or (isinstance(length, int | float) and length > 1 << 24):
-        return model_max_length(model) if length is None else None
-    if type(length) is not int or length < 8:
-        raise UserError(f"{model}: max_seq_length is {short(length)}; it must be at least 8")
-    return length
+    if fields.get("max_seq_length") is None:
+        return model_max_length(model)
+    return row_length(fields, "max_seq_length", model)
 
 
 def _settings(directory: Path) -> dict[str, Any]:

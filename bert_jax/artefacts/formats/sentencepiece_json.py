@@ -84,11 +84,27 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
         raise UserError(
             f"this SentencePiece model cannot be written as a tokenizer.json: {'; '.join(wrong)}"
         )
-    made = tokenizers.Tokenizer(_unigram(model) if trainer.model_type == _UNIGRAM else _bpe(model))
+    algorithm: Any = _bpe(model) if trainer.model_type == _BPE else models.Unigram(
+        [(piece.piece, float(piece.score)) for piece in model.pieces],
+        unk_id=next(n for n, piece in enumerate(model.pieces) if piece.type == _UNKNOWN),
+        byte_fallback=trainer.byte_fallback,
+    )  # fmt: skip
+    made = tokenizers.Tokenizer(algorithm)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
-    # Strip the "▁" that SentencePiece puts before a text.
-    steps = _normalizers(normalizer, lambda text: processor.normalize(text).lstrip(SPACE))
-    made.normalizer = normalizers.Sequence(steps)
+    steps: list[normalizers.Normalizer] = []
+    if normalizer.precompiled_charsmap:
+        # Strip the "▁" that SentencePiece puts before a text.
+        table = normalizer.precompiled_charsmap
+        steps += _table(table, lambda text: processor.normalize(text).lstrip(SPACE))
+    if normalizer.remove_extra_whitespaces:
+        steps += [
+            normalizers.Replace(Regex(AT_START), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Replace(Regex(AT_END), ""),  # if spaces have been written as "▁" by now
+        ]
+    if normalizer.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     if trainer.model_type == _UNIGRAM:
         made.pre_tokenizer = _splitter(model)
     made.decoder = piece_decoder()
@@ -102,22 +118,6 @@ def _parse(tokenizer: SentencePieceTokenizer) -> Any:
     model = sentencepiece_model_pb2.ModelProto()
     model.ParseFromString(data)
     return model
-
-
-def _normalizers(spec: Any, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
-    steps: list[normalizers.Normalizer] = []
-    if spec.precompiled_charsmap:
-        steps += _table(spec.precompiled_charsmap, normalize)
-    if spec.remove_extra_whitespaces:
-        steps += [
-            normalizers.Replace(Regex(AT_START), ""),
-            normalizers.Replace(Regex(" {2,}"), " "),
-            normalizers.Replace(Regex(AT_END), ""),  # if spaces have been written as "▁" by now
-        ]
-    if spec.add_dummy_prefix:
-        steps.append(normalizers.Prepend(SPACE))
-    steps.append(normalizers.Replace(" ", SPACE))
-    return steps
 
 
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
@@ -174,12 +174,6 @@ def _any_of(chars: Iterable[str]) -> str:
         else:
             ranges.append([code, code])
     return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in ranges) + "]"
-
-
-def _unigram(model: Any) -> models.Unigram:
-    vocab = [(piece.piece, float(piece.score)) for piece in model.pieces]
-    unknown = next(n for n, piece in enumerate(model.pieces) if piece.type == _UNKNOWN)
-    return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.trainer_spec.byte_fallback)
 
 
 def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:

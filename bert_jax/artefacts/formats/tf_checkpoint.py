@@ -12,7 +12,6 @@ and the copies of these models on the Hugging Face Hub, mean the erf form by the
 
 import logging
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,9 +42,7 @@ _OPTIMIZER = re.compile(
     r".*/(adam_[mv]|Adam(_1)?|LAMB(_1)?|AdamWeightDecayOptimizer(_1)?|Momentum)"
 )
 _TASK_HEAD = re.compile(r"output_(weights|bias)|cls/squad/output_(weights|bias)|loss/output_.*")
-_PARTS = {
-    "pooler": "bert/pooler/", "mlm": "cls/predictions/", "nsp": "cls/seq_relationship/"
-}  # fmt: skip
+_PARTS = {"pooler": "bert/pooler/", "mlm": "cls/predictions/", "nsp": "cls/seq_relationship/"}
 """Optional parts, present in full or not at all, with the prefixes of their variables."""
 _OTHERS = (
     (
@@ -77,18 +74,20 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
     """
     index = _find_index(Path(path))
     bundle = open_tensor_bundle(index)
-    _refuse_others(index, bundle)
+    for pattern, what in _OTHERS:
+        other = next((name for name in bundle if pattern.fullmatch(name)), None)
+        if other is not None:
+            raise UserError(
+                f"{index} is {what} ({other[:80]!r}); only BERTs of google-research/bert are read. "
+                "Convert it with Transformers, save that as safetensors and import the directory"
+            )
     directory = index.parent
     for name in (CONFIG, VOCABULARY):
         if not (directory / name).is_file():
             raise UserError(f"{directory} has no {name}, which belongs beside {index.name}")
     config = _config(directory / CONFIG, gelu)
     model = config_from_huggingface(config, where=f"{directory / CONFIG}")
-    parts = [
-        part
-        for part, beginning in _PARTS.items()
-        if any(name.startswith(beginning) for name in bundle)
-    ]
+    parts = [part for part, root in _PARTS.items() if any(name.startswith(root) for name in bundle)]
     table = BERT.table(parts, pooler="pooler" in parts)
     shapes = tensor_shapes(table, param_shapes(model), model)
     wanted = {_variable(name): (name, shape) for name, shape in shapes.items()}
@@ -147,23 +146,10 @@ def _find_index(path: Path) -> Path:
         raise UserError(f"{path} holds {len(found)} checkpoints; name one of them: {names}")
     if not found:
         old = next((each for each in sorted(path.glob("*.ckpt*")) if each.is_file()), None)
-        there = (
-            f" ({old.name} without an index is of version 1, or its index was not copied)"
-            if old
-            else ""
-        )
+        why = "without an index is of version 1, or its index was not copied"
+        there = f" ({old.name} {why})" if old else ""
         raise UserError(f"{path} holds no checkpoint of TensorFlow: no *.index is there{there}")
     return found[0]
-
-
-def _refuse_others(index: Path, bundle: Iterable[str]) -> None:
-    for pattern, what in _OTHERS:
-        name = next((name for name in bundle if pattern.fullmatch(name)), None)
-        if name is not None:
-            raise UserError(
-                f"{index} is {what} ({name[:80]!r}); only BERTs of google-research/bert are read. "
-                "Convert it with Transformers, save that as safetensors and import the directory"
-            )
 
 
 def _config(path: Path, gelu: Literal["tanh", "erf"]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 import bert_jax
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry
-from bert_jax.artefacts.saved.runs import named_steps, split_name
+from bert_jax.artefacts.saved.runs import named_steps, split_name, staged
 from bert_jax.artefacts.saved.runs import read_record as read_run
 from bert_jax.config.mapping import build
 from bert_jax.distributed.checkpoint import DamagedCheckpointError, storage, verify_checkpoint
@@ -38,8 +38,7 @@ from bert_jax.distributed.checkpoint.record import (
 )
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.remote import open_workdir
-from bert_jax.files.staging import StagedDirectory, disk_full, write_synced
-from bert_jax.files.urls import scheme
+from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -98,8 +97,6 @@ def average(
         UserError: Fewer than two checkpoints, a missing one, or different models.
         DamagedCheckpointError: A checkpoint differs from its digests.
     """
-    if scheme(out) is not None:
-        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
     sources = find_sources(names, last)
     weights = _weights(len(sources), method, decay)
     _check_same(sources)
@@ -112,21 +109,13 @@ def average(
         ],
     }
     newest = max(sources, key=lambda each: each.step)
-    with StagedDirectory(out, lambda _: False) as directory:
-        try:
-            _write(directory.path, newest, entry, _averaged(sources, weights, progress))
-            directory.commit()
-        except OSError as error:
-            raise disk_full(directory.target, error) from error
+    with staged(out) as directory:
+        _write(directory, newest, entry, _averaged(sources, weights, progress))
     return entry
 
 
 def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
-    """Return the checkpoints to average, in order of addition.
-
-    Raises:
-        UserError: Fewer than two checkpoints, or a missing one.
-    """
+    """Return the checkpoints to average, in order of addition; refuse fewer than two."""
     if last is not None and last < 1:
         raise UserError(f"--last is {last}; it must be at least 1")
     found: list[Source] = []
@@ -167,11 +156,7 @@ def _weights(count: int, method: Method, decay: float | None) -> list[float]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Refuse checkpoints of different models.
-
-    Raises:
-        UserError: Names the first two checkpoints that differ, and every difference.
-    """
+    """Refuse checkpoints of different models; name the first two and every difference."""
     first = sources[0]
     fields = ("vocab_size", *ARCHITECTURE)
     for other in sources[1:]:
@@ -223,11 +208,7 @@ def _averaged(
 
 
 def _read(source: Source, name: str) -> np.ndarray:
-    """Read one array of a checkpoint and check its digest.
-
-    Raises:
-        DamagedCheckpointError: The array differs from its digest, or cannot be read.
-    """
+    """Read one array of a checkpoint and check its digest."""
     shape, dtype, digest = source.record.arrays[name]
     array, total = np.empty(shape, dtype), 0
     try:
@@ -252,11 +233,8 @@ def _write(
 ) -> None:
     """Write the work directory (config.json, tokenizer, checkpoint) and verify the checkpoint."""
     digests = leaf_digests(leaves)
-    arrays = {
-        name: [list(leaf.shape), str(leaf.dtype), digests[name]] for name, leaf in leaves.items()
-    }
-    extra = {"average": entry}
-    record = Record(newest.step, newest.record.config, extra, {}, arrays)
+    arrays = {n: [list(leaf.shape), str(leaf.dtype), digests[n]] for n, leaf in leaves.items()}
+    record = Record(newest.step, newest.record.config, {"average": entry}, {}, arrays)
     (directory / "checkpoints").mkdir()
     checkpoint = directory / "checkpoints" / str(newest.step)
     try:
@@ -274,5 +252,5 @@ def _write(
         ancestor_entry(f"average[{number}]", each["workdir"], each["step"])
         for number, each in enumerate(entry["sources"])
     ]
-    content = {"bert_jax": bert_jax.__version__, **run, **extra, RECORD: ancestors}
+    content = {"bert_jax": bert_jax.__version__, **run, "average": entry, RECORD: ancestors}
     write_synced(directory / "config.json", (json.dumps(content, indent=2) + "\n").encode())

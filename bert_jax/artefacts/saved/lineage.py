@@ -19,7 +19,9 @@ from bert_jax.artefacts.saved.ancestors import (
     weights_digest,
 )
 from bert_jax.config.mapping import build
+from bert_jax.data.corpus.overlap.search import Report, reports_of
 from bert_jax.data.shard import MAX_HEADER_BYTES
+from bert_jax.data.store import is_store
 from bert_jax.distributed.checkpoint import saved_steps, verified_steps
 from bert_jax.distributed.checkpoint.record import RecordFaultError, read_record
 from bert_jax.errors import UserError
@@ -108,11 +110,9 @@ def _model(
     else:
         name, before = told, None
         place = told.partition(", ")[0] if isinstance(told, str) else ""
-    unknown = Ancestor(
-        "source", "model", last_part(place or name) if isinstance(name, str) else "not recorded",
-        step=before if type(before) is int and before else None,
-    )  # fmt: skip
-    source = known.pop("source", unknown)
+    called = last_part(place or name) if isinstance(name, str) else "not recorded"
+    before = before if type(before) is int and before else None
+    source = known.pop("source", Ancestor("source", "model", called, step=before))
     look_in = tuple(dict.fromkeys((*near, path.absolute().parent)))
     parents = (_found(source, [place] if place else [], look_in, above), *known.values())
     format, made = record.get("format", ""), record.get("class", "")
@@ -156,9 +156,11 @@ def _run(
             note = f"the checkpoint of step {step:,} is {'gone' if gone else 'damaged'}"
     kind = "fine-tuning" if record.get("kind") == "finetune" else "pretraining"
     known, config = known_ancestors(record, file), record.get("config")
-    links: list[tuple[Ancestor, str]]
     if "average" in record:
-        kind, links = "average", list(_averaged(record["average"], file))
+        average, kind = record["average"], "average"
+        sources = average.get("sources") if isinstance(average, Mapping) else None
+        each = enumerate(sources if isinstance(sources, list) else [])
+        links = [_checkpoint(f"average[{number}]", source, file) for number, source in each]
     else:
         links = list(_links(record, config if isinstance(config, Mapping) else {}, file))
     parents = tuple(
@@ -168,13 +170,6 @@ def _run(
         "", kind, last_part(work.name), work.name, True, step, digest, note=note,
         parents=(*parents, *known.values()),
     )  # fmt: skip
-
-
-def _averaged(average: Any, file: Path) -> Iterator[tuple[Ancestor, str]]:
-    """Yield the checkpoints of an average, each with its place."""
-    sources = average.get("sources") if isinstance(average, Mapping) else None
-    for number, each in enumerate(sources if isinstance(sources, list) else []):
-        yield _checkpoint(f"average[{number}]", each, file)
 
 
 def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
@@ -201,31 +196,22 @@ def _links(
         for role, place in task.sources.items():
             yield Ancestor(role, "file", last_part(place)), place
         return
-    if corpus := _text(config.get("data"), "corpus"):
-        yield _corpus_link("data.corpus", corpus, record.get("corpus")), corpus
-    yield from _mixed("data", config.get("data"))
-    training = config.get("training")
+    training, known = config.get("training"), record.get("phase_corpora")
     phases = training.get("phases") if isinstance(training, Mapping) else None
-    fingerprints = record.get("phase_corpora")
+    sections = [("data", config.get("data"), record.get("corpus"))]
     for number, phase in enumerate(phases if isinstance(phases, list) else []):
-        if corpus := _text(phase, "corpus"):
-            known = fingerprints if isinstance(fingerprints, Mapping) else {}
-            role = f"training.phases[{number}].corpus"
-            yield _corpus_link(role, corpus, known.get(str(number))), corpus
-        yield from _mixed(f"training.phases[{number}]", phase)
-
-
-def _mixed(where: str, section: Any) -> Iterator[tuple[Ancestor, str]]:
-    """Yield the corpora of a mixture; only the record knows their fingerprints."""
-    parts = section.get("mixture") if isinstance(section, Mapping) else None
-    for number, part in enumerate(parts if isinstance(parts, list) else []):
-        if corpus := _text(part, "corpus"):
-            yield _corpus_link(f"{where}.mixture[{number}].corpus", corpus, None), corpus
-
-
-def _corpus_link(role: str, place: str, fingerprint: Any) -> Ancestor:
-    known = fingerprint if isinstance(fingerprint, str) else ""
-    return Ancestor(role, "corpus", last_part(place), recorded=known)
+        fingerprint = known.get(str(number)) if isinstance(known, Mapping) else None
+        sections.append((f"training.phases[{number}]", phase, fingerprint))
+    for where, section, fingerprint in sections:
+        parts = section.get("mixture") if isinstance(section, Mapping) else None
+        found = [(where, section, fingerprint)]  # only the record knows fingerprints of a mixture
+        for number, part in enumerate(parts if isinstance(parts, list) else []):
+            found.append((f"{where}.mixture[{number}]", part, None))
+        for name, part, digest in found:
+            if corpus := _text(part, "corpus"):
+                recorded = digest if isinstance(digest, str) else ""
+                role = f"{name}.corpus"
+                yield Ancestor(role, "corpus", last_part(corpus), recorded=recorded), corpus
 
 
 def _text(section: Any, name: str) -> str:
@@ -268,3 +254,25 @@ def _found(
             parents=live.parents if same and live.parents else known.parents,
         )
     return replace(known, place=places[0] if places else "")
+
+
+def reports_on_ancestors(place: str | Path) -> list[Report]:
+    """Return the reports on the corpora in a directory's lineage that are on this machine.
+
+    Reports on a corpus whose content differs from the recorded one are left out. A lineage that
+    cannot be read gives no reports.
+    """
+    try:
+        ancestors = list(trace(place).walk())
+    except (UserError, OSError, RecursionError):
+        return []
+    found: dict[tuple[str, str], Report] = {}
+    for each in ancestors:
+        if not (each.kind == "corpus" and each.found and each.recorded in ("", each.digest)):
+            continue
+        corpus = Path(each.place)
+        store = corpus / "train" if is_store(corpus / "train") else corpus
+        for report in reports_of(store):
+            if report.fingerprint == each.digest:
+                found[report.fingerprint, report.digest] = report
+    return list(found.values())

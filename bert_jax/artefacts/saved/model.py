@@ -13,13 +13,14 @@ import numpy as np
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
 from bert_jax.artefacts.formats.model_config import kind_of
-from bert_jax.artefacts.saved.adapter import Adapter
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
+from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.pooling import Pooled
 from bert_jax.model.seq2seq.network import Network
+from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # not needed for a model in Hugging Face's format, which has no task
@@ -79,6 +80,17 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
+class Adapter:
+    """Low-rank updates (LoRA) that have been merged into the parameters of a model."""
+
+    config: LoraConfig
+    lora: Params
+    """Entry `lora` of the run's parameters."""
+    layers: Params
+    """Entry `encoder/layers` before the updates are merged."""
+
+
+@dataclass(frozen=True, eq=False)
 class SavedModel:
     """A model with its tokenizer."""
 
@@ -104,6 +116,11 @@ class SavedModel:
     Learned token weights, if any, are the entry `pooling` of the parameters."""
     adapter: Adapter | None = None
     """Low-rank updates that a run trained in place of the encoder; None for any other model."""
+
+    @property
+    def head(self) -> TaskHeadConfig | None:
+        """Fine-tuning head; None if there is none."""
+        return None if self.outputs is None else self.outputs.head
 
     @property
     def has_pooler(self) -> bool:
@@ -133,11 +150,7 @@ class SavedModel:
         return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:
-        """Refuse a model that was not made for a verb.
-
-        Raises:
-            UserError: Says what the model is and which verbs it supports.
-        """
+        """Refuse a model that was not made for a verb; name the verbs that it supports."""
         if verb in self.verbs:
             return
         hint = ""
@@ -172,3 +185,9 @@ def digest_of(params: Any, told: str = "") -> str:
         digest.update(jax.tree_util.keystr(path[1:]).encode())
         digest.update(np.ascontiguousarray(np.asarray(leaf, np.float32)).tobytes())
     return digest.hexdigest()
+
+
+def merged_params(params: Params, config: LoraConfig) -> tuple[Params, Adapter]:
+    """Merge the low-rank updates of a run into its parameters; return both."""
+    adapter = Adapter(config, params["lora"], params["encoder"]["layers"])
+    return jax.tree.map(np.asarray, merged(config, params)), adapter

@@ -1,13 +1,12 @@
 """Reading of a model from a directory, from our runs or from other software."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.artefacts.formats.families import is_read, unread
+from bert_jax.artefacts.formats.families import FAMILIES, is_read, unread
 from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_config import (
     PRETRAINING_HEADS,
@@ -31,10 +30,8 @@ from bert_jax.artefacts.formats.sentence_transformers import (
     is_sentence_model,
     read_sentence_files,
 )
-from bert_jax.artefacts.formats.seq2seq.families import FAMILIES as TRANSLATORS
-from bert_jax.artefacts.formats.seq2seq.families import read_network
-from bert_jax.artefacts.saved.adapter import merged_params
-from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
+from bert_jax.artefacts.saved.model import Origin, SavedModel, merged_params
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.checks import checked
@@ -43,6 +40,7 @@ from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.files.urls import scheme
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.lora import LoraConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -60,9 +58,9 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
         path: A work directory of `bert-jax pretrain` (newest intact checkpoint) or
             `bert-jax finetune` (best model), local or in a bucket; or a local directory: a PEFT
             adapter whose base is local too; an output of Transformers' `save_pretrained` for BERT,
-            ELECTRA or a family of `formats.modern_families` (with any head or none), a DistilBERT
-            classifier or a translation class (`formats.seq2seq`); or one of these encoders in the
-            layout of sentence-transformers. Only heads for pretraining, classification, tagging
+            ELECTRA or a family of `formats.families` (with any head or none), a DistilBERT
+            classifier or a translation class (`formats.translators`); or one of these encoders in
+            the layout of sentence-transformers. Only heads for pretraining, classification, tagging
             and span QA are read; others are ignored.
         encoder_only: Whether to ignore the heads in Hugging Face's format, even damaged ones,
             except the transform that all heads of a modern family share.
@@ -73,43 +71,41 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
         UserError: `path` is none of these or is malformed; lists everything that does not fit.
         DamagedCheckpointError: The work directory has checkpoints, but no intact one.
     """
-    if scheme(path) is None:
-        directory = Path(path)
-        if not directory.is_dir():
-            what = "is a file" if directory.exists() else "does not exist"
-            raise UserError(
-                f"{path} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging Face "
-                f"Hub is fetched with `hf download NAME --local-dir DIR`"
-            )
-        with checked(directory):
-            if is_sentence_model(directory):
-                _check_part(path, part, ())
-                form = read_sentence_files(directory)
-                found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
-                return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
-            config = directory / "config.json"
-            if config.is_file():
-                found = read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
-                if "bert_jax" not in found:  # our version, which only our runs record
-                    _check_part(path, part, ())
-                    return _from_huggingface(directory, found, encoder_only)
-            elif (directory / ADAPTER).is_file():
-                return read_adapted(read_adapter(directory), encoder_only=encoder_only)
-            elif not (directory / "checkpoints").is_dir():
-                raise UserError(f"{path} has no config.json; give {_KINDS}")
-    from bert_jax.artefacts.saved.runs import is_finetuning  # Orbax takes half a second to import
+    saved = None if scheme(path) is not None else _from_files(Path(path), encoder_only)
+    if saved is None:
+        from bert_jax.artefacts.saved.runs import is_finetuning  # importing Orbax takes 0.5 s
 
-    place = open_workdir(path)
-    if not is_finetuning(place.local):
-        return _from_pretrained(place, part)
-    _check_part(path, part, ())
-    return in_units(read_finetuned(path))
+        place = open_workdir(path)
+        if not is_finetuning(place.local):
+            return _from_pretrained(place, part)
+        saved = in_units(read_finetuned(path))
+    if part:
+        raise UserError(f"{path} has no part {part!r}; it holds one model alone")
+    return saved
 
 
-def _check_part(path: str | Path, part: str, names: Sequence[str]) -> None:
-    if part and part not in names:
-        there = " and ".join(names) if len(names) > 1 else "one model alone"
-        raise UserError(f"{path} has no part {part!r}; it holds {there}")
+def _from_files(directory: Path, encoder_only: bool) -> SavedModel | None:
+    """Read a model in a local directory; None for a run."""
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise UserError(
+            f"{directory} {what}; give {_KINDS}. Nothing is downloaded: a model of the Hugging "
+            "Face Hub is fetched with `hf download NAME --local-dir DIR`"
+        )
+    with checked(directory):
+        if is_sentence_model(directory):
+            form = read_sentence_files(directory)
+            found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
+            return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
+        if (directory / "config.json").is_file():
+            found = read_json_object(directory / "config.json", max_bytes=MAX_CONFIG_BYTES)
+            if "bert_jax" not in found:  # our version, which only our runs record
+                return _from_huggingface(directory, found, encoder_only)
+        elif (directory / ADAPTER).is_file():
+            return read_adapted(read_adapter(directory), encoder_only=encoder_only)
+        elif not (directory / "checkpoints").is_dir():
+            raise UserError(f"{directory} has no config.json; give {_KINDS}")
+    return None
 
 
 def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
@@ -122,23 +118,20 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     config = build(ModelConfig, record.config["model"], f"{where}: model")
     objective = build(ObjectiveConfig, record.config.get("objective", {}), f"{where}: objective")
     models = objective.models(config, restored.state)
-    _check_part(place.name, part, [*models])
     part = part or next(iter(models))
+    if part not in models:
+        there = " and ".join(models) if len(models) > 1 else "one model alone"
+        raise UserError(f"{place.name} has no part {part!r}; it holds {there}")
     config, params = models[part]
     config = dataclasses.replace(config, attention_impl="auto")
     tokenizer, files = _run_tokenizer(place)
     _check_vocabulary(tokenizer, config.vocab_size, files)
+    name = f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}"
     return SavedModel(
-        config=config,
-        params=params,
-        outputs=None,
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        max_length=config.num_positions,
-        name=f"{place.name}, {f'{part}, ' if len(models) > 1 else ''}step {restored.step}",
-        origin=Origin("pretrain", restored.step, record.config, record.metrics),
+        config, params, None, tokenizer, files, config.num_positions, name,
+        Origin("pretrain", restored.step, record.config, record.metrics),
         network=objective.network(config),
-    )
+    )  # fmt: skip
 
 
 def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
@@ -155,10 +148,7 @@ def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
 
 
 def read_finetuned(workdir: str | Path) -> SavedModel:
-    """Read the best model of a fine-tuning run, with raw outputs, as trained (see `in_units`).
-
-    Raises the errors of `saved.runs.finetuned_checkpoint`.
-    """
+    """Read the best model of a fine-tuning run, with raw outputs, as trained (see `in_units`)."""
     from bert_jax.artefacts.saved.runs import finetuned_checkpoint, read_reports
     from bert_jax.tasks.config import TaskConfig
     from bert_jax.tasks.opening import restore_task
@@ -170,50 +160,30 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
     model = build(ModelConfig, extra["model"], where)
     tokenizer, files = _run_tokenizer(place)
     task = restore_task(extra["task"], tokenizer)
-    params, adapter = merged_params(restored.state, extra.get("lora"), where)
-    outputs, embedding = None, None
+    params, adapter, outputs, embedding = restored.state, None, None, None
+    if lora := extra.get("lora"):
+        params, adapter = merged_params(params, build(LoraConfig, lora, where))
     if task.objective == "embedding":
         embedding = build(EmbeddingConfig, extra["head"], where)
     else:
-        head = build(TaskHeadConfig, extra["head"], where)
-        outputs = TaskOutputs(
-            head,
-            task.objective,
-            tuple(task.describe()["learned"]["labels"]),
-            task.thresholds(extra["scores"]),
-            task.config.long_texts,
-            _reading_of(task, extra["scores"]),
-        )
-    task_config = build(TaskConfig, config["task"], f"{where}: task")
+        head, reading = build(TaskHeadConfig, extra["head"], where), None
+        if task.objective == "tags":
+            reading = Reading(task.config.tag_stride)
+        elif task.objective == "span":
+            limits = task.config.max_question, task.config.max_answer_tokens
+            threshold = extra["scores"].get("null_threshold")
+            reading = Reading(task.config.windows.stride, *limits, threshold)
+        labels = tuple(task.describe()["learned"]["labels"])
+        thresholds, long = task.thresholds(extra["scores"]), task.config.long_texts
+        outputs = TaskOutputs(head, task.objective, labels, thresholds, long, reading)
+    length = build(TaskConfig, config["task"], f"{where}: task").length
+    reports = read_reports(place.local, extra["member"])
     return SavedModel(
-        config=dataclasses.replace(model, attention_impl="auto"),
-        params=params,
-        outputs=outputs,
-        embedding=embedding,
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        max_length=min(task_config.length, model.num_positions),
-        name=f"{place.name}, fine-tuned, step {restored.step}",
-        origin=Origin(
-            "finetune",
-            restored.step,
-            config,
-            extra["scores"],
-            task,
-            read_reports(place.local, extra["member"]),
-        ),
-        adapter=adapter,
-    )
-
-
-def _reading_of(task: Any, scores: Mapping[str, float]) -> Reading | None:
-    config = task.config
-    if task.objective == "tags":
-        return Reading(config.tag_stride)
-    if task.objective != "span":
-        return None
-    limits = config.max_question, config.max_answer_tokens
-    return Reading(config.windows.stride, *limits, scores.get("null_threshold"))
+        dataclasses.replace(model, attention_impl="auto"), params, outputs, tokenizer, files,
+        min(length, model.num_positions), f"{place.name}, fine-tuned, step {restored.step}",
+        Origin("finetune", restored.step, config, extra["scores"], task, reports),
+        embedding=embedding, adapter=adapter,
+    )  # fmt: skip
 
 
 def in_units(saved: SavedModel) -> SavedModel:
@@ -242,10 +212,7 @@ def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedMo
 
 
 def _from_huggingface(
-    directory: Path,
-    found: dict[str, Any],
-    encoder_only: bool,
-    adapter: PeftAdapter | None = None,
+    directory: Path, found: dict[str, Any], encoder_only: bool, adapter: PeftAdapter | None = None
 ) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
@@ -268,7 +235,8 @@ def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
 
 def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
     tokenizer = load_tokenizer(directory)
-    network, params = read_network(found, read_weights(directory, made_by), where=where)
+    family, arrays = TRANSLATORS[found["model_type"]], read_weights(directory, made_by)
+    network = family.network(found, arrays, where)
     _check_vocabulary(tokenizer, network.model.vocab_size, directory)
     special = tokenizer.special_ids
     for name, role, wanted in (
@@ -280,26 +248,16 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
                 f"{wanted}: only models whose targets begin with cls and end with sep are read"
             )
     return SavedModel(
-        config=network.model,
-        params=params,
-        outputs=None,
-        tokenizer=tokenizer,
-        tokenizer_files=directory,
-        max_length=network.model.num_positions,
-        name=f"{directory}, {made_by}",
-        origin=Origin("huggingface", config=found),
+        network.model, family.params(network, arrays), None, tokenizer, directory,
+        network.model.num_positions, f"{directory}, {made_by}", Origin("huggingface", config=found),
         network=network,
-    )
+    )  # fmt: skip
 
 
 def saved_from(
     form: Form, tokenizer: Tokenizer, files: Path, *, name: str, encoder_only: bool = False
 ) -> SavedModel:
-    """Convert a model from the form of its files to ours; `name` names the model in messages.
-
-    Raises:
-        UserError: Lists everything that does not fit.
-    """
+    """Convert a model from the form of its files to ours; a UserError lists what does not fit."""
     config = form.model
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:
@@ -307,17 +265,11 @@ def saved_from(
         head = None if outputs is None else outputs.head
         params = form.params(head, pretraining=not encoder_only)
     except UserError as error:
-        raise UserError(f"{files}{form.remark}: {error}") from error
-    saved = SavedModel(
-        config=config,
-        params=params,
-        outputs=outputs,
-        tokenizer=tokenizer,
-        tokenizer_files=files,
-        max_length=min(model_max_length(files) or config.num_positions, config.num_positions),
-        name=name,
-        origin=Origin("huggingface", config=form.config),
-    )
+        family = "" if form.family is FAMILIES["bert"] else f" ({form.family.name})"
+        raise UserError(f"{files}{family}: {error}") from error
+    length = min(model_max_length(files) or config.num_positions, config.num_positions)
+    origin = Origin("huggingface", config=form.config)
+    saved = SavedModel(config, params, outputs, tokenizer, files, length, name, origin)
     untrained = form.config.get(UNTRAINED)
     marked = isinstance(untrained, list) and "pooler" in untrained
     return saved.without({"pooler"}) if marked else saved

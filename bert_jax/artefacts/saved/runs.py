@@ -1,7 +1,8 @@
 """Work directories of runs: the kind of a run, and its checkpoints by name."""
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from bert_jax.distributed.checkpoint import (
 )
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
+from bert_jax.files.staging import StagedDirectory, disk_full
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.files.urls import scheme
 
@@ -50,11 +52,7 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Tell whether a (local) work directory holds a fine-tuning run.
-
-    Raises:
-        UserError: The run has a format that this version does not read.
-    """
+    """Tell whether a (local) work directory holds a fine-tuning run of the current format."""
     path = workdir / "config.json"
     if not path.is_file():
         return False
@@ -109,11 +107,7 @@ def _check_format(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """Split WORKDIR@STEP into the work directory and the step; None if no step is named.
-
-    Raises:
-        UserError: No number follows the @, or no directory precedes it.
-    """
+    """Split WORKDIR@STEP into the work directory and the step; None if no step is named."""
     workdir, sign, step = name.rpartition("@")
     if not sign or "/" in step:
         return name, None
@@ -202,13 +196,8 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
 def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the reports on the best model by split; empty if there are none.
 
-    Args:
-        workdir: Local directory of a fine-tuning run.
-        member: Trial of the model, as the checkpoint records it. A report on another trial counts
-            as none: the run is still going on.
-
-    Raises:
-        UserError: The file is not a report.
+    `member` is the trial of the model, as the checkpoint records it. A report on another trial
+    counts as none: the run is still going on.
     """
     path = workdir / REPORT
     if not path.is_file():
@@ -224,3 +213,23 @@ def _warned(restored: Restored) -> Restored:
     if restored.damaged:
         _log.warning("%s", restored.warning())
     return restored
+
+
+@contextlib.contextmanager
+def staged(out: str | Path) -> Iterator[Path]:
+    """Yield a new directory beside `out`; rename the directory to `out` if the body succeeds.
+
+    If the body fails for any reason, including Ctrl-C and SIGTERM, the directory is removed. The
+    next call for the same `out` removes a directory that a killed process left behind.
+
+    Raises:
+        UserError: `out` is not an empty directory, is in a bucket, or cannot be written.
+    """
+    if scheme(out) is not None:
+        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+    with StagedDirectory(out, lambda _: False) as directory:
+        try:
+            yield directory.path
+            directory.commit()
+        except OSError as error:
+            raise disk_full(directory.target, error) from error

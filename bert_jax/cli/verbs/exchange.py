@@ -33,7 +33,7 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
 
     def __call__(self) -> int:
         from bert_jax.artefacts.exchange.export import export
-        from bert_jax.artefacts.exchange.onnx.int8 import table
+        from bert_jax.artefacts.exchange.onnx.runtime import table
 
         # Orbax's threads log the traceback of a failed write; `export` raises the error itself.
         logging.getLogger("absl").setLevel(logging.CRITICAL)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.artefacts.saved.contamination import reports_on_ancestors
+from bert_jax.artefacts.saved.lineage import reports_on_ancestors
 from bert_jax.data.corpus.overlap.evaluation import text_key
 from bert_jax.data.corpus.overlap.search import merged, read_report, share_of
 from bert_jax.errors import UserError

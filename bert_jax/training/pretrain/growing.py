@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import bert_jax
-from bert_jax.artefacts.exchange.export import as_trained, staged
+from bert_jax.artefacts.exchange.export import as_trained
 from bert_jax.artefacts.exchange.huggingface import read_back
 from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface, write_json
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, digests_of
 from bert_jax.model.config import ModelConfig

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 import bert_jax
 from bert_jax.artefacts.formats.model_config import refusals
-from bert_jax.artefacts.formats.seq2seq.families import family_of
+from bert_jax.artefacts.formats.translators import family_of
 from bert_jax.data.phases import described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError

@@ -5,7 +5,6 @@ The proof with `transformers` is in test_export_parity.py.
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 
 import numpy as np
@@ -15,13 +14,14 @@ from export_models import model_of, tokenizer_of
 from full_disk import files_of_at_most
 from small_saved import small_saved
 
-from bert_jax.artefacts.exchange import huggingface, huggingface_files, orbax_export
-from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, staged
+from bert_jax.artefacts.exchange import huggingface, huggingface_files, orbax_export, theirs
+from bert_jax.artefacts.exchange.export import as_trained, check_differences, export
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
 from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.tokenization.load import load_tokenizer
@@ -44,8 +44,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch):
-    for module in (huggingface, importlib.util):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="module")

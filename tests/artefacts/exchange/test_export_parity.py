@@ -105,7 +105,7 @@ def test_their_other_outputs_are_above_the_tolerance(tmp_path):
     saved = model_of("mlm")
     write_huggingface(saved, tmp_path)
     theirs = load_theirs(saved, tmp_path)
-    theirs._model.bert.encoder.layer[1].output.dense.bias.data[3] += 0.01
+    theirs.model.bert.encoder.layer[1].output.dense.bias.data[3] += 0.01
     (gaps,) = compare(saved, [(proof_rows(saved)[:4], 40)], theirs.outputs)
     with pytest.raises(ProofFailedError, match="mlm"):
         check_differences(gaps, 1e-4)

@@ -1,6 +1,5 @@
 """bert-jax import, without Transformers: what is written, what is refused, what is left behind."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from huggingface_directory import (
 )
 from roberta_arrays import roberta
 
-from bert_jax.artefacts.exchange import hub, importing
+from bert_jax.artefacts.exchange import hub, importing, theirs
 from bert_jax.artefacts.exchange.importing import import_model, read_source
 from bert_jax.artefacts.exchange.proof import ProofFailedError
 from bert_jax.artefacts.saved.reading import read_model
@@ -32,7 +31,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def without_transformers(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
 
 
 def write_roberta(directory, made_by="RobertaForMaskedLM"):

@@ -8,6 +8,7 @@ import yaml
 from export_models import model_of
 from small_saved import FAMILIES, small_saved
 
+from bert_jax.artefacts.exchange.huggingface import loading
 from bert_jax.artefacts.exchange.model_card import model_card
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.tasks.long_texts import LongTexts
@@ -33,7 +34,9 @@ RUN = Origin(
 
 def card(kind="class", license="unknown", **changes):
     saved = dataclasses.replace(model_of(kind), origin=RUN)
-    text = model_card(saved, {**PARITY, **changes}, license=license, name="A model")
+    text = model_card(
+        saved, {**PARITY, **changes}, license=license, name="A model", loading=loading(saved)
+    )
     return re.sub("(?<=[^ \n]) +", " ", text)  # without the alignment of tables
 
 
@@ -54,7 +57,13 @@ def test_the_hub_can_read_it():
 
 def test_it_says_that_transformers_has_no_class_of_the_family():
     saved = dataclasses.replace(small_saved("mlm", **FAMILIES["neobert"]), origin=RUN)
-    text = model_card(saved, {**PARITY, "class": "NeoBERTLMHead"}, license="mit", name="A model")
+    text = model_card(
+        saved,
+        {**PARITY, "class": "NeoBERTLMHead"},
+        license="mit",
+        name="A model",
+        loading=loading(saved),
+    )
     assert "Transformers has no class of NeoBERT, and `config.json` names no code" in text
     assert "copies `auto_map`" in text
     assert "from transformers import" not in text

@@ -1,7 +1,6 @@
 """Vectors in other formats: sentence-transformers, ONNX and StableHLO; what their cards say."""
 
 import contextlib
-import importlib.util
 import io
 import json
 import re
@@ -14,10 +13,10 @@ from small_saved import ROWS, small_saved
 from vector_models import vector_model
 
 import bert_jax
-from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo
+from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo, theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
-from bert_jax.artefacts.exchange.onnx import int8, runtime
+from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
@@ -28,8 +27,7 @@ PREFIXES = {"query_prefix": "query: ", "document_prefix": 'a "text": '}
 
 @pytest.fixture(autouse=True)
 def _without_transformers(monkeypatch):
-    for module in (huggingface, sentence_transformers, importlib.util):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +147,10 @@ def test_the_share_of_equal_predictions_counts_each_kind(kind):
         found[name] = -found[name]
         return found
 
-    equal = int8.cost(saved, rows, same)
+    equal = runtime.cost(saved, rows, same)
     assert set(equal["equal_predictions"].values()) <= {1.0}
     assert set(equal["differences"].values()) == {0.0}
-    other = int8.cost(saved, rows, turned)["equal_predictions"]
+    other = runtime.cost(saved, rows, turned)["equal_predictions"]
     assert (name in other) == (kind != "score")
     assert kind == "score" or other[name] < 0.5
 
@@ -169,8 +167,8 @@ PLACES = np.array([[3, 0], [0, 3], [1, 1]])  # scores of start and end
     ],
 )
 def test_equal_predictions_are_counted_one_by_one(monkeypatch, kind, ours, theirs, share):
-    monkeypatch.setattr(int8, "logits_of", lambda *_: {"head": np.float32(ours)})
-    found = int8.cost(
+    monkeypatch.setattr(runtime.proof, "logits_of", lambda *_: {"head": np.float32(ours)})
+    found = runtime.cost(
         model_of(kind), [[2, 5, 3], [2, 6, 3]], lambda _: {"head": np.float32(theirs)}
     )
     assert found["equal_predictions"] == {"head": pytest.approx(share)}
@@ -186,7 +184,7 @@ def test_the_cost_of_eight_bits_is_that_of_the_worst_vector():
         found["embedding"][1] *= -1
         return found
 
-    found = int8.cost(saved, rows, turned)
+    found = runtime.cost(saved, rows, turned)
     assert found["cosine"] == {"hidden": pytest.approx(-1), "embedding": pytest.approx(-1)}
     assert found["differences"]["embedding"] > 0.1
     assert found["equal_predictions"]["embedding"] < 1  # its nearest is another one now

@@ -1,7 +1,6 @@
 """The layout of sentence-transformers: what is written is read, what is not computed is named."""
 
 import dataclasses
-import importlib.util
 import json
 import shutil
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from vector_models import vector_model
 
+from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.importing import import_model
 from bert_jax.artefacts.formats.sentence_transformers import read_sentence_files
@@ -155,7 +155,7 @@ def test_modules_that_are_not_read(copy, place, module, message):
 
 @pytest.fixture
 def _without_transformers(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
 
 
 @pytest.mark.usefixtures("_without_transformers")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_run import TOKENIZER, small_config
 
-from bert_jax.artefacts.exchange import huggingface
+from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.importing import import_model
 from bert_jax.artefacts.saved.ancestors import RECORD
@@ -91,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = random_params(lambda key: init_task_params(model, head, key), 1)
     save(root / "tuned", FinetunedState(params), 3, **content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(huggingface, "find_spec", lambda name: None)
+        patch.setattr(theirs, "find_spec", lambda name: None)
         export(root / "tuned", "huggingface", root / "out" / "tuned")
     return root
 
@@ -204,7 +204,7 @@ def test_another_run_of_the_same_name_is_not_taken(copied: Path) -> None:
 
 
 def test_branches_averages_and_imports(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
     corpus = open_corpus(str(copied / "corpus"))
     config = small_config(data__corpus=str(copied / "corpus")).with_vocabulary(64)
     from bert_jax.files.remote import open_workdir
@@ -232,7 +232,7 @@ def test_branches_averages_and_imports(copied: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_import_of_an_export(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)
     import_model(str(copied / "out" / "tuned"), copied / "again")
     found = check_lineage(str(copied / "again"), [copied])
     kinds = [each.ancestor.kind for each in found.walk()]

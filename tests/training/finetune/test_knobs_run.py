@@ -13,7 +13,7 @@ from small_finetuning import fingerprint, small_config, write_files
 from small_saved import small_saved
 from task_examples import opened, put
 
-from bert_jax.artefacts.exchange.adapter import peft
+from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.saved.reading import read_model
@@ -149,7 +149,7 @@ def test_low_rank_updates_are_merged_into_the_model(sweep, files):
 
 def test_the_updates_are_exported_alone_and_read_with_the_base(sweep, tmp_path, monkeypatch):
     """The base is `init`, which has no head and no labels."""
-    monkeypatch.setattr(peft, "find_spec", lambda name: None)  # Transformers takes seconds
+    monkeypatch.setattr(theirs, "find_spec", lambda name: None)  # Transformers takes seconds
     parity = export(sweep[0], "peft", tmp_path / "adapter")
     assert max(parity["differences"].values()) < 1e-5
     assert not parity["proofs"]["peft"]["ran"]

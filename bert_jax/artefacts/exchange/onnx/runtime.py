@@ -8,19 +8,21 @@ input and output names that Hugging Face's tools expect:
 
 A model without token types has no input `token_type_ids`.
 
-The export needs `onnx`, the proof `onnxruntime` (pip install 'bert_jax[onnx]').
+The export needs `onnx`, the proof `onnxruntime` (pip install 'bert_jax[onnx]'). `quantize` replaces
+a proven graph with one of 8-bit weights, and measures the cost in accuracy.
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.huggingface_files import card_fields, write_description
 from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
-from bert_jax.artefacts.exchange.proof import Batch, ProofFailedError, compare_shapes
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 
@@ -36,8 +38,7 @@ def write(saved: SavedModel, out: Path) -> None:
     1.8 GB go to `model.onnx.data` beside the graph.
 
     Raises:
-        UserError: `onnx` or `onnxruntime` is not installed, Hugging Face's format cannot express
-            the tokenizer, or no class of Transformers computes the model.
+        UserError: A package is not installed, or the format cannot express the tokenizer.
     """
     onnx = _package("onnx")
     _package("onnxruntime")  # needed for the proof
@@ -56,17 +57,13 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
     Returns:
         The entries of `compare_shapes`, and `versions`.
-
-    Raises:
-        UserError: `onnxruntime` is not installed.
-        ProofFailedError: The graph does not load or lacks an output.
     """
     onnx, runtime = _package("onnx"), _package("onnxruntime")
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
-    return {**compare_shapes(saved, rows, program(saved, out)), "versions": versions}
+    return {**proof.compare_shapes(saved, rows, program(saved, out)), "versions": versions}
 
 
-def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndarray]]:
+def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, np.ndarray]]:
     """Load the graph in a directory as a function from a batch to the outputs of `logits_of`.
 
     Raises:
@@ -76,8 +73,10 @@ def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndar
     try:
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen error types
-        raise ProofFailedError(f"onnxruntime does not load {GRAPH}: {error}") from error
+        raise proof.ProofFailedError(f"onnxruntime does not load {GRAPH}: {error}") from error
     names = [output.name for output in session.get_outputs()]
+    names_of = {"hidden": "last_hidden_state", "pooled": "pooler_output", "embedding": VECTORS}
+    names_of |= logit_names(saved) | ({} if saved.head is None else {"head": "logits"})
     inputs = {each.name for each in session.get_inputs()}
 
     def run(batch):
@@ -86,8 +85,12 @@ def program(saved: SavedModel, out: Path) -> Callable[[Batch], dict[str, np.ndar
         try:
             found = session.run(names, feeds)
         except Exception as error:
-            raise ProofFailedError(f"onnxruntime cannot run {GRAPH}: {error}") from error
-        return _under_our_names(saved, dict(zip(names, found, strict=True)))
+            raise proof.ProofFailedError(f"onnxruntime cannot run {GRAPH}: {error}") from error
+        arrays = dict(zip(names, found, strict=True))
+        if "start_logits" in arrays:
+            ends = arrays["start_logits"], arrays["end_logits"]
+            arrays["logits"] = np.stack(ends, axis=-1)
+        return {ours: arrays[theirs] for ours, theirs in names_of.items() if theirs in arrays}
 
     return run
 
@@ -132,11 +135,125 @@ def _package(name: str) -> Any:
         ) from error
 
 
-def _under_our_names(saved: SavedModel, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    names = {"hidden": "last_hidden_state", "pooled": "pooler_output", **logit_names(saved)}
-    names["embedding"] = VECTORS
-    if saved.outputs is not None:
-        names["head"] = "logits"
-    if "start_logits" in found:
-        found["logits"] = np.stack([found["start_logits"], found["end_logits"]], axis=-1)
-    return {ours: found[theirs] for ours, theirs in names.items() if theirs in found}
+def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Replace float32 matrices with int8 matrices, and compare outputs with the source.
+
+    Each matrix has one scale; activations are quantized at run time (dynamic quantization) by ONNX
+    Runtime's own quantizer, which replaces the proven graph in `out`.
+
+    Returns:
+        `kind`, `bytes` before and after, and the entries of `cost`.
+
+    Raises:
+        UserError: The weights of the graph are in a second file.
+        ProofFailedError: An output is not finite.
+    """
+    from onnxruntime import quantization
+
+    graph, small = out / GRAPH, out / f"int8-{GRAPH}"
+    if (out / DATA).exists():
+        raise UserError(
+            f"{saved.name}: the weights are beyond 1.8 GB and lie in {DATA}; --quantize takes "
+            "models whose weights are in one file with their graph"
+        )
+    before, level = graph.stat().st_size, logging.root.manager.disable
+    logging.disable(logging.WARNING)  # hides its advice to optimise image models first
+    try:
+        quantization.quantize_dynamic(graph, small, weight_type=quantization.QuantType.QInt8)
+    finally:
+        logging.disable(level)
+    small.replace(graph)
+    sizes = {"before": before, "after": graph.stat().st_size}
+    return {"kind": "int8", "bytes": sizes, **cost(saved, rows, program(saved, out))}
+
+
+def cost(
+    saved: SavedModel,
+    rows: Sequence[Sequence[int]],
+    run: Callable[[proof.Batch], Mapping[str, np.ndarray]],
+) -> dict[str, Any]:
+    """Measure how far a program differs from its source, without a tolerance.
+
+    Returns:
+        `differences`: the largest per output. `equal_predictions`: the share of equal classes,
+        tags, tokens or positions, and of vectors with the same nearest neighbour. `cosine`: the
+        smallest cosine between vectors and between states.
+    """
+    ours: dict[str, list[np.ndarray]] = {}
+    theirs: dict[str, list[np.ndarray]] = {}
+    for some, length in proof.row_batches(rows, 16):
+        batch = proof.batch_of(saved, some, length)
+        source, found = proof.logits_of(saved, batch), run(batch)
+        real = batch.segment_ids > 0
+        for name, array in source.items():
+            other = np.asarray(found[name], np.float32)
+            if not np.isfinite(other[real] if array.ndim > 2 else other).all():
+                raise proof.ProofFailedError(f"{name} of the quantized graph is not finite")
+            for side, values in ((ours, array), (theirs, other)):
+                side.setdefault(name, []).extend(
+                    row[mask] if array.ndim > 2 else row
+                    for row, mask in zip(values, real, strict=True)
+                )
+    objective = "" if saved.outputs is None else saved.outputs.objective
+    several, scores, span = (objective == k for k in ("multi_label", "regression", "span"))
+    equal, cosines = {}, {}
+    for name in sorted(ours):
+        pairs = list(zip(ours[name], theirs[name], strict=True))
+        if name in ("hidden", "embedding", "pooled"):
+            cosines[name] = min(_cosine(first, second) for first, second in pairs)
+            if name == "embedding":
+                nearest = [_nearest(np.stack(side[name])) for side in (ours, theirs)]
+                equal[name] = float((nearest[0] == nearest[1]).mean())
+        elif name == "rtd" or (name == "head" and several):
+            equal[name] = _share((first > 0, second > 0) for first, second in pairs)
+        elif not (name == "head" and scores):
+            axis = 0 if name == "head" and span else -1
+            equal[name] = _share((a.argmax(axis), b.argmax(axis)) for a, b in pairs)
+    gaps = {
+        name: max(float(np.abs(a - b).max()) for a, b in zip(ours[name], theirs[name], strict=True))
+        for name in sorted(ours)
+    }
+    return {"differences": gaps, "equal_predictions": equal, "cosine": cosines}
+
+
+def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return one row per output: name, largest difference, equal predictions, lowest cosine."""
+    equal, cosines = found["equal_predictions"], found["cosine"]
+    return [
+        (
+            name,
+            f"{gap:.2g}",
+            f"{equal[name]:.1%}" if name in equal else "",
+            f"{cosines[name]:.5f}" if name in cosines else "",
+        )
+        for name, gap in found["differences"].items()
+    ]
+
+
+def said_of(found: Mapping[str, Any]) -> str:
+    """Describe the cost of 8 bits, for the model card."""
+    head = ("output", "largest difference", "equal predictions", "least cosine")
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in [head, ("---",) * 4, *table(found)])
+    sizes = found["bytes"]
+    return (
+        f"Then the matrices were quantized to {found['kind']}: {sizes['before']:,} bytes became "
+        f"{sizes['after']:,}. On the same texts, against the source:\n\n{lines}\n\n"
+    )
+
+
+def _share(pairs: Any) -> float:
+    equal = [np.ravel(first == second) for first, second in pairs]
+    return float(np.concatenate(equal).mean())
+
+
+def _cosine(first: np.ndarray, second: np.ndarray) -> float:
+    norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    return float(((first * second).sum(-1) / np.maximum(norms, 1e-12)).min())
+
+
+def _nearest(vectors: np.ndarray) -> np.ndarray:
+    """Return the index of the most similar other vector for each vector."""
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    similar = unit @ unit.T
+    np.fill_diagonal(similar, -np.inf)
+    return similar.argmax(1)

@@ -10,14 +10,20 @@ import safetensors.numpy
 from toy_networks import MemoryNetwork
 from translators import FORMS, translator_of
 
+from bert_jax.artefacts.exchange import searches as proof
 from bert_jax.artefacts.exchange.export import export
-from bert_jax.artefacts.exchange.proof import ProofFailedError, proof_rows, unequal
-from bert_jax.artefacts.exchange.translation import proof
-from bert_jax.artefacts.exchange.translation.files import class_name, write_huggingface
-from bert_jax.artefacts.exchange.translation.huggingface import read_back
-from bert_jax.artefacts.exchange.translation.proof import largest_gap, logits_of, sides_of
-from bert_jax.artefacts.formats.seq2seq.families import FAMILIES, family_of
-from bert_jax.artefacts.formats.seq2seq.family import shapes_of
+from bert_jax.artefacts.exchange.huggingface import read_back
+from bert_jax.artefacts.exchange.huggingface_files import class_name, write_huggingface
+from bert_jax.artefacts.exchange.proof import (
+    ProofFailedError,
+    compare,
+    inputs_of,
+    logits_of,
+    proof_rows,
+    row_batches,
+    unequal,
+)
+from bert_jax.artefacts.formats.translators import FAMILIES, family_of, shapes_of
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 
@@ -178,13 +184,13 @@ def test_the_largest_gap_counts_in_whichever_batch_it_is(gap, bad):
     saved, seen = translator_of("pair", "uncased"), []
 
     def other(sides):
-        found = logits_of(saved, sides).copy()
+        found = logits_of(saved, sides)["logits"].copy()
         found[0, 1, 3] += gap if len(seen) == bad else 0.125
         seen.append(sides)
-        return found
+        return {"logits": found}
 
-    found = largest_gap(saved, proof_rows(saved)[:6], other, size=2)
-    assert found == pytest.approx(0.5 if gap == 0.5 else np.inf)
+    (found,) = compare(saved, row_batches(proof_rows(saved)[:6], 2), other)
+    assert found["logits"] == pytest.approx(0.5 if gap == 0.5 else np.inf)
 
 
 def test_translations_of_beams_are_ties_where_the_means_are_equal(monkeypatch):
@@ -201,7 +207,7 @@ def test_translations_of_beams_are_ties_where_the_means_are_equal(monkeypatch):
 
 def test_a_target_in_a_proof_is_another_rows_text():
     saved, rows = translator_of("pair", "uncased"), [[2, 7, 3], [2, 8, 9, 3], [2, 10, 3]]
-    source, target = sides_of(saved, rows, 5)
+    source, target = inputs_of(saved, rows, 5)
     real = [tokens[ids > 0].tolist() for tokens, ids in zip(*target[::2], strict=True)]
     assert real == [[2, 10], [2, 7], [2, 8, 9]]
     assert source.tokens[:, :3].tolist() == [[2, 7, 3], [2, 8, 9], [2, 10, 3]]

@@ -10,9 +10,10 @@ import safetensors.numpy
 from translators import FORMS, translator_of
 
 from bert_jax.artefacts.exchange.export import check_differences, export
+from bert_jax.artefacts.exchange.huggingface import prove, write
 from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, proof_rows
-from bert_jax.artefacts.exchange.translation.huggingface import TheirTranslator, prove, write
-from bert_jax.artefacts.exchange.translation.proof import SEARCHES, compare_searches, translated
+from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches, translated
+from bert_jax.artefacts.exchange.theirs import TheirModel
 from bert_jax.artefacts.saved.reading import read_model
 
 pytestmark = pytest.mark.parity
@@ -53,7 +54,7 @@ def test_other_weights_and_another_search_fail(tmp_path):
     settings = json.loads((tmp_path / "generation_config.json").read_text())
     other = {**settings, "length_penalty": 0.0}
     (tmp_path / "generation_config.json").write_text(json.dumps(other))
-    theirs = TheirTranslator(tmp_path, "EncoderDecoderModel")
+    theirs = TheirModel(tmp_path, "EncoderDecoderModel")
     with pytest.raises(ProofFailedError, match="beam search translates"):
         compare_searches(saved, rows, theirs.translate)
     tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
@@ -61,10 +62,10 @@ def test_other_weights_and_another_search_fail(tmp_path):
     bias = tensors.pop("decoder.bert.encoder.layer.0.intermediate.dense.bias")
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ProofFailedError, match=r"missing_keys.*intermediate"):
-        TheirTranslator(tmp_path, "EncoderDecoderModel")
+        TheirModel(tmp_path, "EncoderDecoderModel").whole()
     tensors["decoder.bert.encoder.layer.0.intermediate.dense.bias"] = bias
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    theirs = TheirTranslator(tmp_path, "EncoderDecoderModel")
+    theirs = TheirModel(tmp_path, "EncoderDecoderModel")
     with pytest.raises(ProofFailedError, match="greedy search translates"):
         compare_searches(saved, rows, theirs.translate)
 
@@ -89,7 +90,7 @@ def test_the_snippet_of_the_card_translates(tmp_path, capsys):
     runpy.run_path(f"{tmp_path / 'card.py'}")
     shown = ast.literal_eval(capsys.readouterr().out)
     special = saved.tokenizer.special_ids
-    model = TheirTranslator(out, parity["class"]).model
+    model = TheirModel(out, parity["class"]).model
     ids = [special.cls, *saved.tokenizer.encode("A text.").ids.tolist(), special.sep]
     (found,) = model.generate(torch.tensor([ids]))
     assert shown[0] == saved.tokenizer.decode(
@@ -103,7 +104,7 @@ def test_what_they_save_is_read_here(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     write(saved, first)
-    theirs = TheirTranslator(first, "EncoderDecoderModel")
+    theirs = TheirModel(first, "EncoderDecoderModel")
     types = theirs.model.decoder.bert.embeddings.token_type_embeddings.weight
     types.data += 0.25
     theirs.model.save_pretrained(second)

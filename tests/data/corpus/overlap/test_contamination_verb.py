@@ -9,7 +9,7 @@ import pytest
 from one_shard import StoreWriter
 from task_examples import TOKENIZER, put
 
-from bert_jax.artefacts.saved.contamination import reports_on_ancestors
+from bert_jax.artefacts.saved.lineage import reports_on_ancestors
 from bert_jax.cli.main import main
 from bert_jax.data.corpus.overlap import heldout, search
 from bert_jax.data.corpus.overlap.search import read_report, reports_of

@@ -8,41 +8,20 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from bert_jax.artefacts.exchange.huggingface import auto_class
-from bert_jax.artefacts.exchange.huggingface_files import (
-    class_of,
-    entries_of,
-    family_of,
-    state_dict_of,
-    task_of,
-    write_huggingface,
-    write_json,
-    write_tokenizer,
-)
-from bert_jax.artefacts.exchange.proof import ONLY_OURS, Batch, compare, logits_of, row_batches
-from bert_jax.artefacts.exchange.theirs import TheirModel
+from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange.huggingface import auto_class, proven
+from bert_jax.artefacts.exchange.proof import ONLY_OURS, compare, logits_of, row_batches
+from bert_jax.artefacts.exchange.theirs import TheirModel, missing
+from bert_jax.artefacts.formats import peft as adapters
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.huggingface_config import head_to_huggingface
-from bert_jax.artefacts.formats.peft import (
-    CONFIG,
-    LABELS,
-    PREFIX,
-    TASKS,
-    WEIGHTS,
-    lora_tensors,
-    read_adapter,
-)
-from bert_jax.artefacts.saved.adapter import Adapter
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import Adapter, SavedModel
 from bert_jax.artefacts.saved.reading import read_adapted
 from bert_jax.errors import UserError
 
@@ -53,37 +32,48 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write the adapter of a run, and the tokenizer.
 
     Raises:
-        UserError: The run has trained no low-rank updates, or no class of Transformers computes
-            the model.
-        OSError: The files cannot be written.
+        UserError: The run has trained no low-rank updates, or no class computes the model.
     """
     adapter = _adapter(saved)
     assert saved.outputs is not None  # a fine-tuning run has a head
-    if class_of(saved) and task_of(saved) not in TASKS.values():
-        raise UserError(f"{saved.name}: PEFT has no task_type for the class {class_of(saved)}")
-    updates = lora_tensors(adapter.lora, adapter.layers, saved.config, entries_of(saved))
+    if files.class_of(saved) and files.task_of(saved) not in adapters.TASKS.values():
+        raise UserError(
+            f"{saved.name}: PEFT has no task_type for the class {files.class_of(saved)}"
+        )
+    updates = adapters.lora_tensors(
+        adapter.lora, adapter.layers, saved.config, files.entries_of(saved)
+    )
     alpha, modules = adapter.config.alpha, list[str]()
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
     for name, update in updates.items():
         module = name.removesuffix(".weight")
         modules.append(module)
-        tensors[f"{PREFIX}{module}.lora_A.weight"] = update.a
-        tensors[f"{PREFIX}{module}.lora_B.weight"] = update.b
+        tensors[f"{adapters.PREFIX}{module}.lora_A.weight"] = update.a
+        tensors[f"{adapters.PREFIX}{module}.lora_B.weight"] = update.b
         if update.maps > 1:
             patterns["rank_pattern"][module] = len(update.a)
             patterns["alpha_pattern"][module] = alpha * update.maps
-    heads, family = _head_tensors(saved), FAMILIES[family_of(saved)]
-    tensors |= {f"{PREFIX}{name}": array for name, array in heads.items()}
+    family = FAMILIES[files.family_of(saved)]
+    above = {
+        entry.name for entry in files.entries_of(saved)
+        if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
+    }  # fmt: skip
+    heads = {name: array for name, array in files.state_dict_of(saved).items() if name in above}
+    tensors |= {f"{adapters.PREFIX}{name}": array for name, array in heads.items()}
+    # PEFT saves modules whole: a head, or an encoder part such as the pooler.
+    kept = {".".join(n.split(".")[: 1 + n.startswith(family.prefix)]) for n in heads}
     labels = head_to_huggingface(saved.outputs) | family.pooling_fields(saved.pooling)
-    write_tokenizer(saved, out)
+    files.write_tokenizer(saved, out)
     if labels:
-        write_json(out / LABELS, labels)
-    write_json(
-        out / CONFIG,
+        files.write_json(out / adapters.LABELS, labels)
+    files.write_json(
+        out / adapters.CONFIG,
         {
             "peft_type": "LORA",
-            "task_type": next(t for t, end in TASKS.items() if end == task_of(saved)),
+            "task_type": next(
+                t for t, end in adapters.TASKS.items() if end == files.task_of(saved)
+            ),
             "base_model_name_or_path": saved.origin.config.get("init"),
             "inference_mode": True,
             "r": adapter.config.rank,
@@ -91,47 +81,31 @@ def write(saved: SavedModel, out: Path) -> None:
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": modules,
-            "modules_to_save": sorted({_module(name, family.prefix) for name in heads}),
+            "modules_to_save": sorted(kept),
             **patterns,
         },
     )
-    weights = safetensors.numpy.save(tensors, metadata={"format": "pt"})
-    (out / WEIGHTS).write_bytes(weights)
+    files.write_arrays(out / adapters.WEIGHTS, tensors, format="pt")
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the adapter to the adapted model, and compare outputs.
-
-    Returns:
-        `differences`: the largest per output in either proof; `proofs`; and `versions`.
-
-    Raises:
-        ProofFailedError: An output is missing.
-    """
-    programs: list[Callable[[Batch], dict[str, np.ndarray]]]
+    """Apply the adapter to the adapted model, and compare outputs; see `proven`."""
+    programs: list[Callable[[Any], dict[str, np.ndarray]]]
     packages = ["safetensors", "tokenizers"]
     theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
-        write_huggingface(without_adapter(saved), base)
-        programs = [partial(logits_of, read_adapted(read_adapter(out, base)))]
-        native = FAMILIES[family_of(saved)].native
-        if native and all(find_spec(name) for name in ("peft", "transformers", "torch")):
-            model = TheirModel(base, auto_class(class_of(saved)))
+        files.write_huggingface(without_adapter(saved), base)
+        programs = [partial(logits_of, read_adapted(adapters.read_adapter(out, base)))]
+        native = FAMILIES[files.family_of(saved)].native
+        if native and not missing("peft", "transformers", "torch"):
+            model = TheirModel(base, auto_class(files.class_of(saved)))
             model.adapt(out)
             programs.append(model.outputs)
             theirs = {"ran": True}
             packages += ["peft", "transformers", "torch"]
         found = compare(saved, row_batches(rows), *programs, optional={"pooled"})
-    proofs = [
-        {**ran, "differences": gaps}
-        for ran, gaps in zip(({"ran": True}, theirs), found, strict=False)
-    ]
-    return {
-        "differences": {n: max(gaps.get(n, 0.0) for gaps in found) for n in found[0]},
-        "proofs": dict(zip(("bert_jax", "peft"), [*proofs, theirs], strict=False)),
-        "versions": {name: metadata.version(name) for name in packages},
-    }
+    return proven({"bert_jax": {"ran": True}, "peft": theirs}, found, packages)
 
 
 def without_adapter(saved: SavedModel) -> SavedModel:
@@ -163,17 +137,35 @@ def _adapter(saved: SavedModel) -> Adapter:
     return saved.adapter
 
 
-def _head_tensors(saved: SavedModel) -> dict[str, np.ndarray]:
-    """Return the tensors that a run trained in addition to the updates."""
-    above = {
-        entry.name
-        for entry in entries_of(saved)
-        if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
-    }
-    return {name: array for name, array in state_dict_of(saved).items() if name in above}
+_LOADING = """\
+This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
+`DIR` being this directory and `BASE` that of the adapted model:
+
+```python
+from peft import PeftModel
+from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = {auto}.from_pretrained("BASE", num_labels={labels})
+model = PeftModel.from_pretrained(model, "DIR")
+```
+
+With bert_jax, after `ln -s BASE DIR/base`, `BASE` as an absolute path:
+
+```python
+import bert_jax
+
+model = bert_jax.load("DIR")
+```
+
+The adapted model: {base}. `labels.json` has the labels."""
 
 
-def _module(name: str, encoder: str) -> str:
-    """Return the module that PEFT saves whole: a head, or an encoder part such as the pooler."""
-    depth = 2 if name.startswith(encoder) else 1
-    return ".".join(name.split(".")[:depth])
+def loading(saved: SavedModel) -> str:
+    """Describe how to apply the adapter, for the model card."""
+    assert saved.head is not None
+    return _LOADING.format(
+        auto=auto_class(files.class_of(saved)),
+        labels=saved.head.num_labels,
+        base=files.last_part(saved.origin.config.get("init")),
+    )

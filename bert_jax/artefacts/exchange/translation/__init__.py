@@ -1,1 +1,0 @@
-"""Export of translation models: files, search programs, and their proof."""

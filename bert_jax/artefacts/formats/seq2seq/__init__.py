@@ -1,1 +1,0 @@
-"""Encoder-decoder classes of Transformers, to and from our networks."""

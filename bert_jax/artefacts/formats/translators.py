@@ -1,0 +1,397 @@
+"""Translation classes of Transformers: conversion of their fields and tensors, both ways.
+
+`MarianMTModel` (post-norm) and `PegasusForConditionalGeneration` (pre-norm) are the Transformer as
+it was published. Their position tables have all sines before all cosines; ours alternate sines and
+cosines (Vaswani et al. 2017, section 3.5). Permuting every axis of the model's width converts one
+order to the other exactly. The norms have a fixed epsilon of 1e-5.
+
+`EncoderDecoderModel` is a BERT encoder and a BERT decoder with cross-attention (BERT2BERT, Rothe et
+al. 2020). Ours lacks three of its parts: a pooler that nothing reads; token types in the decoder,
+which we add to its positions; and a token table for each side (two equal tables if ours has one).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from typing_extensions import override
+
+from bert_jax.artefacts.formats.bert_families import BERT
+from bert_jax.artefacts.formats.entries import Entry, affine, norm, read_tensors, to_tensors
+from bert_jax.artefacts.formats.families import unread
+from bert_jax.artefacts.formats.family import check_only, read_field, show, their_activation
+from bert_jax.artefacts.formats.model_config import (
+    config_from_huggingface,
+    config_to_huggingface,
+    other_values,
+)
+from bert_jax.errors import UserError
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.model.heads import Params
+from bert_jax.model.rotation import sinusoids
+from bert_jax.model.seq2seq.network import Network, Tying
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
+
+Arrays = Mapping[str, np.ndarray]
+_COMMON: dict[str, Any] = {
+    "norm": "layer", "norm_bias": True, "num_kv_heads": 0, "gated": False, "embedding_dim": 0,
+    "attention_pattern": "G", "attention_bias": True, "mlp_bias": True, "decoder_bias": True,
+}  # fmt: skip
+"""Fields of `ModelConfig` that have one value in all classes here."""
+
+
+class Family(ABC):
+    """A translation class of Transformers: conversion of its fields and tensors, both ways."""
+
+    kind: str
+    """Value of `model_type` in `config.json`."""
+    class_name: str
+    computes: ClassVar[Mapping[str, Any]]
+    """Fields of `ModelConfig` that have one value in all models of the class."""
+    tyings: tuple[Tying, ...] = ("all", "output", "none")
+    """Values of `objective.tying` that the class supports."""
+    untrained: tuple[str, ...] = ()
+    """Parts that the class must have but a network lacks; written as zeros."""
+
+    def unlike(self, network: TransformerNetwork) -> list[str]:
+        """List the fields in which a network differs from the class."""
+        found = other_values(network.model, self.computes)
+        if network.feature_dim:
+            found.append(f"objective.feature_dim is {network.feature_dim}, not 0")
+        if network.tying not in self.tyings:
+            found.append(f"objective.tying is {network.tying!r}, not {self.tyings[0]!r}")
+        return found
+
+    @abstractmethod
+    def config(self, network: TransformerNetwork) -> dict[str, Any]:
+        """Return the fields of `config.json`, without token ids."""
+
+    @abstractmethod
+    def network(self, found: Mapping[str, Any], arrays: Arrays, where: str) -> TransformerNetwork:
+        """Return the network of a `config.json`, named `where`; a UserError lists wrong fields."""
+
+    @abstractmethod
+    def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
+        """Return every tensor of the class by name, in float32, without tied duplicates."""
+
+    @abstractmethod
+    def params(self, network: TransformerNetwork, arrays: Arrays) -> Params:
+        """Return the parameters of a network; a UserError lists every tensor that does not fit."""
+
+
+def shapes_of(network: Network) -> Params:
+    """Return a network's parameter tree with shapes in place of arrays."""
+    shapes: Params = jax.eval_shape(network.init, jax.random.key(0))
+    return shapes
+
+
+_SHARED, _HEAD, _BIAS = "model.shared.weight", "lm_head.weight", "final_logits_bias"
+_ENCODER_TABLE = "model.encoder.embed_tokens.weight"
+_DECODER_TABLE = "model.decoder.embed_tokens.weight"
+_POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+
+
+def _layers(side: str, *attentions: tuple[str, str]) -> list[Entry]:
+    """Return the entries of one side's layers; `attentions` pairs foreign names with ours."""
+    layer, ours = f"model.{side}.layers.{{n}}", (side, "layers")
+    entries = []
+    for theirs, name in attentions:
+        under = f"{layer}.{theirs}"
+        for part in ("query", "key", "value"):
+            entries += affine(f"{under}.{part[0]}_proj", *ours, name, part)
+        entries += affine(f"{under}.out_proj", *ours, name, "output", num_inputs=2)
+        entries += norm(f"{under}_layer_norm", *ours, f"{name}_norm")
+    return [
+        *entries,
+        *affine(f"{layer}.fc1", *ours, "mlp", "up"),
+        *affine(f"{layer}.fc2", *ours, "mlp", "down"),
+        *norm(f"{layer}.final_layer_norm", *ours, "mlp_norm"),
+        *norm(f"model.{side}.layer_norm", side, "final_norm"),
+    ]
+
+
+_MARIAN_TABLE = (
+    *_layers("encoder", ("self_attn", "attention")),
+    *_layers("decoder", ("self_attn", "attention"), ("encoder_attn", "cross")),
+    Entry(_DECODER_TABLE, ("decoder", "embeddings", "token"), "vocab"),
+    Entry(_BIAS, ("output", "bias"), "vocab"),
+    Entry(_HEAD, ("output", "decoder"), "vocab"),
+)
+
+_SIZES = {
+    "vocab_size": "vocab_size", "max_position_embeddings": "num_positions",
+    "d_model": "hidden_dim", "encoder_layers": "num_layers",
+    "encoder_attention_heads": "num_heads", "encoder_ffn_dim": "mlp_dim",
+    "dropout": "hidden_dropout_rate", "attention_dropout": "attention_dropout_rate",
+    "init_std": "init_std",
+}  # fmt: skip
+"""Fields of `config.json` to fields of `ModelConfig`."""
+_SAME = {"decoder_attention_heads": "num_heads", "decoder_ffn_dim": "mlp_dim"}
+"""Fields of the decoder that our networks share with the encoder."""
+
+
+class Marian(Family):
+    """Class `MarianMTModel` of Transformers."""
+
+    kind = "marian"
+    class_name = "MarianMTModel"
+    computes: ClassVar = {
+        **_COMMON, "positions": "sinusoidal", "norm_order": "post", "norm_eps": 1e-5,
+        "embedding_norm": False, "num_types": 0, "head_transform": False,
+    }  # fmt: skip
+
+    @override
+    def config(self, network: TransformerNetwork) -> dict[str, Any]:
+        model = network.model
+        fields: dict[str, Any] = {name: getattr(model, ours) for name, ours in _SIZES.items()}
+        fields |= {name: getattr(model, ours) for name, ours in _SAME.items()}
+        sharing: dict[str, Any] = {}
+        if self.tyings != ("all",):
+            sharing["decoder_vocab_size"] = model.vocab_size
+            sharing["share_encoder_decoder_embeddings"] = network.tying == "all"
+        return {
+            "model_type": self.kind,
+            **fields,
+            "decoder_layers": network.decoder.num_layers,
+            "activation_function": their_activation(model.activation),
+            "activation_dropout": 0.0,
+            "scale_embedding": model.scale_embeddings,
+            "is_encoder_decoder": True,
+            "forced_eos_token_id": None,
+            "tie_word_embeddings": network.tying != "none",
+            **sharing,
+        }
+
+    @override
+    def network(self, found: Mapping[str, Any], arrays: Arrays, where: str) -> TransformerNetwork:
+        wrong: list[str] = []
+        fields: dict[str, Any] = {**self.computes}
+        for name, ours in {**_SIZES, "activation_function": "activation"}.items():
+            fields[ours] = read_field(name, ours, found.get(name), wrong)
+        layers = read_field("decoder_layers", "num_layers", found.get("decoder_layers"), wrong)
+        only = {name: (fields[ours], f"expected {fields[ours]}") for name, ours in _SAME.items()}
+        only["decoder_vocab_size"] = (fields["vocab_size"], "expected one vocabulary")
+        check_only(found, only, wrong)
+        for name in ("scale_embedding", "tie_word_embeddings", "share_encoder_decoder_embeddings"):
+            if not isinstance(found.get(name, True), bool):
+                wrong.append(f"{name} is {show(found[name])}; it must be true or false")
+        if wrong:
+            raise UserError(f"{where}: {'; '.join(wrong)}")
+        tying: Tying = "output" if found.get("tie_word_embeddings", True) else "none"
+        model = ModelConfig(**fields, scale_embeddings=found.get("scale_embedding", False))
+        shared = found.get("share_encoder_decoder_embeddings", True)
+        return TransformerNetwork(model, layers, "all" if shared else tying)
+
+    @override
+    def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
+        halves = _permuted(network, params, _order(network))
+        found = to_tensors(halves, network.model, self._table(network))
+        return {**found, _BIAS: found[_BIAS][None]}
+
+    @override
+    def params(self, network: TransformerNetwork, arrays: Arrays) -> Params:
+        arrays = {name: array[0] if name == _BIAS else array for name, array in arrays.items()}
+        all_tables = dict.fromkeys((_ENCODER_TABLE, _DECODER_TABLE, _HEAD), _SHARED)
+        copies = {"all": all_tables, "output": {_HEAD: _DECODER_TABLE}, "none": {}}[network.tying]
+        copies |= dict.fromkeys(_POSITIONS, "")
+        table, shapes = self._table(network), shapes_of(network)
+        halves = read_tensors(table, shapes, arrays, network.model, copies)
+        return _permuted(network, halves, np.argsort(_order(network)))
+
+    def _table(self, network: TransformerNetwork) -> list[Entry]:
+        table = _SHARED if network.tying == "all" else _ENCODER_TABLE
+        return [Entry(table, ("encoder", "embeddings", "token"), "vocab"), *_MARIAN_TABLE]
+
+
+class Pegasus(Marian):
+    """Class `PegasusForConditionalGeneration`: Marian with pre-norm layers and final norms."""
+
+    kind = "pegasus"
+    class_name = "PegasusForConditionalGeneration"
+    computes: ClassVar = {**Marian.computes, "norm_order": "pre", "first_norm": True}
+    tyings = ("all",)
+
+    @override
+    def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
+        model = network.model
+        table = sinusoids(jnp.arange(model.num_positions), model.hidden_dim)
+        halves = np.asarray(table)[:, _order(network)]  # this class expects the tables in the file
+        return super().arrays(network, params) | {name: halves.copy() for name in _POSITIONS}
+
+
+def _order(network: TransformerNetwork) -> np.ndarray:
+    """Return our index of each foreign index along the width: even ones, then odd ones."""
+    width = network.model.hidden_dim
+    return np.r_[0:width:2, 1:width:2]
+
+
+def _permuted(network: TransformerNetwork, params: Params, order: np.ndarray) -> Params:
+    """Permute every axis that has the model's width."""
+
+    def permute(axes: tuple[str | None, ...], array: Any) -> np.ndarray:
+        places = [order if name == "embed" else np.arange(size)
+                  for name, size in zip(axes, array.shape, strict=True)]  # fmt: skip
+        return np.asarray(array)[np.ix_(*places)]
+
+    permuted: Params = jax.tree.map(
+        permute, network.axes(), params, is_leaf=lambda leaf: isinstance(leaf, tuple)
+    )
+    return permuted
+
+
+_CROSS_LAYER = "decoder.bert.encoder.layer.{n}.crossattention"
+_CROSS = ("decoder", "layers", "cross")
+
+
+def _moved(entries: Iterable[Entry], name: str, root: str) -> list[Entry]:
+    """Rename entries of BERT and move them to another root of our parameter tree."""
+    return [
+        replace(e, name=name + e.name.removeprefix("bert."), path=(root, *e.path[1:]))
+        for e in entries
+    ]
+
+
+_PAIR_TABLE = (
+    *_moved(BERT.encoder, "encoder.", "encoder"),
+    *_moved(BERT.encoder, "decoder.bert.", "decoder"),
+    *affine(f"{_CROSS_LAYER}.self.query", *_CROSS, "query"),
+    *affine(f"{_CROSS_LAYER}.self.key", *_CROSS, "key"),
+    *affine(f"{_CROSS_LAYER}.self.value", *_CROSS, "value"),
+    *affine(f"{_CROSS_LAYER}.output.dense", *_CROSS, "output", num_inputs=2),
+    *norm(f"{_CROSS_LAYER}.output.LayerNorm", "decoder", "layers", "cross_norm"),
+    *_moved(BERT.pretraining["mlm"], "decoder.", "output"),
+)
+_TABLES = (
+    "encoder.embeddings.word_embeddings.weight", "decoder.bert.embeddings.word_embeddings.weight",
+    "decoder.cls.predictions.decoder.weight",
+)  # fmt: skip
+"""Names of the token tables of source, target and output."""
+_PAIR_POSITIONS = "decoder.bert.embeddings.position_embeddings.weight"
+_TYPES = "decoder.bert.embeddings.token_type_embeddings.weight"
+_SOURCE_TYPES = "encoder.embeddings.token_type_embeddings.weight"
+_PAIR_BIAS, _SECOND_BIAS = "decoder.cls.predictions.bias", "decoder.cls.predictions.decoder.bias"
+_POOLER = ("encoder.pooler.dense.weight", "encoder.pooler.dense.bias")
+
+
+class BertPair(Family):
+    """`EncoderDecoderModel` of a `BertModel` and a `BertLMHeadModel`."""
+
+    kind = "encoder-decoder"
+    class_name = "EncoderDecoderModel"
+    computes: ClassVar = {
+        **_COMMON, "positions": "learned", "norm_order": "post", "embedding_norm": True,
+        "head_transform": True, "head_bias": True, "head_activation": "",
+        "scale_embeddings": False,
+    }  # fmt: skip
+    untrained = ("pooler",)
+
+    @override
+    def config(self, network: TransformerNetwork) -> dict[str, Any]:
+        tied = network.tying != "none"
+        sides = [
+            config_to_huggingface("bert", side)
+            | {"type_vocab_size": side.num_types or 1, "tie_word_embeddings": tied}
+            for side in (network.model, network.decoder)
+        ]
+        sides[1] |= {"is_decoder": True, "add_cross_attention": True}
+        return {
+            "model_type": self.kind,
+            "is_encoder_decoder": True,
+            "tie_word_embeddings": tied,
+            "encoder": {**sides[0], "architectures": ["BertModel"]},
+            "decoder": {**sides[1], "architectures": ["BertLMHeadModel"]},
+        }
+
+    @override
+    def network(self, found: Mapping[str, Any], arrays: Arrays, where: str) -> TransformerNetwork:
+        wrong = []
+        for name in ("encoder", "decoder"):
+            if not isinstance(found.get(name), dict):
+                wrong.append(f"{name} is {show(found.get(name))}; the fields of a BERT are needed")
+        if wrong:
+            raise UserError(f"{where}: {'; '.join(wrong)}")
+        decoder = dict(found["decoder"])
+        for name in ("is_decoder", "add_cross_attention"):
+            if decoder.pop(name, None) is not True:
+                wrong.append(f"decoder.{name} is {show(found['decoder'].get(name))}, not true")
+        sides = []
+        for name, side in (("encoder", found["encoder"]), ("decoder", decoder)):
+            if side.get("model_type") != "bert":
+                raise unread(side, where=f"{where}: {name}")
+            sides.append(config_from_huggingface(side, where=f"{where}: {name}"))
+        model, writer = sides
+        wrong += [
+            f"decoder: {name} is {getattr(writer, name)!r}, and {getattr(model, name)!r} of the "
+            "encoder; they must be equal"
+            for name in ("vocab_size", *ARCHITECTURE)
+            if name not in ("num_layers", "num_types")
+            and getattr(writer, name) != getattr(model, name)
+        ]
+        if wrong:
+            raise UserError(f"{where}: {'; '.join(wrong)}")
+        if model.num_types == 1 and not np.any(arrays.get(_SOURCE_TYPES, 1)):
+            model = replace(model, num_types=0)  # zeros that the class must have
+        tying: Tying = "output" if decoder.get("tie_word_embeddings", True) else "none"
+        tables = [arrays[name] for name in _TABLES[:2] if name in arrays]
+        if tying == "output" and len(tables) == 2 and np.array_equal(tables[0], tables[1]):
+            tying = "all"
+        return TransformerNetwork(model, writer.num_layers, tying)
+
+    @override
+    def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
+        found = to_tensors(params, network.model, _PAIR_TABLE)
+        width = network.model.hidden_dim
+        zeros = {_TYPES: (1, width), _POOLER[0]: (width, width), _POOLER[1]: (width,)}
+        if not network.model.num_types:
+            zeros[_SOURCE_TYPES] = (1, width)
+        found |= {name: np.zeros(shape, np.float32) for name, shape in zeros.items()}
+        if network.tying == "all":
+            found[_TABLES[1]] = found[_TABLES[0]].copy()
+        if network.tying == "none":
+            found[_SECOND_BIAS] = found[_PAIR_BIAS].copy()
+        return found
+
+    @override
+    def params(self, network: TransformerNetwork, arrays: Arrays) -> Params:
+        found = dict(arrays)
+        for name in (*_POOLER, *([] if network.model.num_types else [_SOURCE_TYPES])):
+            found.pop(name, None)
+        types = found.pop(_TYPES, None)
+        if types is not None and np.any(types) and _PAIR_POSITIONS in found:
+            # The decoder has type 0 everywhere.
+            found[_PAIR_POSITIONS] = found[_PAIR_POSITIONS] + types[:1]
+        if _SECOND_BIAS in found:
+            found.setdefault(_PAIR_BIAS, found[_SECOND_BIAS])
+        first, second, output = _TABLES
+        tied = {"all": {second: first, output: first}, "output": {output: second}, "none": {}}
+        copies = {_SECOND_BIAS: _PAIR_BIAS, **tied[network.tying]}
+        return read_tensors(_PAIR_TABLE, shapes_of(network), found, network.model, copies)
+
+
+FAMILIES: dict[str, Family] = {each.kind: each for each in (Marian(), Pegasus(), BertPair())}
+_INSTEAD = "Export with --to stablehlo, the whole search as one program, or with --to orbax"
+
+
+def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
+    """Return the class that computes the same as a network, and the network.
+
+    Raises:
+        UserError: There is no such class; lists where the model `name` differs from the nearest.
+    """
+    if not isinstance(network, TransformerNetwork):
+        raise UserError(
+            f"{name}: no class of Transformers computes a {type(network).__name__}. {_INSTEAD}"
+        )
+    unlike = {kind: family.unlike(network) for kind, family in FAMILIES.items()}
+    nearest = min(unlike, key=lambda kind: len(unlike[kind]))
+    if unlike[nearest]:
+        raise UserError(
+            f"{name}: no class of Transformers computes this model. The nearest is "
+            f"{FAMILIES[nearest].class_name}, but {'; '.join(unlike[nearest])}. {_INSTEAD}, or "
+            "train a model with these fields"
+        )
+    return FAMILIES[nearest], network
