@@ -17,6 +17,9 @@ from jaxtyping import Array, Bool, Float, Integer, UInt32
 
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
+Number = int | Integer[Array, ""]
+"""Number that may be traced, such as that of a dropout or a layer."""
+
 
 class DropoutStream(NamedTuple):
     """Names of the masks of one step, carried through the model in place of a random key."""
@@ -31,7 +34,7 @@ def keep_mask(
     shape: tuple[int, ...],
     rate: float,
     seed: UInt32[Array, ""],
-    site: int | Integer[Array, ""],
+    site: Number,
     row_index: UInt32[Array, " B"],
 ) -> Bool[Array, "..."]:
     """Elements that survive. Axis 0 of `shape` is B, the others are the position in the row."""
@@ -48,7 +51,7 @@ def keep_mask(
 def keep_at(
     rate: float,
     seed: UInt32[Array, ""],
-    site: int | Integer[Array, ""],
+    site: Number,
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
@@ -84,15 +87,12 @@ _dropout.defvjp(_dropout_forward, _dropout_backward)
 
 
 def dropout(
-    x: Float[Array, "B ..."],
-    rate: float,
-    stream: DropoutStream | None,
-    site: int | Integer[Array, ""],
+    x: Float[Array, "B ..."], rate: float, stream: DropoutStream | None, site: Number
 ) -> Float[Array, "B ..."]:
     """Zero elements with probability `rate`, scale the others by 1 / (1 - rate).
 
-    `site` numbers the dropouts of the model. Without a stream, as in evaluation, nothing is
-    dropped. The mask is recomputed in the backward pass, never stored.
+    Without a stream, as in evaluation, nothing is dropped. The mask is recomputed in the backward
+    pass, never stored.
     """
     if stream is None or rate == 0.0:
         return x

@@ -10,12 +10,13 @@ so that each query head keeps its head of keys and the rotations of its numbers.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.heads import Params, ReplacedHead, logical_axes, param_shapes
+from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, param_shapes
 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
@@ -24,15 +25,10 @@ _NOISE = 0.5
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
-    """Return the configuration `old` with the sizes of `wanted`.
+    """Return the configuration `old`, of the source `name`, with the sizes of the larger `wanted`.
 
     The pattern of local layers may go on in any way, and `num_positions` is of the new model where
     positions are rotations.
-
-    Args:
-        old: Configuration of the source, whose name in messages is `name`.
-        wanted: Configuration of the larger model.
-        name: Name of the source.
 
     Raises:
         UserError: Names all fields that do not fit, their values, and what would be right.
@@ -56,25 +52,27 @@ def grow_params(
     A layer that has an attention norm where its source has none (`first_norm`) starts with a scale
     of ones. `new` is `grown_config` of `old`.
 
-    Args:
-        params: Parameters of `old`.
-        old: Configuration of the source.
-        new: Configuration of the larger model.
-        preserve: Whether weights are divided by the number of copies of what they read, so that a
-            wider model computes what the source does (Chen et al. 2016, Net2Net): exactly at whole
-            multiples of the widths, else nearly. Noise that cancels over the copies makes their
-            gradients differ.
-        seed: Seed of the noise.
+    With `preserve` weights are divided by the number of copies of what they read, so that a wider
+    model computes what the source does (Chen et al. 2016, Net2Net): exactly at whole multiples of
+    the widths, else nearly. Noise of this seed, which cancels over the copies, makes their
+    gradients differ.
     """
-    shapes = {"mlm": {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
-    axes = {"mlm": {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
+    shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
+    axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
+
+    def tiled(array: np.ndarray, shape: tuple[int, ...], axes: tuple[Any, ...]) -> np.ndarray:
+        sources = [
+            _layer_sources(old, new) if at[-1] == "layers" else _sources(*at, old)
+            for at in zip(array.shape, shape, axes, strict=True)
+        ]
+        return array[np.ix_(*sources)]
 
     def grow(tree: Params, shapes: Params, axes: Params) -> Params:
         return {
             name: (
                 grow(entry, shapes[name], axes[name])
                 if isinstance(entry, dict)
-                else _tiled(np.asarray(entry), shapes[name].shape, axes[name], old, new)
+                else tiled(np.asarray(entry), shapes[name].shape, axes[name])
             )
             for name, entry in tree.items()
         }
@@ -89,24 +87,13 @@ def grow_params(
     return grown
 
 
-def _tiled(
-    array: np.ndarray,
-    shape: tuple[int, ...],
-    axes: tuple[str | None, ...],
-    old: ModelConfig,
-    new: ModelConfig,
-) -> np.ndarray:
-    """Return an array of the new shape; each axis takes indices of the old one."""
-    sources = [
-        _layer_sources(old, new) if axis == "layers" else _sources(before, after, axis, old)
-        for before, after, axis in zip(array.shape, shape, axes, strict=True)
-    ]
-    return array[np.ix_(*sources)]
-
-
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
-    """Return the old index of each new one of an axis."""
-    return _wrapped(before, after, unit=_group(old, before) if axis == "heads" else 1)
+    """Return the old index of each new one of an axis: all in the middle, in whole units, wrapped.
+
+    The unit of heads is what one head of keys serves: 1 on the axis of keys itself.
+    """
+    unit = before // (old.num_kv_heads or old.num_heads) if axis == "heads" else 1
+    return (np.arange(after) - (after - before) // unit // 2 * unit) % before
 
 
 def _divide_kernels(
@@ -131,13 +118,13 @@ def _divide_kernels(
 
 def _divide_decoder(grown: Params, old: ModelConfig, new: ModelConfig) -> None:
     """Divide what the decoder reads, in place: a tied table has to keep its values."""
-    if "mlm" not in grown:
+    if MASKED_LM not in grown:
         return
-    copies = _copies(_wrapped(old.embedding_width, new.embedding_width, unit=1))
+    copies = _copies(_sources(old.embedding_width, new.embedding_width, "embed", old))
     if not old.tied:
-        grown["mlm"]["decoder"] /= copies
+        grown[MASKED_LM]["decoder"] /= copies
         return
-    norm = grown["mlm"].get("norm") or grown["encoder"].get("final_norm", {})
+    norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})
     for entry in norm.values():
         entry /= copies
 
@@ -145,17 +132,6 @@ def _divide_decoder(grown: Params, old: ModelConfig, new: ModelConfig) -> None:
 def _copies(sources: np.ndarray) -> np.ndarray:
     """Return the number of new indices that have the source of each."""
     return np.bincount(sources)[sources].astype(np.float32)
-
-
-def _wrapped(old: int, new: int, *, unit: int) -> np.ndarray:
-    """Return the old index of each new one: all in the middle, moved by whole units, wrapped."""
-    offset = (new - old) // unit // 2 * unit
-    return (np.arange(new) - offset) % old
-
-
-def _group(config: ModelConfig, heads: int) -> int:
-    """Return the heads of an axis that one head of keys serves: 1 on the axis of keys itself."""
-    return heads // (config.num_kv_heads or config.num_heads)
 
 
 def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:

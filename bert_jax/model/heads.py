@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.encoder import Encoder, Layer, PooledEncoder, Pooler, VectorEncoder
+from bert_jax.model.encoder import Encoder, Layer, Pooler
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
@@ -31,6 +31,8 @@ from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
 """Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
+MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
+"""Entries of the parameters that have the pretraining heads."""
 
 Params = dict[str, Any]
 """Nested dict of float32 arrays."""
@@ -56,13 +58,11 @@ class MaskedLMHead(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        width = config.embedding_width
-        rows = config.padded_vocab_size
+        width, rows = config.embedding_width, config.padded_vocab_size
         if config.head_transform:
             embed: AxisSizes = {"embed": config.hidden_dim}
-            self.dense = Affine(
-                config, embed, {None: width}, rngs, bias=config.head_bias, std=output_std(config)
-            )
+            how: Any = {"bias": config.head_bias, "std": output_std(config)}
+            self.dense = Affine(config, embed, {None: width}, rngs, **how)
             self.norm = Norm(config, width)
         if config.decoder_bias:
             self.bias = parameter(jnp.zeros((rows,), jnp.float32), "vocab")
@@ -102,9 +102,7 @@ def _add_bias(x: Float[Array, "B P V"], bias: Float[Array, " V"]) -> Float[Array
 def _add_bias_backward(_, gradient):
     rows = gradient.reshape(-1, gradient.shape[-1])
     column_sums = jax.lax.platform_dependent(
-        rows,
-        cpu=lambda g: jnp.ones(g.shape[0], g.dtype) @ g,
-        default=lambda g: g.sum(0),
+        rows, cpu=lambda g: jnp.ones(g.shape[0], g.dtype) @ g, default=lambda g: g.sum(0)
     )
     return gradient, column_sums
 
@@ -142,7 +140,7 @@ class PretrainingModel(nnx.Module):
     """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.encoder = PooledEncoder(config, rngs) if config.pooler else Encoder(config, rngs)
+        self.encoder = Encoder(config, has_pooler=config.pooler, rngs=rngs)
         self.mlm = MaskedLMHead(config, rngs)
         if config.pooler:
             self.nsp = LinearHead(config, 2, rngs)
@@ -154,10 +152,7 @@ Build = Callable[..., nnx.Module]
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
 def init_params(
-    config: ModelConfig,
-    key: Array,
-    module: Build = PretrainingModel,
-    *settings: Hashable,
+    config: ModelConfig, key: Array, module: Build = PretrainingModel, *settings: Hashable
 ) -> Params:
     """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
 
@@ -213,9 +208,8 @@ def encode(
 
     Args:
       config: the architecture.
-      params: any tree with an `encoder` entry; the encoder need not have a pooler.
-      tokens: token ids, below `vocab_size` (not checked here); vectors in their place where the
-        embeddings have no table.
+      params: any tree with an `encoder` entry.
+      tokens: ids below `vocab_size` (not checked here), or vectors where there is no token table.
       type_ids: sentence types, below `num_types`.
       segment_ids: 0 is padding, 1.. are the packed segments.
       stream: names of the dropout masks; None switches dropout off.
@@ -229,20 +223,14 @@ def encode(
 
 
 def encode_layers(
-    config: ModelConfig,
-    params: Params,
-    tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
+    config: ModelConfig, params: Params, *inputs: Any, layout: Layout | None = None
 ) -> tuple[Float[Array, "B L D"], ...]:
     """Compute the states before the layers and after each layer; the last ones are `encode`'s.
 
-    Arguments and errors are the same as for `encode`.
+    `inputs` are tokens, types, segments and stream, as for `encode`.
     """
     layout = None if layout is None else layout.of("encoder")
-    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout, every=True)
+    return _encoder(config, params)(*inputs, layout=layout, every=True)
 
 
 def layer_projections(
@@ -270,8 +258,7 @@ def _layer(config: ModelConfig, params: Params, number: int, layout: Layout | No
 
 def _encoder(config: ModelConfig, params: Params) -> Encoder:
     parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-    kind = Encoder if "token" in parts.get("embeddings", {}) else VectorEncoder
-    encoder: Encoder = with_params(parts, kind, config)
+    encoder: Encoder = with_params(parts, Encoder, config, "token" in parts.get("embeddings", {}))
     return encoder
 
 
@@ -312,25 +299,22 @@ def vocabulary_projection(
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
     # A tied decoder without a bias has nothing of its own, and a tree may leave out what is empty.
-    head: MaskedLMHead = with_params(params.get("mlm", {}), MaskedLMHead, config)
+    head: MaskedLMHead = with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)
     return head.projection(hidden, table)
 
 
 def has_vocabulary_head(params: Params) -> bool:
     """Say whether `vocabulary_logits` can be computed from these parameters."""
-    return "mlm" in params
-
-
-def vocabulary_transform(params: Params) -> Params:
-    """Return the map and the norm of the masked-LM head."""
-    return {part: params["mlm"][part] for part in ("dense", "norm")}
+    return MASKED_LM in params
 
 
 def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:
     """Compute the scores that the second part of a row follows the first (0), or does not (1)."""
-    logits: Array = with_params(params["nsp"], LinearHead, config, 2)(pool(config, params, hidden))
+    logits: Array = with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(
+        pool(config, params, hidden)
+    )
     return logits
 
 
@@ -349,19 +333,16 @@ class LayerOutputs(NamedTuple):
 def layer_outputs(
     config: ModelConfig,
     params: Params,
-    tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    *,
+    *inputs: Integer[Array, "B L"] | Float[Array, "B L E"],
     with_weights: bool = False,
 ) -> LayerOutputs:
     """Compute states and, if wanted, attention weights of every layer, without dropout.
 
-    The other arguments are `encode`'s. A padding token attends to padding.
+    `inputs` are tokens, types and segments, as for `encode`. A padding token attends to padding.
     """
-    states, weights = encode_layers(config, params, tokens, type_ids, segment_ids), None
+    states, weights = encode_layers(config, params, *inputs), None
     if with_weights:
-        context = make_context(config, segment_ids)
+        context = make_context(config, inputs[2])
         weights = jnp.stack([
             _layer(config, params, n).weights(states[n], context, config.layer_kind(n))
             for n in range(config.num_layers)

@@ -12,37 +12,44 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.layout import Layout
 
 Rotation = tuple[Float[Array, "B L J"], Float[Array, "B L J"]]
 """Cosines and sines of the angles of each token, in float32; J = K / 2."""
 
 
 class Context(NamedTuple):
-    """Knowledge of the attention layers about tokens, besides their states."""
+    """Knowledge that embeddings and layers share in a pass, besides the states of the tokens."""
 
     segment_ids: Integer[Array, "B L"]
     """0 is padding, 1.. are the packed segments; a token sees its own segment."""
+    positions: Integer[Array, "B L"] | None
+    """Positions of the tokens; None: those inside the segments."""
     rotations: dict[str, Rotation]
     """Rotations by the letter of the layers that use them; empty where nothing is rotated."""
+    stream: DropoutStream | None
+    """Names of the dropout masks; None: nothing is dropped."""
+    layout: Layout | None
+    """Layout of the batch and the parameters on a mesh; None on one device."""
 
 
 def make_context(
     config: ModelConfig,
     segment_ids: Integer[Array, "B L"],
     positions: Integer[Array, "B L"] | None = None,
+    stream: DropoutStream | None = None,
+    layout: Layout | None = None,
 ) -> Context:
-    """Make what all layers share, once for a pass; `positions` None: those inside the segments."""
+    """Make what all layers share, once for a pass."""
     segment_ids = segment_ids.astype(jnp.int32)
-    if config.positions != "rope":
-        return Context(segment_ids, {})
-    positions = restarting_positions(segment_ids) if positions is None else positions
-    return Context(
-        segment_ids,
-        {
-            letter: rotation(positions, theta, config.head_dim)
-            for letter, theta in thetas(config).items()
-        },
-    )
+    rotations = {}
+    if config.positions == "rope":
+        at = restarting_positions(segment_ids) if positions is None else positions
+        rotations = {
+            letter: rotation(at, theta, config.head_dim) for letter, theta in thetas(config).items()
+        }
+    return Context(segment_ids, positions, rotations, stream, layout)
 
 
 def thetas(config: ModelConfig) -> dict[str, float]:

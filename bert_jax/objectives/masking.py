@@ -91,18 +91,10 @@ def mask_tokens(
 ) -> Masked:
     """Choose and replace tokens; a pure function of (seed, row_index) and the row, per row.
 
-    A row without tokens to choose has weights 0.
-
-    Args:
-      tokens: ids below `vocab_size`.
-      segment_ids: 0 is padding, which is never chosen.
-      row_index: the rows' places in the stream of examples.
-      seed: seed of the run.
-      config: rates; gives P.
-      vocab_size: number of real ids, without the padding of the embedding table.
-      special_ids: ids that are never chosen and never drawn as replacement.
-      continues_word: per id, whether it continues the word before it; needed for whole words.
-      rates: share of each row's tokens, in place of `config.rate`, which then gives only P.
+    A row without tokens to choose has weights 0. Padding (segment 0) and special ids are never
+    chosen, special ids never drawn. `vocab_size` is without the padding of the embedding table;
+    `continues_word` says of each id whether it continues the word before it; `rates` are shares of
+    each row's tokens, in place of `config.rate`, which then gives only P.
 
     Raises:
       UserError: whole words without `continues_word`, or no id that is not special.
@@ -125,7 +117,6 @@ def mask_tokens(
     candidate = is_real
     for special in specials:
         candidate &= tokens != special
-
     num_real = is_real.sum(axis=1, dtype=jnp.int32)
     share = config.rate if rates is None else jnp.asarray(rates)
     wanted = jnp.round(share * num_real.astype(jnp.float32)).astype(jnp.int32)
@@ -197,8 +188,8 @@ def _choose_words(
 
     A word that does not fit is passed over for shorter ones, as in the published data creation.
     What is left to fill shrinks with each round to less than the word that did not fit, so
-    `_WORD_ROUNDS` rounds fill as much where words have at most as many tokens; where they are
-    longer, seldom, a few tokens fewer are chosen.
+    `_WORD_ROUNDS` rounds suffice where words have at most as many tokens; where they are longer,
+    seldom, a few tokens fewer are chosen.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)

@@ -29,9 +29,17 @@ from bert_jax.model.heads import (
 )
 from bert_jax.model.layout import Layout
 from bert_jax.objectives.losses import cross_entropy, ratio
-from bert_jax.objectives.masked_lm import MaskedLM, check_decoder, masked_sums
+from bert_jax.objectives.masked_lm import MaskedLM, check_decoder
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.objectives.objective import (
+    Batch,
+    Forward,
+    Metric,
+    Objective,
+    Scalars,
+    Shown,
+    judged_sums,
+)
 from bert_jax.tokenization.special_ids import SpecialIds
 
 # Purposes of random numbers; words far from masking's words.
@@ -61,10 +69,7 @@ METRICS = (
 
 
 def generator_of(model: ModelConfig, size: float) -> ModelConfig:
-    """Return the generator of a discriminator: as deep, `size` times as wide, on the same tables.
-
-    `size` is its share of width, heads and feed-forward width.
-    """
+    """Return the generator: as deep, with a share `size` of the widths and heads, same tables."""
     heads = max(1, round(model.num_heads * size))
     width = max(1, round(model.hidden_dim * size / heads)) * heads
     generator = dataclasses.replace(
@@ -165,7 +170,7 @@ class ReplacedTokens(Objective):
         """Sum losses (nats), right answers and counts of both models over the rows."""
         generator = generator_params(params)
         logits = self.proposed_logits(generator, rows, seed, layout)
-        sums = masked_sums(*cross_entropy(logits, rows["labels"]), rows["weights"])
+        sums = judged_sums("mlm", *cross_entropy(logits, rows["labels"]), rows["weights"])
         drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
         seen = replace_tokens(rows, drawn)
         inputs = self.inputs({**rows, "tokens": seen.tokens}, seed)
@@ -213,10 +218,7 @@ class ReplacedTokens(Objective):
 
 
 def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
-    """Lay out both models as one tree in which the shared embeddings are there once.
-
-    Neither model has a pooler: no loss reads one.
-    """
+    """Lay out both models, without poolers, as a tree that has the shared embeddings once."""
     encoder, own = (
         {name: part for name, part in model["encoder"].items() if name != "pooler"}
         for model in (discriminator, generator)
@@ -232,7 +234,7 @@ def draw(
 ) -> Int[Array, "B P"]:
     """Draw a token per position from softmax(logits), without a gradient (Gumbel-max).
 
-    A pure function of the row's seed and the position: the same in any batch and on any mesh.
+    The same for a seed and position in any batch and on any mesh.
     """
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))

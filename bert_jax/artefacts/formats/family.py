@@ -9,7 +9,7 @@ from bert_jax.artefacts.formats.entries import Entry, affine, norm
 from bert_jax.artefacts.formats.huggingface_config import MULTIPLE_CHOICE, TASKS
 from bert_jax.artefacts.formats.huggingface_files import model_class
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.pooling import Pooled
+from bert_jax.model.embedding import Pooled
 from bert_jax.model.task_heads import HeadNetwork
 
 EMBEDDINGS, LAYERS = ("encoder", "embeddings"), ("encoder", "layers")

@@ -22,10 +22,7 @@ _MARK = re.compile(r"(\d+)\.branch-[0-9a-f]{8}\.json")
 
 
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
-    """Keep the checkpoint of a step for a branch, whose work directory is `branch`.
-
-    Returns:
-        Whether the mark is new.
+    """Keep the checkpoint of a step for the branch in a directory; say whether the mark is new.
 
     Raises:
         UserError: The directory cannot be written.

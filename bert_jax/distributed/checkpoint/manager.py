@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from etils import epath
 
 from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.agreement import all_agree, by_first
@@ -169,7 +168,9 @@ class Checkpoints:
             SaveFailedError: It failed, and was one too many.
         """
         save, self._save = self._save, None
-        error = save.wait() if save else None
+        if save:
+            save.join()
+        error = save.error if save else None
         damaged = self._reader.take_damaged()
         if all_agree(not (error or damaged)):
             self._failures = 0 if save else self._failures
@@ -229,7 +230,7 @@ class Checkpoints:
         Not collective, and it raises nothing: it may be called on the way out of an error.
         """
         if self._save is not None:
-            self._save.wait()
+            self._save.join()
         self._reader.stop()
 
     def _explained(self, step: int, reason: str) -> str:
@@ -276,23 +277,18 @@ class Checkpoints:
                 storage.delete(self._directory / str(step))
 
 
-class _Save:
+class _Save(threading.Thread):
     """One save on its way to the disk, waited for by a thread that then calls `then`."""
 
     def __init__(
         self, step: int, pending: Any, error: Exception | None, then: "Callable[[_Save], None]"
     ):
+        super().__init__(name="save", daemon=True)
         self.step, self.error = step, error
         self._pending, self._then = pending, then
-        self._thread = threading.Thread(target=self._run, name="save", daemon=True)
-        self._thread.start()
+        self.start()
 
-    def wait(self) -> Exception | None:
-        """Return the error that made the save fail, or None."""
-        self._thread.join()
-        return self.error
-
-    def _run(self) -> None:
+    def run(self) -> None:
         if self._pending is not None:
             try:
                 self._pending.result()
@@ -353,25 +349,18 @@ class _Reader:
                 _log.warning("Verifying the checkpoint of step %d: %s", step, one_line(error))
 
     def _read(self, step: int) -> None:
-        owner = self._owner
-        path = owner._directory / str(step)
-        if not is_verified(path):
-            verdict = self._verdict(path)
-            if not verdict.intact:  # the disk may have been gone for a moment
-                verdict = self._verdict(path)
-            if not verdict.intact:
-                storage.set_aside(path, owner._aside)
+        path = self._owner._directory / str(step)
+        for is_last in (False, True):  # the disk may have been gone for a moment
+            if is_verified(path):
+                break
+            verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+            if verdict.intact:
+                break
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is gone")
+            if is_last:
+                storage.set_aside(path, self._owner._aside)
                 with self._lock:
                     self._damaged = verdict
                 return
-        owner._prune()
-
-    def _verdict(self, path: epath.Path) -> Verdict:
-        """Return the verdict on the checkpoint, unless the checkpoint is gone.
-
-        It is there when this returns, so a second verdict is of a disk that has come back.
-        """
-        verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
-        if not verdict.intact and not path.exists():
-            raise FileNotFoundError(f"{path} is gone")
-        return verdict
+        self._owner._prune()

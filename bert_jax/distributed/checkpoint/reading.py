@@ -120,11 +120,18 @@ def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
 
 def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
     """Read and check one checkpoint: (record, state, fault or "")."""
+
+    def record_or_fault() -> tuple[dict[str, Any], str]:
+        try:
+            return read_record(path).__dict__, ""
+        except RecordFaultError as error:
+            return {}, str(error)
+
     wanted = None if abstract is None else named_leaves(abstract)
     groups = () if wanted is not None else (storage.PARAMS, storage.RECORD)
     _await_sight(path)
     fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)
-    content, unread = by_first(lambda: _record_or_fault(path))
+    content, unread = by_first(record_or_fault)
     if fault := _common_fault(path, fault or unread):
         return None, {}, fault
     record = Record(**content)
@@ -155,13 +162,6 @@ def _await_sight(path: epath.Path) -> None:
     deadline = time.monotonic() + _CACHED_SECONDS
     while jax.process_index() != 0 and not path.exists() and time.monotonic() < deadline:
         time.sleep(1)
-
-
-def _record_or_fault(path: epath.Path) -> tuple[dict[str, Any], str]:
-    try:
-        return read_record(path).__dict__, ""
-    except RecordFaultError as error:
-        return {}, str(error)
 
 
 def _common_fault(path: epath.Path, fault: str) -> str:

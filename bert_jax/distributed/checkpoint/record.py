@@ -102,7 +102,7 @@ def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
 
 
 def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Leaves as they are stored: nested parameters, and (unless absent) the rest by name."""
+    """Lay leaves out as they are stored: nested parameters, and the rest, if any, by name."""
     rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}
     return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
 

@@ -83,11 +83,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Make something in a directory and remove it; in a bucket, do nothing.
-
-    Raises:
-        OSError: The directory is gone, or does not take it.
-    """
+    """Make something in a directory and remove it (OSError if it is gone); not in a bucket."""
     if not is_remote(directory):
         probe = as_path(directory) / "probe.deleted"
         probe.mkdir(exist_ok=True)
@@ -212,9 +208,13 @@ def host_blocks(
         (block, index of its first element, shape of the array). A block is as large as what one
         device wrote.
     """
-    base = str(as_path(checkpoint) / group) + "/"
+    place = f"{as_path(checkpoint) / group}/"
+    base = {"driver": "file", "path": place}
+    if place.startswith("gs://"):
+        bucket, _, path = place.removeprefix("gs://").partition("/")
+        base = {"driver": "gcs", "bucket": bucket, "path": path}
     inner = name.replace("/", ".") if group == PARAMS else name  # Orbax joins nested keys by a dot
-    store = {"driver": "ocdbt", "base": _kvstore(base), "path": inner + "/"}
+    store = {"driver": "ocdbt", "base": base, "path": inner + "/"}
     array = tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True).result()
     shape = tuple(array.shape)
     chunk = array.chunk_layout.read_chunk.shape or shape
@@ -269,13 +269,6 @@ def read_object(path: epath.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("no JSON object")
     return content
-
-
-def _kvstore(directory: str) -> dict[str, str]:
-    if directory.startswith("gs://"):
-        bucket, _, path = directory.removeprefix("gs://").partition("/")
-        return {"driver": "gcs", "bucket": bucket, "path": path}
-    return {"driver": "file", "path": directory}
 
 
 def _context() -> ocp.Context:

@@ -115,8 +115,9 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         cluster = Cluster("--distributed=on", None)  # JAX knows more kinds than are tried unasked
     # A thread, because the wait is in C++, where no signal is handled and no timeout is kept.
     failed: list[BaseException] = []
-    worker = threading.Thread(target=_initialize, args=(cluster, timeout_seconds, failed))
-    worker.daemon = True
+    worker = threading.Thread(
+        target=_initialize, args=(cluster, timeout_seconds, failed), daemon=True
+    )
     _here.joined, _here.index = True, cluster.index or 0
     worker.start()
     worker.join(timeout_seconds)

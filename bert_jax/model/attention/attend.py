@@ -13,20 +13,19 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 """
 
 import logging
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.xla import banded_attention, is_banded, xla_attention
+from bert_jax.model.attention.xla import Asked, banded_attention, is_banded, xla_attention
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout, device_kind, platform
-from bert_jax.model.rotation import Rotation, rotate
+from bert_jax.model.rotation import rotate
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
@@ -60,17 +59,9 @@ class Work(NamedTuple):
         return self.platform == "gpu" and np.dtype(self.dtype).itemsize == 2
 
 
-class _Kernel(NamedTuple):
-    platform: Literal["tpu", "gpu"]
-    has_dropout: bool
-
-
-_KERNELS: dict[AttentionImpl, _Kernel] = {
-    "fused": _Kernel("tpu", True),
-    "splash": _Kernel("tpu", False),
-    "cudnn": _Kernel("gpu", False),
-}
+_PLATFORMS: dict[AttentionImpl, str] = {"fused": "tpu", "splash": "tpu", "cudnn": "gpu"}
 """Implementations that `auto` tries on their platform, in this order, before `xla`."""
+_HAS_DROPOUT = ("fused",)
 FUSED_FROM_LENGTH = 128
 """`auto` takes `fused` on TPU for rows at least this long.
 
@@ -88,105 +79,73 @@ _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
 
 def attend(
-    q: Float[Array, "B L H K"],
-    k: Float[Array, "B S G K"],
-    v: Float[Array, "B S G K"],
-    q_segment_ids: Integer[Array, "B L"],
-    kv_segment_ids: Integer[Array, "B S"],
-    *,
-    dropout_rate: float = 0.0,
-    stream: DropoutStream | None = None,
-    site: int | Integer[Array, ""] = 0,
-    window: int | None = None,
-    causal: bool = False,
-    q_places: Integer[Array, "B L"] | None = None,
-    angles: Rotation | None = None,
-    impl: AttentionImpl = "auto",
-    layout: Layout | None = None,
-    layers: int = 1,
+    asked: Asked, impl: AttentionImpl = "auto", layout: Layout | None = None, layers: int = 1
 ) -> Float[Array, "B L H K"]:
-    """Scaled dot-product attention among equal segment ids (Vaswani et al. 2017, section 3.2.1).
+    """Attend to the keys of equal segment ids (Vaswani et al. 2017, section 3.2.1).
 
-    A query whose id no key has gets the plain mean of all values (from `cudnn` some other finite
-    vector): finite and without meaning.
-
-    Args:
-      q: queries.
-      k: keys, of G heads; H / G heads of queries share one.
-      v: values.
-      q_segment_ids: segment of each query; 0 is padding, which sees padding only.
-      kv_segment_ids: segment of each key.
-      dropout_rate: rate of the dropout of the attention probabilities.
-      stream: names of the dropout masks; None means no dropout.
-      site: number of this dropout in the model.
-      window: largest distance of a key that a query sees; None for no limit.
-      causal: whether a query sees only its own place and earlier places.
-      q_places: places of the queries in the row, for `xla`; None: query i lies at i.
-      angles: rotation of queries and keys that is part of the attention; None for none.
-      impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
-        `splash` run in Pallas's interpreter on a CPU, for tests.
-      layout: layout of the arguments on a mesh; None on one device, and inside a shard_map.
-      layers: layers whose scores `xla` keeps at a time, for the warning.
-
-    Raises:
-      UserError: the implementation cannot do it; says what can.
+    `auto` picks the fastest implementation that can do what is asked; a UserError says what can do
+    what another cannot. `fused` and `splash` run in Pallas's interpreter on a CPU, for tests.
+    `layout` is None on one device, and inside a shard_map. `layers`, whose scores `xla` keeps at a
+    time, are for the warning.
     """
-    rate = 0.0 if stream is None else dropout_rate
-    sizes = q.shape[1], k.shape[1], q.shape[3]
-    work = Work(platform(layout), *sizes, q.dtype, rate, window, causal)
-    band = work.band if q_places is None else None
+    if asked.stream is None:
+        asked = asked._replace(dropout_rate=0.0)
+    q, k, v = asked[:3]
+    work = Work(
+        platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, asked.dropout_rate,
+        asked.window, asked.causal,
+    )  # fmt: skip
+    in_band = asked.q_places is None and work.band is not None
     when_kept = None
     if impl == "auto":
         impl = choose(work)
-        if impl == "xla" and band is None and (cause := _fell_back(work)):
-            when_kept = partial(_warn_of_scores, cause, work, q.shape[2], layers)
+        if impl == "xla" and not in_band and (cause := _fell_back(work)):
+            when_kept = partial(_warn_once, _scores_kept(cause, work, q.shape[2], layers))
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
         _refuse(impl, work)
-    if impl == "cudnn" and band is not None:
+    if impl == "cudnn" and in_band:
         impl = "xla"
-        _note_band()
-    if angles is not None and not _rotates_inside(impl, layout):
-        q, k = rotate(q, *angles), rotate(k, *angles)
-        angles = None
+        _warn_once(
+            "model.attention_impl is 'cudnn', which has a window on one side of a query only: "
+            "local layers take 'xla', block by block"
+        )
+    if asked.angles is not None and not _rotates_inside(impl, layout):
+        q, k = (rotate(x, *asked.angles) for x in (q, k))
+        asked = asked._replace(angles=None)
     if k.shape[2] != q.shape[2]:
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    arrays = [q, k, v, q_segment_ids, kv_segment_ids]
-    if impl == "xla" and band is not None:
-        return banded_attention(*arrays, window=band, causal=causal, keeps_half=work.keeps_half)
+    asked = asked._replace(q=q, k=k, v=v)
     if impl == "xla":
-        return xla_attention(
-            *arrays,
-            dropout_rate=rate,
-            stream=stream,
-            site=site,
-            window=window,
-            q_places=q_places,
-            causal=causal,
-            when_kept=when_kept,
-            keeps_half=work.keeps_half,
-        )
+        if in_band:
+            return banded_attention(asked, work.keeps_half)
+        return xla_attention(asked, when_kept, work.keeps_half)
 
     from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
 
+    arrays = list(asked[:5])
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
-    kernels: dict[str, Callable[..., Array]] = {
-        "fused": partial(fused.fused_attention, dropout_rate=rate, window=window),
-        "splash": partial(splash.splash_attention, window=window, causal=causal),
-        "cudnn": partial(cudnn.cudnn_attention, window=window, causal=causal),
-    }
-    run = kernels[impl]
     if impl == "fused":
         arrays += [
             jnp.arange(q.shape[2], dtype=jnp.uint32),
-            *(stream or (jnp.uint32(0), jnp.zeros(q.shape[0], jnp.uint32))),
-            jnp.asarray(site, jnp.uint32),
-            *(angles or ()),
+            *(asked.stream or (jnp.uint32(0), jnp.zeros(q.shape[0], jnp.uint32))),
+            jnp.asarray(asked.site, jnp.uint32),
+            *(asked.angles or ()),
         ]
         axes += [("heads",), (), ("batch",), ()]
-        axes += [("batch", "length", None)] * len(angles or ())
-    if layout is not None:
-        run = layout.local(run, axes, _HEAD_AXES)
-    return run(*arrays)
+        axes += [("batch", "length", None)] * len(asked.angles or ())
+
+    def run(*parts: Array) -> Array:
+        """Attend with the parts of the arrays that a device has."""
+        mine = asked._replace(**dict(zip(Asked._fields, parts[:5], strict=False)))
+        if impl == "splash":
+            return splash.splash_attention(mine)
+        if impl == "cudnn":
+            return cudnn.cudnn_attention(mine)
+        heads, seed, row_index, site, *angles = parts[5:]
+        mine = mine._replace(stream=DropoutStream(seed, row_index), site=site)
+        return fused.fused_attention(mine._replace(angles=tuple(angles) or None), heads)
+
+    return (run if layout is None else layout.local(run, axes, _HEAD_AXES))(*arrays)
 
 
 def choose(work: Work) -> AttentionImpl:
@@ -200,18 +159,15 @@ def choose(work: Work) -> AttentionImpl:
     if work.platform == "tpu" and min(work.queries, work.keys) < FUSED_FROM_LENGTH:
         return "xla"
     for impl, reason in _obstacles(work).items():
-        if reason is None and (not work.rate or _KERNELS[impl].has_dropout):
+        if reason is None and (not work.rate or impl in _HAS_DROPOUT):
             return impl
     return "xla"
 
 
 def _obstacles(work: Work) -> dict[AttentionImpl, str | None]:
     """Say of each kernel of the platform why it cannot take these arrays, or None."""
-    return {
-        impl: _unsupported(impl, work)
-        for impl, kernel in _KERNELS.items()
-        if kernel.platform == work.platform
-    }
+    there = [impl for impl, platform in _PLATFORMS.items() if platform == work.platform]
+    return {impl: _unsupported(impl, work) for impl in there}
 
 
 def _unsupported(impl: AttentionImpl, work: Work) -> str | None:
@@ -238,39 +194,31 @@ def _fell_back(work: Work) -> str | None:
     return "; ".join(f"{impl!r} wants {reason}" for impl, reason in reasons.items())
 
 
-@lru_cache
-def _warn_of_scores(cause: str, work: Work, heads: int, layers: int) -> None:
-    """Say once what `xla` computes in float32, and what it keeps for the backward pass."""
+def _scores_kept(cause: str, work: Work, heads: int, layers: int) -> str:
+    """Say what `xla` computes in float32, and what it keeps for the backward pass."""
     size = layers * heads * work.queries * work.keys * (2 if work.keeps_half else 4) / 2**30
     stored = f"probabilities in {np.dtype(work.dtype).name}" if work.keeps_half else "scores"
     kept = "model.remat=full keeps one layer's" if layers > 1 else "of one layer at a time"
-    log.warning(
-        "attention takes 'xla', which computes scores in float32 and keeps %.2g GiB of %s for each "
-        "row of %d tokens until the backward pass (%s). %s",
-        size, stored, work.queries, kept, cause,
-    )  # fmt: skip
+    return (
+        f"attention takes 'xla', which computes scores in float32 and keeps {size:.2g} GiB of "
+        f"{stored} for each row of {work.queries} tokens until the backward pass ({kept}). {cause}"
+    )
 
 
 @lru_cache
-def _note_band() -> None:
-    """Say once that local layers do not run on cuDNN."""
-    log.warning(
-        "model.attention_impl is 'cudnn', which has a window on one side of a query only: local "
-        "layers take 'xla', block by block"
-    )
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def _refuse(impl: AttentionImpl, work: Work) -> None:
     """Raise a UserError where `impl` cannot do what is asked."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
-    platform, kernel = work.platform, _KERNELS[impl]
-    if platform != kernel.platform and "gpu" in (platform, kernel.platform):
-        raise UserError(
-            f"{where} runs on {kernel.platform.upper()}s; this is a {platform.upper()}: {instead}"
-        )
-    if work.rate and not kernel.has_dropout:
-        other = "'xla'" if platform == "gpu" else "'fused' or 'xla'"
+    here, wanted = work.platform, _PLATFORMS[impl]
+    if here != wanted and "gpu" in (here, wanted):
+        raise UserError(f"{where} runs on {wanted.upper()}s; this is a {here.upper()}: {instead}")
+    if work.rate and impl not in _HAS_DROPOUT:
+        other = "'xla'" if here == "gpu" else "'fused' or 'xla'"
         raise UserError(
             f"{where} has no dropout, and model.attention_dropout_rate is {work.rate}: set "
             f"model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float
 
-from bert_jax.model.attention.xla import visible_keys
+from bert_jax.model.attention.xla import Asked, visible_keys
 
 _MAX_HEAD_DIM = 128
 _AMPERE = (8, 0)
@@ -61,23 +61,15 @@ def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str 
 
 
 def cudnn_attention(
-    q: Float[Array, "B L H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
-    q_segment_ids: Integer[Array, "B L"],
-    kv_segment_ids: Integer[Array, "B S"],
-    *,
-    window: int | None = None,
-    causal: bool = False,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
+    asked: Asked, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> Float[Array, "B L H K"]:
-    """Attend as `attention.attend` does, on one device and without dropout.
+    """Attend on one device, without dropout; heads of keys are not shared.
 
     The implementation "xla" runs the same call without a GPU, for tests.
     """
     # One mask for all heads, (B, 1, L, S): segment ids are data, and whether a row is packed or
     # merely padded (for which cuDNN could take lengths) is not known when compiling.
-    mask = visible_keys(q_segment_ids, kv_segment_ids, window)
+    mask = visible_keys(asked.q_segment_ids, asked.kv_segment_ids, asked.window)
     return jax.nn.dot_product_attention(
-        q, k, v, mask=mask, is_causal=causal, implementation=implementation
+        *asked[:3], mask=mask, is_causal=asked.causal, implementation=implementation
     )

@@ -11,7 +11,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel,
     splash_attention_mask,
 )
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float
+
+from bert_jax.model.attention.xla import Asked
 
 _LANES, _LONGEST_BLOCK = 128, 512
 
@@ -31,8 +33,8 @@ def block_sizes(
     One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
     for dq, dk and dv) needs no sum over blocks afterwards. For longer rows, up to four blocks of
     keys are in memory together, so that fewer parts of dq are written and added up. With a window
-    blocks are at most about as wide as what a query sees, since a block is computed as a whole or
-    skipped as a whole; the fused backward pass would skip none.
+    blocks are about as wide as what a query sees, as they are computed or skipped whole; the fused
+    backward pass would skip none.
     """
     longest = _LONGEST_BLOCK
     if window is not None:
@@ -50,20 +52,11 @@ def block_sizes(
     )  # fmt: skip
 
 
-def splash_attention(
-    q: Float[Array, "B L H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
-    q_segment_ids: Integer[Array, "B L"],
-    kv_segment_ids: Integer[Array, "B S"],
-    *,
-    window: int | None = None,
-    causal: bool = False,
-) -> Float[Array, "B L H K"]:
-    """Attend as `attention.attend` does, on one device, without dropout, for lengths of 128 n."""
-    _, queries, heads, head_dim = q.shape
-    keys = k.shape[1]
-    shape = (queries, keys)
+def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
+    """Attend on one device, without dropout, for lengths of 128 n; heads of keys are not shared."""
+    _, queries, heads, head_dim = asked.q.shape
+    window, causal = asked.window, asked.causal
+    shape = (queries, asked.k.shape[1])
     one_head: splash_attention_mask.Mask = splash_attention_mask.FullMask(shape)
     if window is not None:
         after = 0 if causal else window
@@ -75,7 +68,7 @@ def splash_attention(
     def run(q, k, v, q_ids, kv_ids, *, interpret: bool):
         kernel = splash_attention_kernel.make_splash_mha(
             mask,
-            block_sizes=block_sizes(queries, keys, window),
+            block_sizes=block_sizes(*shape, window),
             head_shards=1,
             q_seq_shards=1,
             interpret=interpret,
@@ -86,12 +79,6 @@ def splash_attention(
         return jax.vmap(kernel)(q, k, v, segments).swapaxes(1, 2)
 
     # Chosen when lowering: a step compiled ahead of time for a TPU is traced on another machine.
-    return jax.lax.platform_dependent(
-        q,
-        k,
-        v,
-        q_segment_ids.astype("int32"),
-        kv_segment_ids.astype("int32"),
-        tpu=partial(run, interpret=False),
-        default=partial(run, interpret=True),
-    )
+    ids = asked.q_segment_ids.astype("int32"), asked.kv_segment_ids.astype("int32")
+    on_tpu, elsewhere = (partial(run, interpret=interpret) for interpret in (False, True))
+    return jax.lax.platform_dependent(*asked[:3], *ids, tpu=on_tpu, default=elsewhere)

@@ -150,12 +150,9 @@ def run(
 ) -> tuple[Float[Array, "T ... D"], State]:
     """Take a cell along its places, from a given state; return its outputs and the last state.
 
-    Args:
-      cell: the cell.
-      projected: the cell's products with its inputs, places on axis 0.
-      state: state before the first place; of the batch before, where states are carried on.
-      restart: places where segments begin (with `reverse`: end), if the rows are packed.
-      reverse: whether the way leads from the last place to the first.
+    `projected` are the cell's products with its inputs, places on axis 0. The state may be of the
+    batch before. `restart` has the places where segments begin, or with `reverse`, which leads from
+    the last place to the first, the places where segments end.
     """
     step = cell.stepper()
 

@@ -21,14 +21,17 @@ from bert_jax.model.rotation import restarting_positions
 from bert_jax.model.seq2seq.alignment import Memory, Places
 from bert_jax.model.seq2seq.cells import CELLS, Restart
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Tree, Weights
-from bert_jax.model.seq2seq.recurrent_config import (
+from bert_jax.model.seq2seq.recurrent_layers import (
     SITE_READOUT,
     SITE_SOURCE,
     SITE_TARGET,
+    Decoded,
     RecurrentConfig,
+    RecurrentDecoder,
+    RecurrentEncoder,
+    TokenTable,
+    readout_inputs,
 )
-from bert_jax.model.seq2seq.recurrent_decoder import Decoded, RecurrentDecoder, readout_inputs
-from bert_jax.model.seq2seq.recurrent_encoder import RecurrentEncoder, TokenTable
 
 
 class Recurrent(nnx.Module):
@@ -55,10 +58,7 @@ class Recurrent(nnx.Module):
         return self._embed(self._target_table, tokens, stream, SITE_TARGET)
 
     def memory(
-        self,
-        states: Float[Array, "B S D"],
-        source: Side,
-        summary: Float[Array, "*places D"],
+        self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
         """Return the decoder's input: the source, or without attention its summary."""
         if not self.settings.attends:

@@ -52,9 +52,7 @@ class SearchConfig(Bounded):
     def limits(self, lengths: Any, most: int) -> Any:
         """Return the greatest target length of sources of some lengths, an integer or an array.
 
-        Args:
-            lengths: Tokens of the sources, special tokens included.
-            most: Largest number of target tokens that the model takes.
+        Lengths count the special tokens. The model takes `most` target tokens.
         """
         most = min(most, self.max_length or most)
         if not self.max_length_rate:
@@ -118,25 +116,15 @@ def search(
 ) -> Found:
     """Find the best target sequences of each source by beam search; one beam is greedy search.
 
-    Args:
-        network: Network whose `start` and `step` are called.
-        params: Parameters of the network.
-        source: One source a row.
-        limits: Greatest number of target tokens of each row, from 1 to `max_length`.
-        prefix: Tokens with which targets begin.
-        settings: Number of beams and length penalty.
-        max_length: Largest number of steps (T).
-        begin: Token that the decoder reads first.
-        end: Token that ends a target.
+    The source has one text a row. `limits` are the greatest numbers of target tokens of the rows,
+    from 1 to `max_length`, the largest number of steps (T). The decoder reads the token `begin`
+    first; the token `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
     forced = nothing if prefix is None else prefix
     limits = jnp.minimum(limits, max_length)
     greatest = settings.penalty(jnp.maximum(limits - forced.lengths, 1).astype(jnp.float32))
-
-    def go_on(state: _State) -> Array:
-        return state.open.any()
 
     def grow(state: _State) -> _State:
         step = state.step
@@ -199,7 +187,7 @@ def search(
         found=none,
         open=jnp.ones(count, bool),
     )
-    return jax.lax.while_loop(go_on, grow, first).found
+    return jax.lax.while_loop(lambda state: state.open.any(), grow, first).found
 
 
 def continuations(

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.encoder import Encoder, VectorEncoder, look_up
+from bert_jax.model.encoder import Encoder, look_up
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, decoder_flops, encoder_flops, vocabulary_flops
 from bert_jax.model.heads import (
     MaskedLMHead,
@@ -46,7 +46,7 @@ class _Transformer(nnx.Module):
         features = network.feature_dim
         if features:
             self.features = FeatureMap(config, features, rngs)
-        self.encoder = (VectorEncoder if features else Encoder)(config, rngs)
+        self.encoder = Encoder(config, not features, rngs=rngs)
         self.decoder = Decoder(network.decoder, network.tying != "all", rngs)
         self.output = MaskedLMHead(network.decoder, rngs)
 
@@ -55,8 +55,7 @@ class _Transformer(nnx.Module):
 class TransformerNetwork(Network):
     """Encoder and decoder of attention layers.
 
-    Parameters: `encoder` as in masked LM, without a pooler; `decoder`, whose layers have a
-    cross-attention in addition; `output`, a masked-LM head.
+    Parameters: `encoder` without a pooler, `decoder`, and `output`, a masked-LM head.
     """
 
     num_decoder_layers: int = 0
@@ -219,15 +218,13 @@ class TransformerNetwork(Network):
         return Source(encode(self.model, params, *inputs, stream, layout), inputs[2])
 
     def _decoder(self, params: Any) -> Decoder:
-        decoder: Decoder = with_params(
-            params["decoder"], Decoder, self.decoder, self.tying != "all"
-        )
+        has_table = self.tying != "all"
+        decoder: Decoder = with_params(params["decoder"], Decoder, self.decoder, has_table)
         return decoder
 
     def _table(self, params: Any) -> Array:
-        table: Array = params["encoder" if self.tying == "all" else "decoder"]["embeddings"][
-            "token"
-        ]
+        side = params["encoder" if self.tying == "all" else "decoder"]
+        table: Array = side["embeddings"]["token"]
         return table
 
     def _looked_up(self, params: Any, tokens: Integer[Array, "B T"]) -> Float[Array, "B T E"]:

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import attend
 from test_attention_impls import STATIC, assert_all_close, inputs
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import cudnn
-from bert_jax.model.attention.attend import Work, attend, choose
-from bert_jax.model.attention.xla import visible_keys
+from bert_jax.model.attention.attend import Work, choose
+from bert_jax.model.attention.xla import Asked, visible_keys
 
 
 @partial(jax.jit, static_argnames=(*STATIC, "causal"))
@@ -107,9 +108,10 @@ def test_values_and_gradients_are_the_formula(impl, window):
 
 def test_the_call_of_cudnn():
     (*qkv, _), ids = inputs()
-    run = jax.jit(partial(cudnn.cudnn_attention, implementation="xla", causal=True))
+    run = jax.jit(lambda *arrays: cudnn.cudnn_attention(Asked(*arrays, causal=True), "xla"))
+    found = run(*qkv, *ids.values())
     expected = jax.jit(partial(attend, causal=True))(*qkv, **ids)
-    np.testing.assert_allclose(run(*qkv, *ids.values()), expected, atol=2e-6)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_fused_is_refused_by_name_and_passed_over():

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import attend
 from test_attention_impls import B, H, K, dropout_of, inputs, jitted, value_and_gradients
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import fused_plan
-from bert_jax.model.attention.attend import Work, attend, choose
-from bert_jax.model.attention.xla import banded_attention, is_banded, visible_keys
+from bert_jax.model.attention.attend import Work, choose
+from bert_jax.model.attention.xla import Asked, banded_attention, is_banded, visible_keys
 from bert_jax.model.rotation import restarting_positions, rotate, rotation
 
 WINDOW = 20
@@ -129,9 +130,9 @@ def test_scores_of_a_row_grow_with_its_length_alone():
         """Count the numbers of the largest array of the program."""
         shapes = jax.ShapeDtypeStruct((1, length, H, K), jnp.float32)
         ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
-        jaxpr = jax.make_jaxpr(lambda q, k, v, i: banded_attention(q, k, v, i, i, window=16))(
-            shapes, shapes, shapes, ids
-        )
+        jaxpr = jax.make_jaxpr(
+            lambda q, k, v, i: banded_attention(Asked(q, k, v, i, i, window=16))
+        )(shapes, shapes, shapes, ids)
         found = []
 
         def visit(jaxpr):
