@@ -121,7 +121,6 @@ class ModelConfig(Bounded, section="model"):
     """Recomputation in the backward pass: none, all but matrix products, or whole layers."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that cannot be built."""
         super().__post_init__()
         if self.hidden_dim % self.num_heads:
             raise UserError(

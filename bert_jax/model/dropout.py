@@ -30,6 +30,10 @@ class DropoutStream(NamedTuple):
     """Position of each row in the stream of examples."""
 
 
+Stream = DropoutStream | None
+"""None: nothing is dropped, as in evaluations."""
+
+
 def keep_mask(
     shape: tuple[int, ...],
     rate: float,
@@ -87,7 +91,7 @@ _dropout.defvjp(_dropout_forward, _dropout_backward)
 
 
 def dropout(
-    x: Float[Array, "B ..."], rate: float, stream: DropoutStream | None, site: Number
+    x: Float[Array, "B ..."], rate: float, stream: Stream, site: Number
 ) -> Float[Array, "B ..."]:
     """Zero elements with probability `rate`, scale the others by 1 / (1 - rate).
 

@@ -84,7 +84,6 @@ class EmbeddingConfig:
     descending; empty: only the whole width."""
 
     def __post_init__(self) -> None:
-        """Refuse dimensions that do not descend."""
         given = self.dimensions
         if any(size < 1 for size in given) or list(given) != sorted(set(given), reverse=True):
             raise UserError(

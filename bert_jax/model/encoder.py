@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.attention.attend import AttentionImpl, attend
 from bert_jax.model.attention.xla import MASKED_SCORE, Asked, visible_keys
 from bert_jax.model.config import LayerKind, ModelConfig
-from bert_jax.model.dropout import DropoutStream, Number, dropout
+from bert_jax.model.dropout import Number, dropout
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
@@ -32,8 +32,7 @@ from bert_jax.model.layers import (
     parameter,
     truncated_normal,
 )
-from bert_jax.model.layout import Layout
-from bert_jax.model.rotation import Context, make_context, restarting_positions, rotate, sinusoids
+from bert_jax.model.rotation import Context, restarting_positions, rotate, sinusoids
 from bert_jax.model.stack import run_layers
 
 # Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
@@ -346,29 +345,16 @@ class Encoder(Stack):
     """Stack of layers over tokens, or over vectors (B, L, E) in their place; perhaps a pooler."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        has_table: bool = True,
-        has_pooler: bool = False,
-        *,
-        rngs: nnx.Rngs,
+        self, config: ModelConfig, has_table: bool = True, pools: bool = False, *, rngs: nnx.Rngs
     ):
         super().__init__(config, Layer, has_table, rngs)
-        if has_pooler:
+        if pools:
             self.pooler = Pooler(config, rngs)
 
     def __call__(
-        self,
-        tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
-        type_ids: Integer[Array, "B L"],
-        segment_ids: Integer[Array, "B L"],
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
-        *,
-        every: bool = False,
+        self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the states of `run`, in the compute type."""
-        context = make_context(self.config, segment_ids, None, stream, layout)
+        """Compute the states of `run` of tokens, or of vectors, in the compute type."""
         x = self.embeddings(tokens, type_ids, context)
         return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 

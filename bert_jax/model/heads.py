@@ -6,7 +6,7 @@ function below is being traced.
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import Stream
 from bert_jax.model.encoder import Encoder, Layer, Pooler
 from bert_jax.model.layers import (
     ACTIVATIONS,
@@ -26,7 +26,7 @@ from bert_jax.model.layers import (
     parameter,
     truncated_normal,
 )
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
@@ -140,12 +140,13 @@ class PretrainingModel(nnx.Module):
     """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.encoder = Encoder(config, has_pooler=config.pooler, rngs=rngs)
+        self.encoder = Encoder(config, pools=config.pooler, rngs=rngs)
         self.mlm = MaskedLMHead(config, rngs)
         if config.pooler:
             self.nsp = LinearHead(config, 2, rngs)
 
 
+M = TypeVar("M", bound=nnx.Module)
 Build = Callable[..., nnx.Module]
 """Class of a module: `module(config, *settings, rngs=...)` makes one."""
 
@@ -190,9 +191,12 @@ def logical_axes(
     return nnx.traversals.unflatten_mapping(axes)
 
 
-def with_params(params: Params, module: Build, config: ModelConfig, *settings: Hashable) -> Any:
+def with_params(
+    params: Params, module: Callable[..., M], config: ModelConfig, *settings: Hashable
+) -> M:
     """Make a module from its parameters, while a function is traced."""
-    return nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
+    made: M = nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
+    return made
 
 
 def encode(
@@ -201,8 +205,8 @@ def encode(
     tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
     type_ids: Integer[Array, "B L"],
     segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
+    stream: Stream = None,
+    layout: OnMesh = None,
 ) -> Float[Array, "B L D"]:
     """Compute the last states of all tokens, in the compute type.
 
@@ -218,19 +222,24 @@ def encode(
     Raises:
       UserError: L is beyond `num_positions`.
     """
-    layout = None if layout is None else layout.of("encoder")
-    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)[-1]
+    inputs = tokens, type_ids, segment_ids, stream
+    return encode_layers(config, params, *inputs, layout=layout, every=False)[-1]
 
 
 def encode_layers(
-    config: ModelConfig, params: Params, *inputs: Any, layout: Layout | None = None
+    config: ModelConfig, params: Params, *inputs: Any, layout: OnMesh = None, every: bool = True
 ) -> tuple[Float[Array, "B L D"], ...]:
     """Compute the states before the layers and after each layer; the last ones are `encode`'s.
 
-    `inputs` are tokens, types, segments and stream, as for `encode`.
+    `inputs` are tokens, types, segments and any stream, as for `encode`. Without `every` there are
+    only the last states.
     """
     layout = None if layout is None else layout.of("encoder")
-    return _encoder(config, params)(*inputs, layout=layout, every=True)
+    tokens, type_ids, segment_ids, *stream = inputs
+    parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+    encoder = with_params(parts, Encoder, config, "token" in parts.get("embeddings", {}))
+    context = make_context(config, segment_ids, None, *stream, layout=layout)
+    return encoder(tokens, type_ids, context, every)
 
 
 def layer_projections(
@@ -239,7 +248,7 @@ def layer_projections(
     x: Float[Array, "B L D"],
     number: int,
     segment_ids: Integer[Array, "B L"],
-    layout: Layout | None = None,
+    layout: OnMesh = None,
 ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
     """Make queries, keys and values of layer `number`, counted from 0, from the states before it.
 
@@ -249,17 +258,10 @@ def layer_projections(
     return _layer(config, params, number, layout).projections(x, context, kind)
 
 
-def _layer(config: ModelConfig, params: Params, number: int, layout: Layout | None = None) -> Layer:
+def _layer(config: ModelConfig, params: Params, number: int, layout: OnMesh = None) -> Layer:
     own = jax.tree.map(lambda leaf: leaf[number], params["encoder"]["layers"])
     gather = None if layout is None else layout.of("encoder").gather
-    layer: Layer = with_params(own if gather is None else gather(own), Layer, config)
-    return layer
-
-
-def _encoder(config: ModelConfig, params: Params) -> Encoder:
-    parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-    encoder: Encoder = with_params(parts, Encoder, config, "token" in parts.get("embeddings", {}))
-    return encoder
+    return with_params(own if gather is None else gather(own), Layer, config)
 
 
 def end_norm(
@@ -268,14 +270,12 @@ def end_norm(
     """Normalise the states of the last layer, where the layers themselves do not."""
     if config.norm_order == "post":
         return hidden
-    normed: Array = with_params(params["encoder"]["final_norm"], Norm, config)(hidden)
-    return normed
+    return with_params(params["encoder"]["final_norm"], Norm, config)(hidden)
 
 
 def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
     """Pool the first token's state, in the compute type; the encoder has a `pooler`."""
-    pooled: Array = with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
-    return pooled
+    return with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
 
 
 def vocabulary_logits(
@@ -299,7 +299,7 @@ def vocabulary_projection(
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
     # A tied decoder without a bias has nothing of its own, and a tree may leave out what is empty.
-    head: MaskedLMHead = with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)
+    head = with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)
     return head.projection(hidden, table)
 
 
@@ -312,10 +312,8 @@ def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:
     """Compute the scores that the second part of a row follows the first (0), or does not (1)."""
-    logits: Array = with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(
-        pool(config, params, hidden)
-    )
-    return logits
+    pooled = pool(config, params, hidden)
+    return with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(pooled)
 
 
 class LayerOutputs(NamedTuple):

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.layout import Layout
+from bert_jax.model.dropout import Stream
+from bert_jax.model.layout import OnMesh
 
 Rotation = tuple[Float[Array, "B L J"], Float[Array, "B L J"]]
 """Cosines and sines of the angles of each token, in float32; J = K / 2."""
@@ -28,18 +28,16 @@ class Context(NamedTuple):
     """Positions of the tokens; None: those inside the segments."""
     rotations: dict[str, Rotation]
     """Rotations by the letter of the layers that use them; empty where nothing is rotated."""
-    stream: DropoutStream | None
-    """Names of the dropout masks; None: nothing is dropped."""
-    layout: Layout | None
-    """Layout of the batch and the parameters on a mesh; None on one device."""
+    stream: Stream
+    layout: OnMesh
 
 
 def make_context(
     config: ModelConfig,
     segment_ids: Integer[Array, "B L"],
     positions: Integer[Array, "B L"] | None = None,
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
+    stream: Stream = None,
+    layout: OnMesh = None,
 ) -> Context:
     """Make what all layers share, once for a pass."""
     segment_ids = segment_ids.astype(jnp.int32)

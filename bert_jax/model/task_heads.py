@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.dropout import Stream, dropout
 from bert_jax.model.embedding import Pooled, pool_tokens
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import (
@@ -101,7 +101,6 @@ class TaskHeadConfig:
     """Choice of a classification without a pooler."""
 
     def __post_init__(self) -> None:
-        """Refuse a head without outputs."""
         if self.num_labels < 1:
             raise UserError(f"the head has {self.num_labels} labels; it needs at least 1")
         if self.kind == "span" and self.num_labels != 2:
@@ -145,7 +144,7 @@ class TaskModel(nnx.Module):
     """Encoder and head."""
 
     def __init__(self, config: ModelConfig, head: TaskHeadConfig, rngs: nnx.Rngs):
-        self.encoder = Encoder(config, has_pooler=config.pooler, rngs=rngs)
+        self.encoder = Encoder(config, pools=config.pooler, rngs=rngs)
         if has_transform(config, head):
             self.transform = TaskTransform(config, rngs)
         self.head = NETWORKS[head.kind](config, head.num_labels, rngs)
@@ -184,7 +183,7 @@ def head_logits(
     params: Params,
     hidden: Float[Array, "B P D"],
     segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
+    stream: Stream = None,
 ) -> Float[Array, "B ..."]:
     """Compute the logits in float32, from the last states: (B, C) or, of each token, (B, L, ...).
 

@@ -21,7 +21,7 @@ from bert_jax.config.bounds import Bounded, Fraction, Natural, NonNegative, Posi
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import TRAIN_OVER_FORWARD
 from bert_jax.model.heads import (
     LinearHead,
@@ -33,7 +33,7 @@ from bert_jax.model.heads import (
     with_params,
 )
 from bert_jax.model.layers import einsum_float32
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.objectives.losses import divergences, ratio
 from bert_jax.objectives.objective import (
     Batch,
@@ -210,9 +210,7 @@ class Distilled(Objective):
                 total += weight * ratio(sums[f"{name}_loss"], counts["token_count"])
         return total
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum the losses against labels and teacher; the outputs are the student's."""
         student, teacher = self.student, self.teacher
         inputs, mine = self.inputs(rows, seed), student.computing(params)
@@ -235,8 +233,8 @@ class Distilled(Objective):
         self,
         model: ModelConfig,
         params: Any,
-        inputs: tuple[Array, Array, Array, DropoutStream | None],
-        layout: Layout | None,
+        inputs: tuple[Array, Array, Array, Stream],
+        layout: OnMesh,
     ) -> tuple[Float[Array, "B L D"], ...]:
         """Compute a model's last states, and the states before them if the loss compares them."""
         if self.config.hidden_weight or self.config.attention_weight:
@@ -244,7 +242,7 @@ class Distilled(Objective):
         return (encode(model, params, *inputs, layout),)
 
     def run_teacher(
-        self, params: Any, rows: Batch, layout: Layout | None
+        self, params: Any, rows: Batch, layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
         """Compute the states of the teacher, without dropout (see `run`)."""
         model, (tokens, types, segments, _) = self.teacher.model, self.inputs(rows, None)
@@ -253,7 +251,7 @@ class Distilled(Objective):
         return self.run(model, params[TEACHER], (tokens, types, segments, None), inside)
 
     def compare_layers(
-        self, params: Any, student: Any, teacher: Any, rows: Batch, layout: Layout | None
+        self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh
     ) -> Scalars:
         """Sum the losses of hidden states and of attention over the tokens, from `run`'s states."""
         config, sums, model = self.config, {}, self.teacher.model

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from bert_jax.config.bounds import Bounded, Positive
 from bert_jax.errors import UserError
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import DropoutStream, Stream
 from bert_jax.model.embedding import (
     EmbeddingConfig,
     EmbeddingModel,
@@ -29,7 +29,7 @@ from bert_jax.model.embedding import (
 )
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import Build, encode
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.objectives.losses import ratio
 from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metric, Scalars, Shown
 
@@ -60,7 +60,6 @@ class ContrastConfig(Bounded, section="embedding"):
     """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
 
     def __post_init__(self) -> None:
-        """Refuse weights that do not match the dimensions, and dimensions that do not descend."""
         super().__post_init__()
         weights = self.dimension_weights
         if weights and len(weights) != len(self.dimensions):
@@ -206,7 +205,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
     @override
     def represent(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+        self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> Float[Array, "B G D"]:
         params = self.computing(params)
         length, size = self.query_length, rows["tokens"].shape[-1]
@@ -222,9 +221,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return jnp.concatenate(found, axis=1)
 
     @override
-    def compare(
-        self, outputs: Float[Array, "B G D"], rows: Batch, layout: Layout | None
-    ) -> Scalars:
+    def compare(self, outputs: Float[Array, "B G D"], rows: Batch, layout: OnMesh) -> Scalars:
         if self.comparison != "ranking" and "labels" not in rows:
             return {"loss": jnp.float32(0), "count": jnp.float32(0)}
         own = _compared(outputs, rows)
@@ -273,7 +270,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
 def _inputs(
     rows: Batch, group: int, start: int, end: int, length: int, seed: Array | None
-) -> tuple[Array, Array, Array, DropoutStream | None]:
+) -> tuple[Array, Array, Array, Stream]:
     """Return the encoder's inputs from some rows of each group (b (end - start), length)."""
     names = ("tokens", "type_ids", "segment_ids")
     whole = [rows[name].reshape(len(rows["row_index"]), group, -1) for name in names]

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     Projection,
@@ -21,7 +21,7 @@ from bert_jax.model.heads import (
     vocabulary_logits,
     vocabulary_projection,
 )
-from bert_jax.model.layout import Layout, platform
+from bert_jax.model.layout import OnMesh, platform
 from bert_jax.model.rotation import restarting_positions
 from bert_jax.objectives.losses import (
     cross_entropy,
@@ -86,7 +86,6 @@ class MaskedLM(Teachable):
     """Whether rows are pairs of sentences with a label."""
 
     def __post_init__(self) -> None:
-        """Refuse a model without a decoder."""
         check_decoder(self.model)
 
     @staticmethod
@@ -132,15 +131,13 @@ class MaskedLM(Teachable):
             return masked
         return masked | {"nsp_count": jnp.sum(rows["pair_labels"] >= 0)}
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum losses (nats), right answers and counts over the rows."""
         states, *answers = self.at_places(params, rows, seed, layout)
         return self._summed(params, states, answers, rows)
 
     def at_places(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+        self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> tuple[Array, Array, Array]:
         """Compute the last states, and loss and right answer at each masked position."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
@@ -155,7 +152,7 @@ class MaskedLM(Teachable):
         return Forward(masked | pair_sums(pairs, rows["pair_labels"]))
 
     def finish(
-        self, params: Any, states: Array, rows: Batch, stream: DropoutStream | None
+        self, params: Any, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Float[Array, "B P V"], Forward]:
         """Compute the logits at the masked positions, and the sums of `forward`."""
         del stream  # the head has no dropout
@@ -222,9 +219,7 @@ class MaskedLMByPosition(MaskedLM):
     """Borders of K buckets, ascending: bucket k has the positions `edges[k]` to `edges[k + 1]` - 1.
     A position is the number of tokens before it in its segment, [CLS] included."""
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Return losses (nats), right answers and counts of each row and bucket, (B, K) each.
 
         Sums over rows are left to the host, which adds in float64, in one order on any mesh.
@@ -249,7 +244,7 @@ def position_buckets(length: int, first: int = 128) -> tuple[int, ...]:
 
 
 def projected_cross_entropy(
-    projection: Projection, labels: Int[Array, "B P"], layout: Layout | None
+    projection: Projection, labels: Int[Array, "B P"], layout: OnMesh
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
     """Return `cross_entropy` of the logits, which a CPU makes and uses block by block."""
     # Passes over all logits cost a CPU as much as their products do; other devices fuse them.

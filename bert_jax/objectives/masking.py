@@ -49,7 +49,6 @@ class MaskingConfig(Bounded, section="masking"):
     """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that are not shares."""
         super().__post_init__()
         if self.mask_rate + self.random_rate > 1 + 1e-9:
             raise UserError(

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import DropoutStream, Stream
 from bert_jax.model.heads import Build, encode, init_params, logical_axes
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
 from bert_jax.objectives.losses import ratio
 
@@ -129,9 +129,7 @@ class Objective(ABC):
         """Count the denominators of the loss, of the whole batch."""
 
     @abstractmethod
-    def forward(
-        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Compute the sums of some prepared rows; `seed` None switches dropout off."""
 
     @abstractmethod
@@ -174,7 +172,7 @@ class Objective(ABC):
         """Show prepared rows to people."""
 
     @staticmethod
-    def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, DropoutStream | None]:
+    def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, Stream]:
         """Return the inputs of `encode` from rows, those that belong together one after another."""
         index = rows["row_index"]
         tokens, types, segments = (rows[name] for name in ("tokens", "type_ids", "segment_ids"))
@@ -189,9 +187,7 @@ class Objective(ABC):
 class Teachable(Objective):
     """Objective whose predictions a teacher, an objective of the same class, can make too."""
 
-    def forward(
-        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Run the model, and finish with its last states."""
         params, inputs = self.computing(params), self.inputs(rows, seed)
         states = encode(self.model, params, *inputs, layout)
@@ -203,7 +199,7 @@ class Teachable(Objective):
 
     @abstractmethod
     def finish(
-        self, params: Tree, states: Array, rows: Batch, stream: DropoutStream | None
+        self, params: Tree, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Array, Forward]:
         """Compute logits from the last states, and compare them with the labels."""
 
@@ -257,18 +253,14 @@ class CoupledObjective(Objective):
     """
 
     @abstractmethod
-    def represent(
-        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Array:
+    def represent(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Array:
         """Make an array of prepared rows, rows on axis 0; each entry depends only on its row."""
 
     @abstractmethod
-    def compare(self, outputs: Array, rows: Batch, layout: Layout | None) -> Scalars:
+    def compare(self, outputs: Array, rows: Batch, layout: OnMesh) -> Scalars:
         """Compute the sums of the device's rows; `layout.all_rows` gives all rows of the batch."""
 
-    def forward(
-        self, params: Tree, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Represent the rows and compare them."""
         outputs = self.represent(params, rows, seed, layout)
         return Forward(self.compare(outputs, rows, layout), outputs)

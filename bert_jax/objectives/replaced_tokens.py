@@ -27,7 +27,7 @@ from bert_jax.model.heads import (
     vocabulary_logits,
     with_params,
 )
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.masked_lm import MaskedLM, check_decoder
 from bert_jax.objectives.masking import MaskingConfig
@@ -164,9 +164,7 @@ class ReplacedTokens(Objective):
             "rtd_count": jnp.sum((rows["segment_ids"] > 0).astype(jnp.float32)),
         }
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum losses (nats), right answers and counts of both models over the rows."""
         generator = generator_params(params)
         logits = self.proposed_logits(generator, rows, seed, layout)
@@ -179,7 +177,7 @@ class ReplacedTokens(Objective):
         return Forward(sums | detection_sums(found, seen.is_replaced, rows["segment_ids"] > 0))
 
     def proposed_logits(
-        self, generator: Any, rows: Batch, seed: Array | None, layout: Layout | None
+        self, generator: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> Float[Array, "B P V"]:
         """Compute the generator's logits at the masked positions."""
         if seed is not None:  # the sites of the discriminator have the same numbers

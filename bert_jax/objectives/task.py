@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, Build
 from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig, TaskModel, head_logits
@@ -78,10 +78,7 @@ class Head:
 
 
 def _class_losses(
-    logits: Float[Array, "*rows C"],
-    labels: Integer[Array, "*rows"],
-    _: Array,
-    options: ClassLoss = _PLAIN,
+    logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
     """Return weighted losses, as torch's CrossEntropyLoss; a label below 0 is not counted."""
     labels = jnp.maximum(labels, 0)
@@ -114,10 +111,7 @@ def _regression_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], 
 
 
 def _span_losses(
-    logits: Float[Array, "B L 2"],
-    labels: Integer[Array, "B 2"],
-    segment_ids: Integer[Array, "B L"],
-    *_: Any,
+    logits: Float[Array, "B L 2"], labels: Integer[Array, "B 2"], segment_ids: Array, *_: Any
 ) -> Array:
     # Padding is no answer, so that the loss of a row does not depend on the row's padded length.
     places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
@@ -132,10 +126,7 @@ def _choice_losses(
 
 
 def _arc_losses(
-    logits: Float[Array, "B L L C"],
-    labels: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    *_: Any,
+    logits: Float[Array, "B L L C"], labels: Integer[Array, "B L"], segment_ids: Array, *_: Any
 ) -> Float[Array, "B L"]:
     """Compute for each position the cross entropy of its head and of the relation to that head.
 
@@ -175,8 +166,7 @@ class TaskObjective(Adapted, Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
     Batches are `tasks.rows.Batch`es. Outputs are logits in float32: (B, C), of tags and
-    spans (B, L, C), of the G choices of an example (B, G); of arcs see
-    `_arcs_and_best_relations`.
+    spans (B, L, C), of the G choices of an example (B, G), of arcs (B, L, L, 2).
     """
 
     config: TaskHeadConfig
@@ -208,7 +198,7 @@ class TaskObjective(Adapted, Teachable):
         return {"count": self.head.count(rows["labels"], counted, self.classes)}
 
     def finish(
-        self, params: Any, states: Array, rows: Batch, stream: DropoutStream | None
+        self, params: Any, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Float[Array, "B ..."], Forward]:
         """Compute logits, and the sum of losses where rows have labels."""
         *size, length = rows["tokens"].shape

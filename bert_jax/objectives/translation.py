@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Integer
 
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.objectives.losses import ratio, smoothed_cross_entropy
 from bert_jax.objectives.objective import (
@@ -73,9 +73,7 @@ class Translation(Objective):
         """Count the labels."""
         return {"target_count": jnp.sum(rows["weights"])}
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum losses (nats), with label smoothing and without, right answers and counts."""
         stream = None if seed is None else DropoutStream(seed, rows["row_index"])
         logits = self.network.logits(params, *sides(rows), stream, layout)

@@ -104,11 +104,9 @@ def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Return the checkpoint of a step; nothing on disk changes. `abstract`: see `restore_newest`.
+    """Return the checkpoint of a step; nothing on disk changes.
 
-    Raises:
-        DamagedCheckpointError: The checkpoint is not intact, or not there.
-        UserError: The checkpoint holds arrays of other names, shapes or dtypes.
+    See `restore_newest`; a checkpoint that is not there counts as damaged.
     """
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
@@ -186,11 +184,7 @@ def _common_fault(path: epath.Path, fault: str) -> str:
 
 
 def check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose arrays, by its record, are not those that are wanted, by name.
-
-    Raises:
-        UserError: Names the first array that differs.
-    """
+    """Refuse a checkpoint whose arrays, by its record, are not the wanted ones; name the first."""
     saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
     needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
     for name in sorted({*saved, *needed}):

@@ -60,11 +60,10 @@ class RecordFaultError(ValueError):
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """Return the record of a checkpoint.
+    """Return the record of a checkpoint; refuse one of another version.
 
     Raises:
         RecordFaultError: It cannot be read, or does not match its CRC.
-        UserError: It is intact, of another version.
     """
     try:
         content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")

@@ -136,10 +136,7 @@ def write_async(
 
 
 def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
-    """Write a nested dict of arrays on the host as Orbax does by default, to a new directory.
-
-    For readers without this package.
-    """
+    """Write a nested dict of arrays as Orbax does by default, for readers without this package."""
     ocp.save(as_path(directory), tree)
 
 
@@ -152,8 +149,7 @@ def read_tree(directory: AnyPath) -> dict[str, Any]:
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Read groups of arrays onto devices; collective. Returns them, and "" or the fault.
 
-    `wanted` has groups, as for `write_async`, with a `jax.ShapeDtypeStruct` (and its sharding) in
-    place of every array.
+    `wanted` has groups, as for `write_async`, of `jax.ShapeDtypeStruct`s with shardings.
     """
     loaded: dict[str, Any] = {}
     fault = ""
@@ -200,13 +196,10 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
 def host_blocks(
     checkpoint: AnyPath, group: str, name: str
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
-    """Read one array piece by piece into host memory, without devices; not collective.
+    """Yield (block, index of its first element, shape of the array); not collective.
 
-    The name within the group, "params" or "rest", has keys of nested dicts joined by "/".
-
-    Yields:
-        (block, index of its first element, shape of the array). A block is as large as what one
-        device wrote.
+    Blocks, in host memory, are as large as what one device wrote. The name within the group,
+    "params" or "rest", has keys of nested dicts joined by "/".
     """
     place = f"{as_path(checkpoint) / group}/"
     base = {"driver": "file", "path": place}
@@ -230,9 +223,8 @@ def host_blocks(
 def damage(error: Exception, path: AnyPath) -> str:
     """Return an error met in reading, as a phrase.
 
-    Raises:
-        ConnectionError: It is the bucket that is out of reach, or denied: what lies there may be
-            intact, and is not to be passed over.
+    ConnectionError: the bucket is out of reach, or denied. What lies there may be intact, and is
+    not to be passed over.
     """
     if is_remote(path) and (
         type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")

@@ -116,12 +116,9 @@ def find_fault(checkpoint: AnyPath) -> str:
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Read every file and array of the checkpoints in a directory; changes nothing.
+    """Read every file and array of the checkpoints in a directory, or the one of step `only`.
 
-    Reads the one of step `only`, or all; `progress` shows a bar on standard error.
-
-    Raises:
-        UserError: There is no checkpoint, or none of that step.
+    Changes nothing; `progress` shows a bar on standard error. Having nothing to read is refused.
     """
     directory = as_path(directory)
     steps = saved_steps(directory)
@@ -197,10 +194,7 @@ def file_fault(
 
 
 def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
-    """Name a fault of the files by which arrays are restored; "" where there is none.
-
-    The arrays themselves are read without them.
-    """
+    """Name a fault of the files by which Orbax, but not this module, finds arrays; "" for none."""
     try:
         listed = listed_arrays(checkpoint)
     except Exception as error:  # whatever is in them

@@ -88,17 +88,18 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
         for name, entry in specs.items()
         if name != "layers" and isinstance(entry, dict)
     }
-    gather_rows = partial(_gather_tree, mesh=mesh) if num_batch_shards(mesh) > 1 else None
+    gather_rows = None
+    if num_batch_shards(mesh) > 1:
+        gather_rows = partial(jax.tree.map, lambda x: _gather_rows(x, mesh))
     return Layout(mesh, partition_spec, gather_layer, inner, gather_rows)
 
 
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
     """Return parameters as they are used: whole over `fsdp`; matrices travel in the compute type.
 
-    Without `layers`, stacks of layers are left as they are: each layer gathers its own.
-
-    The gradient of each that `fsdp` splits is reduced to the device's own part, summed over `fsdp`,
-    where it arises; all other sums are left to `reduce_gradients`.
+    Without `layers`, stacks of layers are left to the layers. The gradient of each that `fsdp`
+    splits is reduced to the device's own part, summed over `fsdp`, where it arises; all other sums
+    are left to `reduce_gradients`.
     """
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -141,10 +142,6 @@ def _gather_backward(mesh, spec, travels, used, _, g):
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
-
-
-def _gather_tree(rows: Any, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda x: _gather_rows(x, mesh), rows)
 
 
 def _all_rows(x: jax.Array, mesh: Mesh) -> jax.Array:

@@ -62,10 +62,8 @@ class Cluster:
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
     """Return the cluster that this process is part of, or None for a single process.
 
-    Looks at nothing but its arguments. `on_tpu`: computations run on TPU chips of this machine.
-
-    Raises:
-        UserError: The variables are incomplete or contradict each other.
+    Looks at nothing but its arguments, and refuses variables that are incomplete or contradict each
+    other. `on_tpu`: computations run on TPU chips of this machine.
     """
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
@@ -95,10 +93,8 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     and Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. Leave with
     `leave` after an error.
 
-    Args:
-        mode: "auto" joins where the environment names other processes; "on" refuses to run
-            without; "off" runs on the devices of only this process.
-        timeout_seconds: How long to wait for the other processes.
+    "auto" joins where the environment names other processes; "on" refuses to run without; "off"
+    runs on the devices of only this process.
 
     Raises:
         UserError: The environment is incomplete.

@@ -14,7 +14,7 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 
 import logging
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,39 +24,10 @@ from jaxtyping import Array, Float
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import Asked, banded_attention, is_banded, xla_attention
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.layout import Layout, device_kind, platform
+from bert_jax.model.layout import OnMesh, device_kind, platform
 from bert_jax.model.rotation import rotate
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
-
-
-class Work(NamedTuple):
-    """Attention that is asked for, as far as the choice of an implementation is concerned."""
-
-    platform: str
-    """Platform of the step: cpu, gpu or tpu."""
-    queries: int  # L
-    keys: int  # S
-    head_dim: int  # K
-    dtype: np.dtype
-    """Type of queries, keys and values."""
-    rate: float
-    """Rate of the dropout that is to be applied."""
-    window: int | None = None
-    """Largest distance of a key that a query sees; None for no limit."""
-    causal: bool = False
-    """Whether a query sees no key after its own place."""
-
-    @property
-    def band(self) -> int | None:
-        """Distance of the farthest key where `xla` computes only a band of scores, else None."""
-        bands = not self.rate and is_banded(self.queries, self.keys, self.window)
-        return self.window if bands else None
-
-    @property
-    def keeps_half(self) -> bool:
-        """Whether `xla` keeps probabilities in the compute type for the backward pass."""
-        return self.platform == "gpu" and np.dtype(self.dtype).itemsize == 2
 
 
 _PLATFORMS: dict[AttentionImpl, str] = {"fused": "tpu", "splash": "tpu", "cudnn": "gpu"}
@@ -79,7 +50,7 @@ _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
 
 def attend(
-    asked: Asked, impl: AttentionImpl = "auto", layout: Layout | None = None, layers: int = 1
+    asked: Asked, impl: AttentionImpl = "auto", layout: OnMesh = None, layers: int = 1
 ) -> Float[Array, "B L H K"]:
     """Attend to the keys of equal segment ids (Vaswani et al. 2017, section 3.2.1).
 
@@ -91,18 +62,15 @@ def attend(
     if asked.stream is None:
         asked = asked._replace(dropout_rate=0.0)
     q, k, v = asked[:3]
-    work = Work(
-        platform(layout), q.shape[1], k.shape[1], q.shape[3], q.dtype, asked.dropout_rate,
-        asked.window, asked.causal,
-    )  # fmt: skip
-    in_band = asked.q_places is None and work.band is not None
-    when_kept = None
+    here = platform(layout)
+    keeps_half = here == "gpu" and np.dtype(q.dtype).itemsize == 2
+    in_band, when_kept = is_banded(asked), None
     if impl == "auto":
-        impl = choose(work)
-        if impl == "xla" and not in_band and (cause := _fell_back(work)):
-            when_kept = partial(_warn_once, _scores_kept(cause, work, q.shape[2], layers))
+        impl = choose(here, asked)
+        if impl == "xla" and not in_band and (cause := _fell_back(here, asked)):
+            when_kept = partial(_warn_once, _scores_kept(cause, asked, keeps_half, layers))
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
-        _refuse(impl, work)
+        _refuse(impl, here, asked)
     if impl == "cudnn" and in_band:
         impl = "xla"
         _warn_once(
@@ -117,8 +85,8 @@ def attend(
     asked = asked._replace(q=q, k=k, v=v)
     if impl == "xla":
         if in_band:
-            return banded_attention(asked, work.keeps_half)
-        return xla_attention(asked, when_kept, work.keeps_half)
+            return banded_attention(asked, keeps_half)
+        return xla_attention(asked, when_kept, keeps_half)
 
     from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
 
@@ -148,60 +116,65 @@ def attend(
     return (run if layout is None else layout.local(run, axes, _HEAD_AXES))(*arrays)
 
 
-def choose(work: Work) -> AttentionImpl:
-    """Choose the implementation for `auto`.
+def choose(platform: str, asked: Asked) -> AttentionImpl:
+    """Choose the implementation for `auto` on a platform.
 
     On a GPU a window that leaves out most scores goes to `xla`, which computes the others only;
     cuDNN has a window only on one side of a query, and takes this one as a mask of all scores.
     """
-    if work.platform == "gpu" and work.band is not None:
+    if platform == "gpu" and is_banded(asked):
         return "xla"
-    if work.platform == "tpu" and min(work.queries, work.keys) < FUSED_FROM_LENGTH:
+    if platform == "tpu" and _shorter(asked) < FUSED_FROM_LENGTH:
         return "xla"
-    for impl, reason in _obstacles(work).items():
-        if reason is None and (not work.rate or impl in _HAS_DROPOUT):
+    for impl, reason in _obstacles(platform, asked).items():
+        if reason is None and (not asked.dropout_rate or impl in _HAS_DROPOUT):
             return impl
     return "xla"
 
 
-def _obstacles(work: Work) -> dict[AttentionImpl, str | None]:
+def _shorter(asked: Asked) -> int:
+    return min(asked.q.shape[1], asked.k.shape[1])
+
+
+def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
     """Say of each kernel of the platform why it cannot take these arrays, or None."""
-    there = [impl for impl, platform in _PLATFORMS.items() if platform == work.platform]
-    return {impl: _unsupported(impl, work) for impl in there}
+    return {impl: _unsupported(impl, asked) for impl in _PLATFORMS if _PLATFORMS[impl] == platform}
 
 
-def _unsupported(impl: AttentionImpl, work: Work) -> str | None:
+def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
     """Say why `impl` cannot take such arrays on its platform; None if it can."""
     from bert_jax.model.attention import cudnn, fused, splash
 
+    sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
     if impl == "cudnn":
-        return cudnn.unsupported(work.queries, work.keys, work.head_dim, work.dtype)
+        return cudnn.unsupported(*sizes, asked.q.dtype)
     if impl == "splash":
-        return splash.unsupported(work.queries, work.keys)
-    if work.causal:
+        return splash.unsupported(*sizes[:2])
+    if asked.causal:
         return "queries that see the keys after them too, not the causal ones of a decoder"
-    return fused.unsupported(work.queries, work.keys, work.head_dim)
+    return fused.unsupported(*sizes)
 
 
-def _fell_back(work: Work) -> str | None:
+def _fell_back(platform: str, asked: Asked) -> str | None:
     """Say why `auto` has taken `xla`, and what avoids it; None where nothing is lost."""
-    if min(work.queries, work.keys) < FUSED_FROM_LENGTH:
+    if _shorter(asked) < FUSED_FROM_LENGTH:
         return None
-    reasons = _obstacles(work)
+    reasons = _obstacles(platform, asked)
     for impl, reason in reasons.items():
         if reason is None:  # only the dropout stands in the way
             return f"{impl!r} has no dropout: model.attention_dropout_rate=0 takes it"
     return "; ".join(f"{impl!r} wants {reason}" for impl, reason in reasons.items())
 
 
-def _scores_kept(cause: str, work: Work, heads: int, layers: int) -> str:
+def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str:
     """Say what `xla` computes in float32, and what it keeps for the backward pass."""
-    size = layers * heads * work.queries * work.keys * (2 if work.keeps_half else 4) / 2**30
-    stored = f"probabilities in {np.dtype(work.dtype).name}" if work.keeps_half else "scores"
+    _, queries, heads, _ = asked.q.shape
+    size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
+    stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"
     kept = "model.remat=full keeps one layer's" if layers > 1 else "of one layer at a time"
     return (
         f"attention takes 'xla', which computes scores in float32 and keeps {size:.2g} GiB of "
-        f"{stored} for each row of {work.queries} tokens until the backward pass ({kept}). {cause}"
+        f"{stored} for each row of {queries} tokens until the backward pass ({kept}). {cause}"
     )
 
 
@@ -210,24 +183,24 @@ def _warn_once(message: str) -> None:
     log.warning("%s", message)
 
 
-def _refuse(impl: AttentionImpl, work: Work) -> None:
+def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
     """Raise a UserError where `impl` cannot do what is asked."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
-    here, wanted = work.platform, _PLATFORMS[impl]
+    wanted = _PLATFORMS[impl]
     if here != wanted and "gpu" in (here, wanted):
         raise UserError(f"{where} runs on {wanted.upper()}s; this is a {here.upper()}: {instead}")
-    if work.rate and impl not in _HAS_DROPOUT:
+    if asked.dropout_rate and impl not in _HAS_DROPOUT:
         other = "'xla'" if here == "gpu" else "'fused' or 'xla'"
         raise UserError(
-            f"{where} has no dropout, and model.attention_dropout_rate is {work.rate}: set "
-            f"model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
+            f"{where} has no dropout, and model.attention_dropout_rate is {asked.dropout_rate}: "
+            f"set model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
         )
-    if reason := _unsupported(impl, work):
+    if reason := _unsupported(impl, asked):
         raise UserError(f"{where} wants {reason}: {instead}")
 
 
-def _rotates_inside(impl: AttentionImpl, layout: Layout | None) -> bool:
+def _rotates_inside(impl: AttentionImpl, layout: OnMesh) -> bool:
     """Say whether queries and keys are left to the implementation to rotate."""
     if impl != "fused":
         return False

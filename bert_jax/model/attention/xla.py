@@ -9,13 +9,13 @@ products of the layer's attention take.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from bert_jax.model.dropout import DropoutStream, Number, dropout
+from bert_jax.model.dropout import Number, Stream, dropout
 from bert_jax.model.layers import einsum_float32
 from bert_jax.model.rotation import Rotation
 
@@ -42,8 +42,7 @@ class Asked(NamedTuple):
     kv_segment_ids: Integer[Array, "B S"]
     dropout_rate: float = 0.0
     """Rate of the dropout of the attention probabilities."""
-    stream: DropoutStream | None = None
-    """Names of the dropout masks; None means no dropout."""
+    stream: Stream = None
     site: Number = 0
     """Number of this dropout in the model."""
     window: int | None = None
@@ -95,11 +94,13 @@ def xla_attention(
     return out.swapaxes(1, 2)
 
 
-def is_banded(queries: Any, keys: Any, window: int | None) -> bool:
-    """Say whether `banded_attention` takes these sizes (not unknown ones), with fewer scores."""
-    if window is None or not (isinstance(queries, int) and isinstance(keys, int)):
+def is_banded(asked: Asked) -> bool:
+    """Say whether `banded_attention` can do it, with fewer scores; not for sizes still unknown."""
+    queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
+    if window is None or asked.dropout_rate or asked.q_places is not None:
         return False
-    return queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
+    is_known = isinstance(queries, int) and isinstance(keys, int)
+    return is_known and queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
 
 
 def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B L H K"]:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from bert_jax.model.attention.xla import MASKED_SCORE, Asked, visible_keys
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream, Number, dropout
+from bert_jax.model.dropout import Number, Stream, dropout
 from bert_jax.model.encoder import (
     SITE_ATTENTION_OUTPUT,
     SITE_MLP_OUTPUT,
@@ -26,7 +26,7 @@ from bert_jax.model.encoder import (
     attention_weights,
 )
 from bert_jax.model.layers import Norm, einsum_float32
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import Context, make_context
 
 SITE_DECODER = 1 << 17
@@ -221,12 +221,7 @@ class DecoderLayer(nnx.Module):
         return x, found[0], found[1]
 
     def _joined(
-        self,
-        x: Array,
-        attend_target: Attend,
-        attend_source: Attend,
-        stream: DropoutStream | None,
-        site: Number,
+        self, x: Array, attend_target: Attend, attend_source: Attend, stream: Stream, site: Number
     ) -> Array:
         """Join the three parts, whatever the attentions read."""
         hidden, mlp = self.config.hidden_dropout_rate, self.config.rate_of("mlp")
@@ -253,8 +248,8 @@ class Decoder(Stack):
         vectors: Float[Array, "B T E"],
         segment_ids: Integer[Array, "B T"],
         source: Source,
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
+        stream: Stream = None,
+        layout: OnMesh = None,
     ) -> Float[Array, "B T D"]:
         """Return the last states, normed, of looked-up tokens, in the compute type."""
         context = make_context(self.config, segment_ids, None, stream, layout)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream, keep_at
+from bert_jax.model.dropout import Stream, keep_at
 from bert_jax.model.encoder import token_table
 from bert_jax.model.layers import Affine
 from bert_jax.model.seq2seq.alignment import Alignment, Memory, Places, Score
@@ -55,7 +55,6 @@ class RecurrentConfig(Bounded, section="objective"):
     """Users of one table: source, target and output (all), target and output (output), or none."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that cannot be built."""
         super().__post_init__()
         if self.window and not self.attends:
             raise UserError(
@@ -82,7 +81,7 @@ Mask = Float[Array, "L B *beams D"] | None
 """Factors of a dropout, 0 or 1 / (1 - rate), with places on axis 0; None: nothing is dropped."""
 
 
-def dropout_mask(config: ModelConfig, stream: DropoutStream | None, site: int, length: int) -> Mask:
+def dropout_mask(config: ModelConfig, stream: Stream, site: int, length: int) -> Mask:
     """Make the mask between two layers."""
     rate = config.hidden_dropout_rate
     if stream is None or not rate:
@@ -120,10 +119,7 @@ class RecurrentEncoder(nnx.Module):
             setattr(self, f"layer{n + 1}", Cell(config, settings.cell, inputs, width, rngs))
 
     def __call__(
-        self,
-        x: Float[Array, "S B E"],
-        segment_ids: Integer[Array, "S B"],
-        stream: DropoutStream | None = None,
+        self, x: Float[Array, "S B E"], segment_ids: Integer[Array, "S B"], stream: Stream = None
     ) -> Float[Array, "S B D"]:
         """Return the states of the last layer at all places; each segment begins from zeros."""
         changes = segment_ids[1:] != segment_ids[:-1]
@@ -233,7 +229,7 @@ class RecurrentDecoder(nnx.Module):
         places: Places,
         carry: Carry,
         restart: Restart | None = None,
-        stream: DropoutStream | None = None,
+        stream: Stream = None,
     ) -> Decoded:
         """Take the decoder along target places, from the carry before the first.
 

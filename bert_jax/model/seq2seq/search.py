@@ -42,7 +42,6 @@ class SearchConfig(Bounded):
     """Hypotheses to return for each source, at most `num_beams`."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         super().__post_init__()
         if self.nbest > self.num_beams:
             raise UserError(

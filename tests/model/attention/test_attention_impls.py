@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attending import attend
+from attending import asked_of, attend
 from jax.sharding import PartitionSpec
 
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, partition_spec
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend as attention
 from bert_jax.model.attention import cudnn, fused, fused_plan
-from bert_jax.model.attention.attend import Work, choose
+from bert_jax.model.attention.attend import choose
 from bert_jax.model.attention.cudnn import Gpu
-from bert_jax.model.attention.xla import Asked
+from bert_jax.model.attention.xla import Asked, is_banded
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import encode, init_params
@@ -237,8 +237,8 @@ def gpu(monkeypatch):
 )
 def test_auto(gpu, platform, shape, rate, dtype, expected):
     _, length, _, head_dim = shape
-    work = Work(platform, length, length, head_dim, jnp.dtype(dtype), rate)
-    assert choose(work) == expected
+    asked = asked_of(length, length, head_dim, dtype, rate)
+    assert choose(platform, asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_a_chip_with_little_room_gets_rows_that_are_rotated(monkeypatch, kind, i
     ],
 )
 def test_windows_on_a_gpu(gpu, length, rate, dtype, banded, expected):
-    work = Work("gpu", length, length, 64, jnp.dtype(dtype), rate, window=64)
-    assert (work.band is not None, choose(work)) == (banded, expected)
+    asked = asked_of(length, length, 64, dtype, rate, window=64)
+    assert (is_banded(asked), choose("gpu", asked)) == (banded, expected)
 
 
 @pytest.mark.parametrize(("impl", "notes"), [("cudnn", 1), ("auto", 0)])
@@ -319,7 +319,7 @@ def test_probabilities_kept_in_bfloat16_have_the_gradients_of_float32_scores(
 )
 def test_auto_takes_cudnn_where_the_card_has_it(gpu, found, expected):
     gpu(found)
-    assert choose(Work("gpu", 512, 512, 64, jnp.dtype(jnp.bfloat16), 0.0)) == expected
+    assert choose("gpu", asked_of(512, 512, 64, jnp.bfloat16)) == expected
 
 
 @pytest.mark.parametrize(

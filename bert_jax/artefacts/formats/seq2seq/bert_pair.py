@@ -19,7 +19,7 @@ from bert_jax.artefacts.formats.families import unread
 from bert_jax.artefacts.formats.model_config import config_from_huggingface, config_to_huggingface
 from bert_jax.artefacts.formats.seq2seq.family import LAYERS, Family, refuse, shapes_of
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.heads import Params
+from bert_jax.model.heads import MASKED_LM, Params
 from bert_jax.model.seq2seq.network import Tying
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 
@@ -43,7 +43,7 @@ _TABLE = (
     *affine(f"{_LAYER}.self.value", *_CROSS, "value"),
     *affine(f"{_LAYER}.output.dense", *_CROSS, "output", num_inputs=2),
     *norm(f"{_LAYER}.output.LayerNorm", "decoder", "layers", "cross_norm"),
-    *_moved(BERT.pretraining["mlm"], "decoder.", "output"),
+    *_moved(BERT.pretraining[MASKED_LM], "decoder.", "output"),
 )
 _TABLES = (
     "encoder.embeddings.word_embeddings.weight", "decoder.bert.embeddings.word_embeddings.weight",
