@@ -73,7 +73,7 @@ def make_step(case: Case, impl: str, rate: float) -> Callable[..., Any]:
     import jax.numpy as jnp
 
     from bert_jax.model.attention.attend import attend
-    from bert_jax.model.attention.cudnn import cudnn_attention
+    from bert_jax.model.attention.library import cudnn_attention
     from bert_jax.model.attention.xla import Asked
     from bert_jax.model.dropout import DropoutStream
 

@@ -132,9 +132,6 @@ class ModelConfig(Bounded, section="model"):
                 f"model.num_heads {self.num_heads} is not divisible by model.num_kv_heads "
                 f"{self.num_kv_heads}"
             )
-        self._check_attention()
-
-    def _check_attention(self) -> None:
         pattern = self.attention_pattern
         if not pattern or set(pattern) - set("GL"):
             raise UserError(

@@ -71,8 +71,6 @@ class EmbeddingConfig:
     """Pooling, length, prefixes and dimensions of the vectors of texts."""
 
     pooling: TokenPooling = "mean"
-    """mean: the mean of all tokens' states, special tokens included. cls: the first token's state.
-    last: the last token's. weighted: a mean with weights that are learned from the states."""
     normalize: bool = True
     """Whether vectors have length 1."""
     query_prefix: str = ""
@@ -92,11 +90,7 @@ class EmbeddingConfig:
             )
 
     def check_width(self, width: int) -> None:
-        """Refuse dimensions beyond the width of a model.
-
-        Raises:
-            UserError: Names both.
-        """
+        """Refuse dimensions beyond the width of a model."""
         if self.dimensions and self.dimensions[0] > width:
             raise UserError(
                 f"embedding.dimensions is {self.dimensions}, and the model's vectors have {width} "

@@ -73,10 +73,7 @@ class Embeddings(nnx.Module):
         context: Context,
         site: int = SITE_EMBEDDINGS,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens, or vectors that stand in their place.
-
-        Ids are not range-checked here: JAX clamps a gather, the host checks.
-        """
+        """Embed tokens, or vectors in their place; the host has checked the range of the ids."""
         config, length = self.config, tokens.shape[1]
         if length > config.num_positions:
             raise UserError(
@@ -221,11 +218,7 @@ class Mlp(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """One transformer layer: attention and feed-forward, each with a norm and a residual.
-
-    The norm follows the sum, norm(x + dropout(f(x))), or comes first, x + dropout(f(norm(x))), as
-    `config.norm_order` says.
-    """
+    """Attention and feed-forward, each with a norm, as `config.norm_order` says, and a residual."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -242,10 +235,7 @@ class Layer(nnx.Module):
         kind: LayerKind,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Apply the layer: compute the states at `places`, or at all, from all tokens' states.
-
-        `index` is the layer's number in the stack; it numbers the dropout sites.
-        """
+        """Compute the states at `places`, or at all; `index`, its number, numbers the dropouts."""
         config, site = self.config, index * SITES_PER_LAYER
         post, stream = config.norm_order == "post", context.stream
         y = self.attention(self._normed(x, kind), context, site, kind.letter, places)

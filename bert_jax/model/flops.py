@@ -32,10 +32,7 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
 
 
 def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -> int:
-    """Count the operations of one row's way through a decoder's layers, all of them global.
-
-    A target token sees itself and those before, and all source tokens.
-    """
+    """Count the operations of one row's way through a decoder's layers, all of them global."""
     d, kv = config.hidden_dim, (config.num_kv_heads or config.num_heads) * config.head_dim
     tokens = config.projects_embeddings * 2 * config.embedding_width * d
     own = 2 * d * (2 * d + 2 * kv) + 2 * d * 2 * d  # self-attention, then query and output of cross

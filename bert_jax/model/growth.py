@@ -83,7 +83,14 @@ def grow_params(
         norm[_layer_sources(old, new) == 0] = 1.0
     if preserve:
         _divide_kernels(grown, params, axes, old, np.random.default_rng(seed))
-        _divide_decoder(grown, old, new)
+        if MASKED_LM in grown:  # what the decoder reads: a tied table has to keep its values
+            copies = _copies(_sources(old.embedding_width, new.embedding_width, "embed", old))
+            if old.tied:
+                norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})
+                for entry in norm.values():
+                    entry /= copies
+            else:
+                grown[MASKED_LM]["decoder"] /= copies
     return grown
 
 
@@ -114,19 +121,6 @@ def _divide_kernels(
             np.add.at(sums, sources, noise)
             mean = sums[sources] / _copies(sources).reshape(-1, *(1,) * (inputs.ndim - 1))
             inputs += noise - mean
-
-
-def _divide_decoder(grown: Params, old: ModelConfig, new: ModelConfig) -> None:
-    """Divide what the decoder reads, in place: a tied table has to keep its values."""
-    if MASKED_LM not in grown:
-        return
-    copies = _copies(_sources(old.embedding_width, new.embedding_width, "embed", old))
-    if not old.tied:
-        grown[MASKED_LM]["decoder"] /= copies
-        return
-    norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})
-    for entry in norm.values():
-        entry /= copies
 
 
 def _copies(sources: np.ndarray) -> np.ndarray:
@@ -175,41 +169,32 @@ def _read_fields(config: ModelConfig) -> dict[str, object]:
 
 
 def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
-    least = {name: getattr(old, name) for name in ("num_layers", "hidden_dim", "mlp_dim")}
-    for name, size in least.items():
-        if getattr(wanted, name) < size:
-            yield f"model.{name} is {getattr(wanted, name)}, expected at least the source's {size}"
-    if wanted.head_dim != old.head_dim:
-        if wanted.hidden_dim % old.head_dim:
-            yield (
-                f"model.hidden_dim is {wanted.hidden_dim}, expected a multiple of "
-                f"{old.head_dim}, the size of the source's heads"
-            )
-        else:
-            yield (
-                f"model.num_heads is {wanted.num_heads}, expected "
-                f"{wanted.hidden_dim // old.head_dim}: heads of {old.head_dim} as in the source"
-            )
+    def wrong(name: str, expected: object) -> str:
+        return f"model.{name} is {getattr(wanted, name)}, expected {expected}"
+
+    for name in ("num_layers", "hidden_dim", "mlp_dim"):
+        if getattr(wanted, name) < (size := getattr(old, name)):
+            yield wrong(name, f"at least the source's {size}")
+    heads, rest = divmod(wanted.hidden_dim, old.head_dim)
+    if rest:
+        yield wrong("hidden_dim", f"a multiple of {old.head_dim}, the size of the source's heads")
+    elif heads != wanted.num_heads:
+        yield wrong("num_heads", f"{heads}: heads of {old.head_dim} as in the source")
     before, after = (c.num_heads // (c.num_kv_heads or c.num_heads) for c in (old, wanted))
     if before != after:
         yield (
             f"model.num_kv_heads is {wanted.num_kv_heads}, which serve {after} queries each, "
             f"{before} in the source; expected {wanted.num_heads / before:g}"
         )
+    width = old.embedding_width
+    has_sizes = old.scale_embeddings or old.positions == "sinusoidal"
     if old.projects_embeddings != wanted.projects_embeddings:
         yield (
             f"model.embedding_dim is {wanted.embedding_dim}, and the source's tables "
             f"are {'not ' if not old.projects_embeddings else ''}of another width than its layers"
         )
-    elif wanted.embedding_width != old.embedding_width and (
-        old.scale_embeddings or old.positions == "sinusoidal"
-    ):
-        yield (
-            f"model.embedding_dim is {wanted.embedding_dim}, expected {old.embedding_width}: the "
-            "source's embeddings are scaled by their width or have sinusoids of it"
-        )
-    elif wanted.embedding_width < old.embedding_width:
-        yield (
-            f"model.embedding_dim is {wanted.embedding_dim}, expected at least the source's "
-            f"{old.embedding_width}"
-        )
+    elif wanted.embedding_width != width and has_sizes:
+        reason = "the source's embeddings are scaled by their width or have sinusoids of it"
+        yield wrong("embedding_dim", f"{width}: {reason}")
+    elif wanted.embedding_width < width:
+        yield wrong("embedding_dim", f"at least the source's {width}")

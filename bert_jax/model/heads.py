@@ -229,16 +229,13 @@ def encode(
 def encode_layers(
     config: ModelConfig, params: Params, *inputs: Any, layout: OnMesh = None, every: bool = True
 ) -> tuple[Float[Array, "B L D"], ...]:
-    """Compute the states before the layers and after each layer; the last ones are `encode`'s.
-
-    `inputs` are tokens, types, segments and any stream, as for `encode`. Without `every` there are
-    only the last states.
-    """
+    """Compute the states before the layers and after each; without `every`, `encode`'s."""
     layout = None if layout is None else layout.of("encoder")
-    tokens, type_ids, segment_ids, *stream = inputs
+    tokens, type_ids, segment_ids = inputs[:3]
+    (stream,) = inputs[3:] or (None,)
     parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
     encoder = with_params(parts, Encoder, config, "token" in parts.get("embeddings", {}))
-    context = make_context(config, segment_ids, None, *stream, layout=layout)
+    context = make_context(config, segment_ids, None, stream, layout)
     return encoder(tokens, type_ids, context, every)
 
 
@@ -250,10 +247,7 @@ def layer_projections(
     segment_ids: Integer[Array, "B L"],
     layout: OnMesh = None,
 ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
-    """Make queries, keys and values of layer `number`, counted from 0, from the states before it.
-
-    `x` is an entry of `encode_layers`.
-    """
+    """Make queries, keys, values of layer `number`, from 0, of its entry `x` in `encode_layers`."""
     context, kind = make_context(config, segment_ids), config.layer_kind(number)
     return _layer(config, params, number, layout).projections(x, context, kind)
 
@@ -320,11 +314,10 @@ class LayerOutputs(NamedTuple):
     """States and weights, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings, then after each layer: M = num_layers + 1. The last
-    states are `encode`'s, after the final norm where there is one."""
+    """States after the embeddings, then after each layer: M = num_layers + 1; the last are
+    `encode`'s."""
     weights: Float[Array, "N B H L L"] | None
-    """Weights of each layer and head, from the row's token to the column's; None where they
-    were not asked for."""
+    """Weights of each layer and head, from the row's token to the column's, if asked for."""
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="with_weights")

@@ -42,10 +42,7 @@ class Layout(NamedTuple):
         return self._replace(gather=None, inner=inner)
 
     def all_rows(self, rows: Any) -> Any:
-        """Gather a tree of arrays of the device's rows into a tree of all devices' rows.
-
-        The gradient of each device's rows is summed over the devices.
-        """
+        """Gather arrays of the device's rows from all devices, over which gradients are summed."""
         return rows if self.gather_rows is None else self.gather_rows(rows)
 
     def constrain(self, x: Array, *axes: str | None) -> Array:

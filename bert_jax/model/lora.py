@@ -1,8 +1,5 @@
 """Low-rank updates of the maps of the layers: LoRA (Hu et al. 2021, section 4.1).
 
-params = with_lora(config, key, params, axes)
-params = merged(config, params)  # W + alpha / rank A B in place of W
-
 The entry `lora` of the parameters has the shape of `encoder/layers`, with two arrays in the place
 of each kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
 """
@@ -83,7 +80,7 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
 
 
 def merged(config: LoraConfig, params: Params) -> Params:
-    """Add the updates, if there are any, to the kernels of the layers; leave their entry out.
+    """Add the updates, alpha / rank A B, to the kernels of the layers; leave their entry out.
 
     On a mesh each part of a kernel is made of the parts of A and B on the same device.
     """

@@ -87,10 +87,7 @@ def rotate(
 
 
 def sinusoids(positions: Integer[Array, "..."], width: int) -> Float[Array, "... D"]:
-    """Compute sin(position * f) at even indices and cos(position * f) at odd ones, in float32.
-
-    The frequency f of the indices 2 i and 2 i + 1 is 10000^(-2 i / width).
-    """
+    """Compute sin(p f) at indices 2 i and cos(p f) at 2 i + 1, f = 10000^(-2 i / width)."""
     angles = positions[..., None].astype(jnp.float32) * frequencies(10000.0, width)
     pairs = jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis=-1)
     return pairs.reshape(*positions.shape, width)

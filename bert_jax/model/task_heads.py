@@ -153,10 +153,7 @@ class TaskModel(nnx.Module):
 def init_task_params(
     config: ModelConfig, head: TaskHeadConfig, key: Array, *, encoder: Params | None = None
 ) -> Params:
-    """Make fresh parameters, but for the entries that a pretrained `encoder` has.
-
-    The head's numbers do not depend on whether an encoder is given.
-    """
+    """Make fresh parameters, in which the entries of a pretrained `encoder` replace its own."""
     params = init_params(config, key, TaskModel, head)
     return {**params, "encoder": {**params["encoder"], **(encoder or {})}}
 

@@ -70,11 +70,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Lay out the parameters of a model that a run starts from, by the objective's names.
-
-        What the objective does not know is left out; what the model lacks begins at random. A
-        UserError says why the objective cannot start from this model.
-        """
+        """Lay out the parameters that a run starts from; refuse a model that does not fit."""
         return params
 
     def baseline(self, store: TokenStore) -> float | None:

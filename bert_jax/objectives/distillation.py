@@ -21,11 +21,9 @@ from bert_jax.config.bounds import Bounded, Fraction, Natural, NonNegative, Posi
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import TRAIN_OVER_FORWARD
 from bert_jax.model.heads import (
     LinearHead,
-    encode,
     encode_layers,
     init_params,
     layer_projections,
@@ -230,16 +228,11 @@ class Distilled(Objective):
         return Forward(sums, found.outputs)
 
     def run(
-        self,
-        model: ModelConfig,
-        params: Any,
-        inputs: tuple[Array, Array, Array, Stream],
-        layout: OnMesh,
+        self, model: ModelConfig, params: Any, inputs: tuple[Any, ...], layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
         """Compute a model's last states, and the states before them if the loss compares them."""
-        if self.config.hidden_weight or self.config.attention_weight:
-            return encode_layers(model, params, *inputs, layout=layout)
-        return (encode(model, params, *inputs, layout),)
+        every = bool(self.config.hidden_weight or self.config.attention_weight)
+        return encode_layers(model, params, *inputs, layout=layout, every=every)
 
     def run_teacher(
         self, params: Any, rows: Batch, layout: OnMesh

@@ -170,10 +170,7 @@ def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
 
 @dataclass(frozen=True)
 class EmbeddingObjective(Adapted, CoupledObjective):
-    """Vectors of texts that belong together, near to each other and far from all others.
-
-    Batches are `tasks.rows.Batch`es. Outputs are (B, G, D) float32, of any length.
-    """
+    """Vectors of texts of a `tasks.rows.Batch`; outputs are (B, G, D) float32, of any length."""
 
     config: EmbeddingConfig
     """Vectors of the model."""

@@ -1,6 +1,6 @@
 """Masked language modelling, with or without pairs of sentences (Devlin et al. 2018)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,10 +73,7 @@ def check_decoder(model: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class MaskedLM(Teachable):
-    """Prediction of masked tokens, and of the label of a pair of sentences where rows have one.
-
-    `baseline` is the unigram entropy of the training corpus, nats.
-    """
+    """Prediction of masked tokens and sentence pairs; `baseline` is the unigram entropy, nats."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
@@ -133,8 +130,8 @@ class MaskedLM(Teachable):
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum losses (nats), right answers and counts over the rows."""
-        states, *answers = self.at_places(params, rows, seed, layout)
-        return self._summed(params, states, answers, rows)
+        states, loss, correct = self.at_places(params, rows, seed, layout)
+        return self._summed(params, states, (loss, correct), rows)
 
     def at_places(
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
@@ -144,7 +141,9 @@ class MaskedLM(Teachable):
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
         return states, *projected_cross_entropy(projection, rows["labels"], layout)
 
-    def _summed(self, params: Any, states: Array, answers: Sequence[Array], rows: Batch) -> Forward:
+    def _summed(
+        self, params: Any, states: Array, answers: tuple[Array, Array], rows: Batch
+    ) -> Forward:
         masked = judged_sums("mlm", *answers, rows["weights"])
         if not self.model.pooler:
             return Forward(masked)
@@ -181,10 +180,7 @@ class MaskedLM(Teachable):
         return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the share of the more frequent label, the number of masked tokens, and the gain.
-
-        The share is the accuracy of always answering the more frequent label.
-        """
+        """Return counts, the gain, and the accuracy of always answering the more frequent label."""
         values = {"num_masked": sums["mlm_count"]}
         if self.pairs:
             pairs, ones = sums["nsp_count"], sums["nsp_ones"]
@@ -208,11 +204,9 @@ class MaskedLM(Teachable):
 
 @dataclass(frozen=True)
 class MaskedLMByPosition(MaskedLM):
-    """Masked LM for evaluation, which tells where in their segments the masked tokens are.
+    """Masked LM for evaluation, by the place of the masked token in its segment.
 
-    Batches have one more array, `masking_rates`: (B,) float32, at most `masking.rate`: one program
-    serves all rates. A token that is masked at one rate is masked at higher ones, too, except with
-    `masking.whole_word`.
+    Batches have `masking_rates`, (B,) float32, at most `masking.rate`: one program for all rates.
     """
 
     edges: tuple[int, ...] = (0,)
@@ -235,11 +229,11 @@ class MaskedLMByPosition(MaskedLM):
         return Forward({}, {n: jnp.sum(v[..., None] * weights, 1) for n, v in values.items()})
 
 
-def position_buckets(length: int, first: int = 128) -> tuple[int, ...]:
+def position_buckets(length: int) -> tuple[int, ...]:
     """Return the borders 0, 128, 256, 512, ... of buckets of positions in rows of `length`."""
     edges = [0]
     while edges[-1] < length:
-        edges.append(min(2 * edges[-1] or first, length))
+        edges.append(min(2 * edges[-1] or 128, length))
     return tuple(edges)
 
 

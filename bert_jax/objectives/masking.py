@@ -151,10 +151,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw numbers that differ within a row: hash in the high bits, `places` in the low ones.
-
-    A place that is no candidate has 0; a candidate never has.
-    """
+    """Draw numbers that differ within a row, `places` in the low bits; 0 is no candidate."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)

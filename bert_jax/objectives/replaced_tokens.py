@@ -103,11 +103,7 @@ class Replaced(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplacedTokens(Objective):
-    """Detection of tokens that a jointly trained masked LM proposed.
-
-    `model` is the discriminator, the model that is kept; `baseline` is the unigram entropy of the
-    training corpus, nats.
-    """
+    """Detection of tokens that a jointly trained masked LM proposed; `model` detects them."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
@@ -230,10 +226,7 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw a token per position from softmax(logits), without a gradient (Gumbel-max).
-
-    The same for a seed and position in any batch and on any mesh.
-    """
+    """Draw tokens from softmax(logits) by row seed and position, without gradient (Gumbel-max)."""
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
     # The numbers near 0 decide: a float32 has them to 2^-33, where 1 - u would have 2^-24.

@@ -106,10 +106,6 @@ def _multi_label_losses(
     return jnp.mean(labels * yes + (1 - labels) * no, axis=-1)
 
 
-def _regression_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], *_: Any) -> Array:
-    return jnp.square(logits[:, 0] - labels)
-
-
 def _span_losses(
     logits: Float[Array, "B L 2"], labels: Integer[Array, "B 2"], segment_ids: Array, *_: Any
 ) -> Array:
@@ -117,12 +113,6 @@ def _span_losses(
     places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
     each = cross_entropy(jnp.moveaxis(places, -1, 1), labels)[0]  # of (B, 2, L) and (B, 2)
     return jnp.mean(each, axis=-1)
-
-
-def _choice_losses(
-    logits: Float[Array, "B G 1"], labels: Integer[Array, " B"], *_: Any
-) -> Float[Array, " B"]:
-    return cross_entropy(logits[..., 0], labels)[0]
 
 
 def _arc_losses(
@@ -149,10 +139,16 @@ def _arcs_and_best_relations(logits: Float[Array, "B L L C"]) -> Float[Array, "B
 HEADS: dict[HeadKind, Head] = {
     "single_label": Head("classification", _class_losses, one_class=True),
     "multi_label": Head("classification", _multi_label_losses),
-    "regression": Head("classification", _regression_losses, "squared error"),
+    "regression": Head(
+        "classification", lambda x, labels, *_: jnp.square(x[:, 0] - labels), "squared error"
+    ),
     "tags": Head("tagging", _class_losses, "nats per token", per_token=True, one_class=True),
     "span": Head("span", _span_losses),
-    "choice": Head("classification", _choice_losses, outputs=lambda logits: logits[..., 0]),
+    "choice": Head(
+        "classification",
+        lambda x, labels, *_: cross_entropy(x[..., 0], labels)[0],
+        outputs=lambda logits: logits[..., 0],
+    ),
     "arcs": Head(
         "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),

@@ -78,11 +78,12 @@ class Translation(Objective):
         stream = None if seed is None else DropoutStream(seed, rows["row_index"])
         logits = self.network.logits(params, *sides(rows), stream, layout)
         weights = rows["weights"]
-        smoothed, *plain = smoothed_cross_entropy(
+        smoothed, loss, correct = smoothed_cross_entropy(
             logits, rows["labels"], self.label_smoothing, self.model.vocab_size
         )
-        smoothed = {"smoothed_loss": jnp.sum(smoothed * weights)}
-        return Forward(smoothed | judged_sums("translation", *plain, weights, "target_count"))
+        sums = {"smoothed_loss": jnp.sum(smoothed * weights)}
+        plain = judged_sums("translation", loss, correct, weights, "target_count")
+        return Forward(sums | plain)
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the mean loss a target token, with label smoothing."""

@@ -31,11 +31,7 @@ _MAX_PIECES = 32
 
 
 def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
-    """Compute digests of named arrays, 8 hexadecimal digits each, of one mesh or on one device.
-
-    Collective: with several processes all must call it, and all get the same answer. Waits for the
-    arrays.
-    """
+    """Compute digests of named arrays, 8 hexadecimal digits each; collective, waits for them."""
     by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
     for name, leaf in leaves.items():
         sharding = leaf.sharding

@@ -104,10 +104,7 @@ def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Return the checkpoint of a step; nothing on disk changes.
-
-    See `restore_newest`; a checkpoint that is not there counts as damaged.
-    """
+    """Return the checkpoint of a step, as `restore_newest`; a missing one counts as damaged."""
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
     if fault:

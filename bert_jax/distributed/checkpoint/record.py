@@ -60,11 +60,7 @@ class RecordFaultError(ValueError):
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """Return the record of a checkpoint; refuse one of another version.
-
-    Raises:
-        RecordFaultError: It cannot be read, or does not match its CRC.
-    """
+    """Return a checkpoint's record; RecordFaultError if damaged, UserError of another version."""
     try:
         content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
         crc = content.pop("crc32", None)

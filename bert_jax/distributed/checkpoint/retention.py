@@ -1,4 +1,4 @@
-"""Which checkpoints stay: a policy, and marks by which branches keep what each began from.
+"""Checkpoints that stay: a policy, and marks by which branches keep what each began from.
 
 A mark is a small file beside the checkpoints, `<step>.branch-<digest of the name>.json`. A branch
 writes its mark without the lease of the run that it branches from, which another process may be
@@ -74,11 +74,9 @@ class Retention(Bounded, section="checkpoint"):
 
 
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
-    """Keep the checkpoint of a step for the branch in a directory; say whether the mark is new.
+    """Keep a step's checkpoint for the branch in a directory; say whether the mark is new.
 
-    Raises:
-        UserError: The directory cannot be written.
-        OSError: Anything else that keeps the mark from being written.
+    UserError: the directory cannot be written; OSError: the mark cannot, for another reason.
     """
     mark = _mark(directory, step, branch)
     if mark.exists():

@@ -60,9 +60,8 @@ def saved_steps(directory: AnyPath) -> list[int]:
     if not directory.is_dir():
         return []
     steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
-    if is_remote(directory):
-        steps = [p for p in steps if (p / _COMMITTED).exists()]
-    return sorted(int(p.name) for p in steps)
+    commits = is_remote(directory)
+    return sorted(int(p.name) for p in steps if not commits or (p / _COMMITTED).exists())
 
 
 def remove_unfinished(directory: AnyPath) -> None:
@@ -124,9 +123,9 @@ def write_async(
 ) -> Any:
     """Start a save; returns when the arrays are copied, so that the caller may donate them.
 
-    Collective. The directory, which must not exist, appears when everything is written. `result()`
-    of what is returned waits until then, and raises the error that made the save fail. `arrays` has
-    the groups "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
+    Collective. The directory, which must not exist, appears when everything is written; `result()`
+    of what is returned waits for it, and raises what made the save fail. `arrays` has the groups
+    "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
     """
     with _context():
         # Orbax writes the record later, when the caller may have changed what is in it.

@@ -116,10 +116,7 @@ def find_fault(checkpoint: AnyPath) -> str:
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Read every file and array of the checkpoints in a directory, or the one of step `only`.
-
-    Changes nothing; `progress` shows a bar on standard error. Having nothing to read is refused.
-    """
+    """Read all of the checkpoints in a directory, or of step `only`; refuse to read nothing."""
     directory = as_path(directory)
     steps = saved_steps(directory)
     if not steps:

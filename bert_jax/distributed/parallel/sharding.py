@@ -102,11 +102,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make a mesh (trial, data, fsdp, tensor) over `devices` (default: all of them).
-
-    A trial, with the mesh of `config`, has as few devices as keep all of them busy; `data` -1 takes
-    the devices that the trials leave. Sizes that do not fit are refused.
-    """
+    """Make a mesh (trial, data, fsdp, tensor); a trial has as few devices as busy all."""
     devices = list(jax.devices() if devices is None else devices)
     sizes = [max(1, getattr(config, name)) for name in AXES]
     count, rest = divmod(len(devices), math.prod(sizes))
@@ -160,11 +156,9 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
     taken: set[str] = set()
     entries: list[str | tuple[str, ...] | None] = []
     for axis in axes:
-        mesh_axes = tuple(
-            name
-            for name in (RULES[axis] if axis is not None else ())
-            if name not in taken and not (is_vector and name == "fsdp")
-        )
+        names = RULES[axis] if axis is not None else ()
+        unused = {"fsdp"} | taken if is_vector else taken
+        mesh_axes = tuple(name for name in names if name not in unused)
         taken.update(mesh_axes)
         entries.append(mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes or None)
     return PartitionSpec(*entries)
@@ -207,10 +201,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """NamedSharding per leaf of the optimizer's state: moments lie where their parameter lies.
-
-    Everything else in it (counters) is replicated.
-    """
+    """NamedSharding per leaf: moments lie where their parameter lies, the rest is replicated."""
 
     def is_hole(leaf: Any) -> bool:  # nothing is kept here of a parameter
         return isinstance(leaf, optax.MaskedNode)
@@ -283,10 +274,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Put this process's rows into global arrays on the mesh, without a copy between processes.
-
-    Axis 0 of each array is this process's rows of the batch, in `data_shard` order.
-    """
+    """Put this process's rows, in `data_shard` order, into global arrays without a copy."""
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         check_batch_size(len(next(iter(batch.values()))), mesh, where="the batch")

@@ -88,7 +88,7 @@ def attend(
             return banded_attention(asked, keeps_half)
         return xla_attention(asked, when_kept, keeps_half)
 
-    from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
+    from bert_jax.model.attention import fused, library  # Pallas takes its time to import
 
     arrays = list(asked[:5])
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
@@ -102,16 +102,18 @@ def attend(
         axes += [("heads",), (), ("batch",), ()]
         axes += [("batch", "length", None)] * len(asked.angles or ())
 
-    def run(*parts: Array) -> Array:
+    def run(q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array, *others: Array) -> Array:
         """Attend with the parts of the arrays that a device has."""
-        mine = asked._replace(**dict(zip(Asked._fields, parts[:5], strict=False)))
+        mine = asked._replace(q=q, k=k, v=v, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
         if impl == "splash":
-            return splash.splash_attention(mine)
+            return library.splash_attention(mine)
         if impl == "cudnn":
-            return cudnn.cudnn_attention(mine)
-        heads, seed, row_index, site, *angles = parts[5:]
+            return library.cudnn_attention(mine)
+        heads, seed, row_index, site, *angles = others
         mine = mine._replace(stream=DropoutStream(seed, row_index), site=site)
-        return fused.fused_attention(mine._replace(angles=tuple(angles) or None), heads)
+        if angles:
+            mine = mine._replace(angles=(angles[0], angles[1]))
+        return fused.fused_attention(mine, heads)
 
     return (run if layout is None else layout.local(run, axes, _HEAD_AXES))(*arrays)
 
@@ -124,16 +126,12 @@ def choose(platform: str, asked: Asked) -> AttentionImpl:
     """
     if platform == "gpu" and is_banded(asked):
         return "xla"
-    if platform == "tpu" and _shorter(asked) < FUSED_FROM_LENGTH:
+    if platform == "tpu" and min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return "xla"
     for impl, reason in _obstacles(platform, asked).items():
         if reason is None and (not asked.dropout_rate or impl in _HAS_DROPOUT):
             return impl
     return "xla"
-
-
-def _shorter(asked: Asked) -> int:
-    return min(asked.q.shape[1], asked.k.shape[1])
 
 
 def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
@@ -143,13 +141,13 @@ def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
 
 def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
     """Say why `impl` cannot take such arrays on its platform; None if it can."""
-    from bert_jax.model.attention import cudnn, fused, splash
+    from bert_jax.model.attention import fused, library
 
     sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
     if impl == "cudnn":
-        return cudnn.unsupported(*sizes, asked.q.dtype)
+        return library.cudnn_unsupported(*sizes, asked.q.dtype)
     if impl == "splash":
-        return splash.unsupported(*sizes[:2])
+        return library.splash_unsupported(*sizes[:2])
     if asked.causal:
         return "queries that see the keys after them too, not the causal ones of a decoder"
     return fused.unsupported(*sizes)
@@ -157,7 +155,7 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
 
 def _fell_back(platform: str, asked: Asked) -> str | None:
     """Say why `auto` has taken `xla`, and what avoids it; None where nothing is lost."""
-    if _shorter(asked) < FUSED_FROM_LENGTH:
+    if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
     reasons = _obstacles(platform, asked)
     for impl, reason in reasons.items():

@@ -40,6 +40,7 @@ from bert_jax.model.attention.fused_plan import (
     visible_keys,
 )
 from bert_jax.model.attention.xla import MASKED_SCORE, Asked
+from bert_jax.model.layers import differentiable
 from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
@@ -86,13 +87,8 @@ def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Arra
     return jnp.moveaxis(out.reshape(plan.rows, plan.num_heads, plan.head_dim, -1), 3, 1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, *operands):
-    """Return the attended values, (B, HK, L); cosines and sines are (B, J, L)."""
-    return _forward(plan, *operands)[0]
-
-
 def _forward(plan: Plan, q, k, v, q_ids, kv_ids, words, *angles):
+    """Return the attended values, (B, HK, L); cosines and sines are (B, J, L)."""
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
@@ -123,7 +119,7 @@ def _backward(plan: Plan, residuals, gradient):
     return *grads, *not_learned
 
 
-_attention.defvjp(_forward, _backward)
+_attention = differentiable(_forward, _backward, static=(0,))
 
 
 def _call(
@@ -266,7 +262,7 @@ class _Sums:
         """Begin with zeros, in blocks that a chunk sees whole or not at all."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
-        self.blocks = [(zeros, zeros)] * (plan.keys // self.width)
+        self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)
 
     def add(self, first: int, *grads: Float[Array, "K S"]) -> None:
         """Add gradients of the keys, and of the values, from `first` on."""

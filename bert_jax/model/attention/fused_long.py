@@ -188,10 +188,7 @@ def _query(plan: Plan, q_ref, angles, here, factor: float):
 
 
 def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: bool = False):
-    """Rotate some places of a row, (K, n), as `rotation.rotate` does; `back`: by -angle.
-
-    The factor multiplies before the result is rounded.
-    """
+    """Rotate places of a row, (K, n), as `rotation.rotate`, by -angle with `back`, then round."""
     x = x.astype(jnp.float32)
     if not plan.rotates:
         return x

@@ -142,18 +142,16 @@ def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _attention(q, k, v, visible, drop, rate, when_kept, keeps_half):
-    """Attend with heads in front: q (B, H, L, K), k and v (B, H, S, K), visible (B, 1, L, S).
-
-    `drop` names the masks of the dropout: stream and site.
-    """
+    """Attend with heads in front: q (B, H, L, K), k, v (B, H, S, K), visible (B, 1, L, S)."""
     return _forward(q, k, v, visible, drop, rate)[0]
 
 
 def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     if when_kept is not None:
         when_kept()
+    scale = 1 / math.sqrt(q.shape[-1])
     # Scores, their scale, softmax and its sums in float32 whatever the compute type.
-    scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * _scale(q)
+    scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * scale
     scores = jnp.where(visible, scores, MASKED_SCORE)
     # The difference is kept, not the scores: a TPU writes it where it adds the powers up, which
     # takes a quarter of the cycles of only adding them up.
@@ -162,7 +160,7 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     weights = (jnp.exp(scores) * inverse).astype(v.dtype)
     out = jnp.einsum("BHLS,BHSK->BHLK", dropout(weights, rate, *drop), v)
     # A query that sees no key has a mean of values that depends on no score.
-    slope = jnp.where(visible.any(-1, keepdims=True), _scale(q), 0.0)
+    slope = jnp.where(visible.any(-1, keepdims=True), scale, 0.0)
     kept = (weights, None) if keeps_half else (scores, inverse)
     return out, (q, k, v, slope, drop, kept, out)
 
@@ -184,7 +182,3 @@ def _backward(rate, when_kept, keeps_half, residuals, gradient):
 
 
 _attention.defvjp(_forward, _backward)
-
-
-def _scale(q: Float[Array, "B H L K"]) -> float:
-    return 1 / math.sqrt(q.shape[-1])

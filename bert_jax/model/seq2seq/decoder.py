@@ -75,11 +75,7 @@ def memory_of(keys: Float[Array, "B S G D"], values: Float[Array, "B S G D"]) ->
 def attend_slots(
     query: Float[Array, "B K H D"], memory: Memory, visible: Bool[Array, "B C S"]
 ) -> Float[Array, "B K H D"]:
-    """Attend from one token of each of K beams to slots; H / G heads of queries share a key.
-
-    All operands have heads in front of the products' axes: XLA on CPU is slow where it transposes
-    slots (docs/experiments.md).
-    """
+    """Attend from a token of each of K beams to slots, heads in front (docs/experiments.md)."""
     keys, values = memory
     rows, beams, heads, dim = query.shape
     groups = keys.shape[1]
@@ -106,11 +102,7 @@ class CausalSelfAttention(SelfAttention):
         visible: Bool[Array, "B K S"],
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend from one token of each of R = B * K beams, the token of step `at`.
-
-        `memory` has the tokens before; the result has this token, too. `visible` tells each
-        beam's own tokens from the other beams' tokens.
-        """
+        """Attend from the token of step `at` of R = B * K beams; `memory` has those before."""
         beams = visible.shape[:2]
 
         def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:

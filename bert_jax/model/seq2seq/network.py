@@ -79,10 +79,7 @@ class Network(ABC):
 
     @abstractmethod
     def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Read one source a row (segment ids 1, and 0 for padding) and make room for the search.
-
-        `max_length` is the largest number of steps.
-        """
+        """Read one source a row (segment ids 1, padding 0), and make room for so many steps."""
 
     @abstractmethod
     def step(

@@ -18,7 +18,6 @@ from bert_jax.model.heads import MaskedLMHead, init_params, logical_axes, with_p
 from bert_jax.model.layers import compute_dtype
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import restarting_positions
-from bert_jax.model.seq2seq.alignment import Memory, Places
 from bert_jax.model.seq2seq.cells import CELLS, Restart
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Tree, Weights
 from bert_jax.model.seq2seq.recurrent_layers import (
@@ -26,6 +25,8 @@ from bert_jax.model.seq2seq.recurrent_layers import (
     SITE_SOURCE,
     SITE_TARGET,
     Decoded,
+    Memory,
+    Places,
     RecurrentConfig,
     RecurrentDecoder,
     RecurrentEncoder,

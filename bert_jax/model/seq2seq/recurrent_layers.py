@@ -4,8 +4,13 @@ Sources: Schuster & Paliwal 1997 (an encoder of both directions); Sutskever et a
 al. 2014 (one vector of the source), Bahdanau et al. 2014 (attention by the previous state), Luong
 et al. 2015 (attention by the current state, its result fed to the next place), Wu et al. 2016
 (GNMT: only the first layer reads both ways, residuals, the context in every layer).
+
+With a state s and source states h_i, scores of the attention are s^T h_i (dot), s^T W h_i
+(multiplicative; Luong et al. 2015, section 3.1) or v^T tanh(W1 h_i + W2 s) (additive; Bahdanau et
+al. 2014, appendix A.1.2). Values that depend only on the source are computed once per source.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,14 +21,16 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
 from bert_jax.errors import UserError
+from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream, keep_at
 from bert_jax.model.encoder import token_table
-from bert_jax.model.layers import Affine
-from bert_jax.model.seq2seq.alignment import Alignment, Memory, Places, Score
+from bert_jax.model.layers import Affine, compute_dtype, einsum_float32, parameter, truncated_normal
+from bert_jax.model.rotation import restarting_positions
 from bert_jax.model.seq2seq.cells import Cell, CellName, Restart, State, looped, run
 from bert_jax.model.seq2seq.network import Tying
 
+Score = Literal["none", "dot", "multiplicative", "additive"]
 # Dropout sites, after the Transformer's sites: single sites, then one per layer of each side.
 SITE_SOURCE, SITE_TARGET, SITE_READOUT = range(1 << 18, (1 << 18) + 3)
 SITE_SOURCE_LAYERS, SITE_TARGET_LAYERS = (1 << 18) + (1 << 8), (1 << 18) + (1 << 9)
@@ -156,6 +163,81 @@ class RecurrentEncoder(nnx.Module):
         first = jnp.take_along_axis(states, begins[..., None], axis=1)
         half = self.config.hidden_dim // 2
         return jnp.concatenate((last[..., :half], first[..., half:]), axis=-1)
+
+
+class Memory(NamedTuple):
+    """Source as the states of a decoder see it."""
+
+    states: Float[Array, "B S D"]
+    """States of the encoder, float32."""
+    keys: Float[Array, "B S A"]
+    """Part of the scores that depends only on the source, float32."""
+    segment_ids: Integer[Array, "B S"]
+    places: Integer[Array, "B S"]
+    """Place of each token in its segment."""
+    last_places: Integer[Array, "B S"]
+    """Place of the last token of each token's segment."""
+
+
+class Places(NamedTuple):
+    """Target places, as far as attention is concerned."""
+
+    segment_ids: Integer[Array, "... B K"]
+    at: Integer[Array, "... B K"]
+    """Place of each token in its segment, from 0."""
+
+
+Attend = Callable[[Array, Places], tuple[Array, Array]]
+"""Map of states (B, K, D) and their places to contexts (B, K, D) and weights (B, K, S)."""
+
+
+class Alignment(nnx.Module):
+    """Weights of the scores; a window of D source places on both sides, if it is not 0."""
+
+    def __init__(self, config: ModelConfig, score: Score, window: int, rngs: nnx.Rngs):
+        width = config.hidden_dim
+        self.score, self.window, self.dtype = score, window, compute_dtype(config)
+        if score != "dot":
+            self.key = Affine(config, {"embed": width}, {None: width}, rngs, bias=False)
+        if score == "additive":
+            self.query = Affine(config, {"embed": width}, {None: width}, rngs)
+            scale = truncated_normal(rngs.params(), (width,), config.init_std)
+            self.vector = parameter(scale, None)
+
+    def remember(self, states: Float[Array, "B S D"], segment_ids: Integer[Array, "B S"]) -> Memory:
+        """Make what all target places read of a source, once."""
+        keys = states if self.score == "dot" else self.key(states)
+        places = restarting_positions(segment_ids)
+        to_end = restarting_positions(segment_ids[:, ::-1])[:, ::-1]
+        states, keys = states.astype(jnp.float32), keys.astype(jnp.float32)
+        return Memory(states, keys, segment_ids, places, places + to_end)
+
+    def reader(self, memory: Memory) -> Attend:
+        """Return the attention over a source; a loop computes its large sums again backward."""
+        if self.score == "additive":
+            project, vector = looped(self.query, self.dtype), self.vector[...]
+
+        def scores(states: Array) -> Array:
+            if self.score == "additive":
+                sums = memory.keys[:, None] + project(states)[:, :, None]
+                return jnp.tanh(sums) @ vector
+            used = states.astype(self.dtype), memory.keys.astype(self.dtype)
+            return einsum_float32("BKD,BSD->BKS", *used)
+
+        def attend(states: Array, places: Places) -> tuple[Array, Array]:
+            visible = places.segment_ids[..., None] == memory.segment_ids[:, None]
+            if self.window:
+                # Around the target's place: Luong et al. 2015, 3.2, local-m. Target place t, which
+                # predicts token t of its text, looks at token t of the source's text, which [CLS]
+                # precedes; beyond the end of the source at the last place.
+                centre = jnp.minimum(places.at[..., None] + 1, memory.last_places[:, None])
+                visible &= jnp.abs(memory.places[:, None] - centre) <= self.window
+            weights = jax.nn.softmax(jnp.where(visible, scores(states), MASKED_SCORE), axis=-1)
+            used = weights.astype(self.dtype), memory.states.astype(self.dtype)
+            return einsum_float32("BKS,BSD->BKD", *used), weights
+
+        again: Attend = jax.checkpoint(attend, prevent_cse=False)
+        return again
 
 
 class Carry(NamedTuple):

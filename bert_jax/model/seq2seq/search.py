@@ -49,10 +49,7 @@ class SearchConfig(Bounded):
             )
 
     def limits(self, lengths: Any, most: int) -> Any:
-        """Return the greatest target length of sources of some lengths, an integer or an array.
-
-        Lengths count the special tokens. The model takes `most` target tokens.
-        """
+        """Return the greatest target lengths of sources with special tokens, at most `most`."""
         most = min(most, self.max_length or most)
         if not self.max_length_rate:
             return np.full_like(lengths, most)
@@ -192,11 +189,7 @@ def search(
 def continuations(
     logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Return sums, beams and tokens of the `most` probable continuations, best first.
-
-    These lie in as many blocks of columns, the blocks with the greatest maxima. Only the columns
-    of those blocks are sorted.
-    """
+    """Return sums, beams, tokens of the `most` best continuations, by maxima of blocks."""
     rows, beams, columns = logits.shape
     blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
     maxima = blocks.max(-1)

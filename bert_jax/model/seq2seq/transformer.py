@@ -53,16 +53,11 @@ class _Transformer(nnx.Module):
 
 @dataclass(frozen=True)
 class TransformerNetwork(Network):
-    """Encoder and decoder of attention layers.
-
-    Parameters: `encoder` without a pooler, `decoder`, and `output`, a masked-LM head.
-    """
+    """Encoder and decoder of attention layers, and `output`, a masked-LM head."""
 
     num_decoder_layers: int = 0
     """Layers of the decoder; 0: as many as the encoder has."""
     tying: Tying = "all"
-    """`all`: one token table for source, target and output; `output`: one for target and output,
-    and one for the source; `none`: three."""
     feature_dim: int = 0
     """Width of the vectors (B, S, F) that the encoder reads in the place of tokens, such as those
     of an image; 0: tokens."""
@@ -143,8 +138,8 @@ class TransformerNetwork(Network):
         at, numbers = length[0, 0], jnp.arange(tokens.shape[1])
         writers = cache.beams["writers"].at[:, :, at].set(numbers)
         own = (writers[..., None] == numbers).reshape(*tokens.shape, -1)
-        visible = Visible(own, (shared["segment_ids"] == 1)[:, None])
         vectors = self._looked_up(params, tokens.reshape(-1, 1))
+        visible = Visible(own, (shared["segment_ids"] == 1)[:, None])
         memories = shared["target"], shared["source"]
         states, target = self._decoder(params).step(vectors, *memories, visible, at)
         logits = self._output(params, states.reshape(*tokens.shape, -1))

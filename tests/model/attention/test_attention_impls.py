@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, partition_spec
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend as attention
-from bert_jax.model.attention import cudnn, fused, fused_plan
+from bert_jax.model.attention import fused, fused_plan, library
 from bert_jax.model.attention.attend import choose
-from bert_jax.model.attention.cudnn import Gpu
+from bert_jax.model.attention.library import Gpu
 from bert_jax.model.attention.xla import Asked, is_banded
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
@@ -185,7 +185,7 @@ def test_cudnn_call_by_xla():
     (q, k, v, _), segments = inputs()
     for window in (None, 20):
         asked = partial(Asked, window=window)
-        run = jax.jit(lambda *arrays, asked=asked: cudnn.cudnn_attention(asked(*arrays), "xla"))
+        run = jax.jit(lambda *arrays, asked=asked: library.cudnn_attention(asked(*arrays), "xla"))
         out = run(q, k, v, *segments.values())
         expected = jitted(q, k, v, **segments, impl="xla", window=window)
         np.testing.assert_allclose(out, expected, atol=2e-6)
@@ -206,7 +206,7 @@ def gpu(monkeypatch):
     """Sets the GPU that this process has; an H100 with cuDNN to begin with."""
 
     def become(found: Gpu):
-        monkeypatch.setattr(cudnn, "local_gpu", lambda: found)
+        monkeypatch.setattr(library, "local_gpu", lambda: found)
 
     become(H100)
     return become
@@ -332,7 +332,7 @@ def test_the_local_gpu_is_the_one_that_jax_has(monkeypatch, capability, version,
     monkeypatch.setattr(jax, "local_devices", lambda backend: asked.append(backend) or [card])
     versions = SimpleNamespace(cudnn_get_version=lambda: version) if version else None
     monkeypatch.setattr("jax._src.lib.cuda_versions", versions)
-    assert cudnn.local_gpu() == expected
+    assert library.local_gpu() == expected
     assert asked == ["gpu"]
 
 

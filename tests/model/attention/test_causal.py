@@ -10,7 +10,7 @@ from attending import asked_of, attend
 from test_attention_impls import STATIC, assert_all_close, inputs
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention import cudnn
+from bert_jax.model.attention import library
 from bert_jax.model.attention.attend import choose
 from bert_jax.model.attention.xla import Asked, visible_keys
 
@@ -108,7 +108,7 @@ def test_values_and_gradients_are_the_formula(impl, window):
 
 def test_the_call_of_cudnn():
     (*qkv, _), ids = inputs()
-    run = jax.jit(lambda *arrays: cudnn.cudnn_attention(Asked(*arrays, causal=True), "xla"))
+    run = jax.jit(lambda *arrays: library.cudnn_attention(Asked(*arrays, causal=True), "xla"))
     found = run(*qkv, *ids.values())
     expected = jax.jit(partial(attend, causal=True))(*qkv, **ids)
     np.testing.assert_allclose(found, expected, atol=2e-6)

@@ -16,10 +16,9 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, keep_at
 from bert_jax.model.seq2seq import recurrent, recurrent_layers
-from bert_jax.model.seq2seq.alignment import Alignment, Places
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import Alignment, Places, RecurrentConfig
 
 MODEL = ModelConfig(
     vocab_size=21, embedding_dim=6, hidden_dim=8, num_layers=2, num_heads=1, mlp_dim=8,
