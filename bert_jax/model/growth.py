@@ -28,10 +28,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     """Return the configuration `old`, of the source `name`, with the sizes of the larger `wanted`.
 
     The pattern of local layers may go on in any way, and `num_positions` is of the new model where
-    positions are rotations.
-
-    Raises:
-        UserError: Names all fields that do not fit, their values, and what would be right.
+    positions are rotations. A UserError names all fields that do not fit.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(

@@ -314,8 +314,7 @@ class LayerOutputs(NamedTuple):
     """States and weights, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings, then after each layer: M = num_layers + 1; the last are
-    `encode`'s."""
+    """States after the embeddings, then after each layer, M = num_layers + 1, up to `encode`'s."""
     weights: Float[Array, "N B H L L"] | None
     """Weights of each layer and head, from the row's token to the column's, if asked for."""
 

@@ -60,8 +60,7 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
     """Add the entry `lora` to parameters with these logical axes, if there are updates.
 
     A is random, with the deviation of Kaiming's uniform distribution in PEFT, 1 / sqrt(3 inputs); B
-    is zero. The numbers of a map do not depend on which other maps are targets. A UserError names a
-    target that the architecture lacks.
+    is zero. The numbers of a map do not depend on the other targets. A missing target is refused.
     """
     if not config.rank:
         return params

@@ -110,10 +110,7 @@ class TaskHeadConfig:
 
 
 class TaskTransform(nnx.Module):
-    """Map, activation and norm, like the masked-LM head's.
-
-    Where that head has none, only classifications have a map and an activation.
-    """
+    """Map, activation and, where the masked-LM head has a map too, norm."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -161,9 +158,8 @@ def init_task_params(
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
     """Return the parts of a model's parameters with which the training of a head begins.
 
-    The parts are `encoder` and, where the model has one, `transform`: that of an earlier head or of
-    the masked-LM head, whose map and norm it is (as in Transformers, whose classes name both
-    alike).
+    The parts are `encoder` and, where the model has one, `transform`: that of an earlier head, or
+    map and norm of the masked-LM head (as in Transformers, whose classes name both alike).
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings

@@ -104,10 +104,7 @@ class MaskedLM(Teachable):
         return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens: adds (B, P) positions, labels and weights, and replaces the tokens.
-
-        A batch may have masking rates of its rows, `masking_rates` (B,) float32.
-        """
+        """Mask tokens, by any `masking_rates` (B,): adds (B, P) positions, labels and weights."""
         masked = mask_tokens(
             batch["tokens"],
             batch["segment_ids"],

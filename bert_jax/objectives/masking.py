@@ -93,10 +93,8 @@ def mask_tokens(
     A row without tokens to choose has weights 0. Padding (segment 0) and special ids are never
     chosen, special ids never drawn. `vocab_size` is without the padding of the embedding table;
     `continues_word` says of each id whether it continues the word before it; `rates` are shares of
-    each row's tokens, in place of `config.rate`, which then gives only P.
-
-    Raises:
-      UserError: whole words without `continues_word`, or no id that is not special.
+    each row's tokens, in place of `config.rate`, which then gives only P. Whole words without
+    `continues_word`, and a vocabulary of special ids only, are refused.
     """
     if config.whole_word and continues_word is None:
         raise UserError(

@@ -74,8 +74,7 @@ class Checkpoints:
         """Open `directory`, and remove what interrupted saves left in it.
 
         The first save makes it if missing. Damaged checkpoints are moved to `damaged/` beside it.
-        After `max_failed_saves` in a row `SaveFailedError` is raised. `report` is called in process
-        0, from the main thread.
+        `max_failed_saves` in a row end the run. Process 0 calls `report`, from the main thread.
         """
         self._directory = as_path(directory)
         self._aside = self._directory.parent / "damaged"
@@ -89,11 +88,7 @@ class Checkpoints:
         by_first(lambda: storage.remove_unfinished(self._directory))
 
     def restore(self, abstract: Any) -> Restored | None:
-        """Return `restore_newest`'s checkpoint, or None when there is none at all.
-
-        Damaged checkpoints that are newer are named in a warning and moved to `damaged/`, where
-        nothing reads them; where none is intact nothing is moved.
-        """
+        """Return `restore_newest`'s checkpoint; move damaged ones that are newer to `damaged/`."""
         restored = restore_newest(self._directory, abstract)
         if restored is None:
             return None
@@ -122,10 +117,7 @@ class Checkpoints:
 
         A step, the next to train, that has a checkpoint is not saved again. `state` is a pytree
         with a field `params`, a nested dict; the rest are fields of `Record`. `Retention` reads
-        `metrics`, and `lowest_at` in `extra`.
-
-        Raises:
-            SaveFailedError: This failure, or the failure of the save before, was one too many.
+        `metrics`, and `lowest_at` in `extra`. SaveFailedError: a failure was one too many.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):

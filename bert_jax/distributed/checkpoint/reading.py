@@ -162,9 +162,8 @@ def _await_sight(path: epath.Path) -> None:
 def _common_fault(path: epath.Path, fault: str) -> str:
     """Return the fault of a checkpoint in the words of process 0; "" where no process found one.
 
-    Raises:
-        OutOfSightError: Another process found a fault, and process 0, which then reads the whole
-            checkpoint, finds none. Such a checkpoint must not be passed over.
+    OutOfSightError: another process found a fault, and process 0, which then reads everything,
+    finds none. Such a checkpoint must not be passed over.
     """
     if all_agree(not fault):
         return ""

@@ -171,11 +171,7 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return (group, name) of the arrays that Orbax would restore, by its own lists.
-
-    Not collective. The lists are read here: Orbax's function for it goes through caches that keep
-    what lay at the same path before.
-    """
+    """Return (group, name) of the arrays in Orbax's lists, past its caches; not collective."""
     checkpoint = as_path(checkpoint)
     listed = set()
     for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
@@ -222,8 +218,7 @@ def host_blocks(
 def damage(error: Exception, path: AnyPath) -> str:
     """Return an error met in reading, as a phrase.
 
-    ConnectionError: the bucket is out of reach, or denied. What lies there may be intact, and is
-    not to be passed over.
+    ConnectionError: the bucket is out of reach, or denied; what lies there may be intact.
     """
     if is_remote(path) and (
         type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")

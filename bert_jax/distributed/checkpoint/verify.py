@@ -72,11 +72,8 @@ def verify_checkpoint(
     """Read every file and every array of a checkpoint.
 
     With `mark` an intact checkpoint gets `verified.json`, so that `file_fault` can tell later which
-    file has changed. `progress` gets the bytes of each piece that was read.
-
-    Raises:
-        VerificationStoppedError: `stopped`, asked between pieces, said so.
-        UserError: It is of another version.
+    file has changed. `progress` gets the bytes of each piece that was read; `stopped`, asked
+    between pieces, ends it by VerificationStoppedError. Another version is refused.
     """
     checkpoint = as_path(checkpoint)
     step = int(checkpoint.name)

@@ -102,7 +102,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make a mesh (trial, data, fsdp, tensor); a trial has as few devices as busy all."""
+    """Make a mesh (trial, data, fsdp, tensor): few devices a trial, and all devices busy."""
     devices = list(jax.devices() if devices is None else devices)
     sizes = [max(1, getattr(config, name)) for name in AXES]
     count, rest = divmod(len(devices), math.prod(sizes))

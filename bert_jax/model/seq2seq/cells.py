@@ -143,9 +143,8 @@ def run(
 ) -> tuple[Float[Array, "T ... D"], State]:
     """Take a cell along its places, from a given state; return its outputs and the last state.
 
-    `projected` are the cell's products with its inputs, places on axis 0. The state may be of the
-    batch before. `restart` has the places where segments begin, or with `reverse`, which leads from
-    the last place to the first, the places where segments end.
+    `projected` are the cell's products with its inputs, places on axis 0. `restart` has the places
+    where segments begin, or end with `reverse`, which leads from the last place to the first.
     """
     step = cell.stepper()
 

@@ -52,9 +52,7 @@ class Recurrent(nnx.Module):
         states = self.encoder(x.swapaxes(0, 1), source.segment_ids.T, stream)
         return states.swapaxes(0, 1)
 
-    def embed_target(
-        self, tokens: Integer[Array, "B T"], stream: Stream = None
-    ) -> Float[Array, "B T E"]:
+    def embed_target(self, tokens: Array, stream: Stream = None) -> Float[Array, "B T E"]:
         """Embed the decoder's tokens, in the compute type."""
         return self._embed(self._target_table, tokens, stream, SITE_TARGET)
 

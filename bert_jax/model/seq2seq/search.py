@@ -113,8 +113,7 @@ def search(
     """Find the best target sequences of each source by beam search; one beam is greedy search.
 
     The source has one text a row. `limits` are the greatest numbers of target tokens of the rows,
-    from 1 to `max_length`, the largest number of steps (T). The decoder reads the token `begin`
-    first; the token `end` ends a target.
+    of at most `max_length` steps (T). The decoder reads `begin` first; `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
