@@ -73,7 +73,8 @@ def make_step(case: Case, impl: str, rate: float) -> Callable[..., Any]:
     import jax.numpy as jnp
 
     from bert_jax.model.attention.attend import attend
-    from bert_jax.model.attention.cudnn import cudnn_attention
+    from bert_jax.model.attention.library import cudnn_attention
+    from bert_jax.model.attention.xla import Asked
     from bert_jax.model.dropout import DropoutStream
 
     shape, window = (case.rows, case.length), case.window or None
@@ -85,12 +86,13 @@ def make_step(case: Case, impl: str, rate: float) -> Callable[..., Any]:
     def step(q, k, v, gradient, seed):
         def f(q, k, v):
             if impl == "cudnn":  # `attend` would take the band
-                return cudnn_attention(q, k, v, ids, ids, window=window)
+                return cudnn_attention(Asked(q, k, v, ids, ids, window=window))
             named: Any = "xla" if impl == "banded" else impl
-            return attend(
+            asked = Asked(
                 q, k, v, ids, ids, dropout_rate=rate, stream=DropoutStream(seed, rows),
-                window=window, q_places=places if impl == "xla" else None, impl=named,
+                window=window, q_places=places if impl == "xla" else None,
             )  # fmt: skip
+            return attend(asked, named)
 
         out, pull_back = jax.vjp(f, q, k, v)
         return out, *pull_back(gradient)

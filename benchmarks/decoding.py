@@ -25,7 +25,7 @@ from jaxtyping import Array
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 from bert_jax.model.seq2seq.search import SearchConfig, search
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 

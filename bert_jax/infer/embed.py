@@ -16,8 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.classify import TextPredictor
 from bert_jax.infer.predictor import Prepared
-from bert_jax.model.embedding import PLAIN
-from bert_jax.model.pooling import Pooling
+from bert_jax.model.embedding import PLAIN, Pooling
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch
 

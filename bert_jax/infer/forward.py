@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Int
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
+from bert_jax.model.embedding import Pooling, pool_tokens
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
-from bert_jax.model.pooling import Pooling, pool_tokens
 from bert_jax.model.rotation import Context, make_context
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tokens
 from bert_jax.tasks.rows import Batch
@@ -228,15 +228,15 @@ def _embedded(
     type_ids: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
 ) -> tuple[Float[Array, "B L D"], Context]:
-    embed = with_params(params, Embeddings, config)
-    return embed(tokens, type_ids, segment_ids, None), make_context(config, segment_ids)
+    context = make_context(config, segment_ids)
+    return with_params(params, Embeddings, config)(tokens, type_ids, context), context
 
 
 @_program(0, 1)
 def _layer(
     config: ModelConfig, kind: LayerKind, params: Any, x: Float[Array, "B L D"], context: Context,
 ) -> Float[Array, "B L D"]:  # fmt: skip
-    return with_params(params, Layer, config)(x, context, None, 0, kind)
+    return with_params(params, Layer, config)(x, context, 0, kind)
 
 
 @_program(0)
@@ -308,7 +308,7 @@ def _last(
     if "layer" in end:
         layer = with_params(end["layer"], Layer, config)
         kind = config.layer_kind(config.num_layers - 1)
-        x = layer(x, context, None, 0, kind, places=places)
+        x = layer(x, context, 0, kind, places=places)
     else:
         x = jnp.take_along_axis(x, places[..., None], axis=1)
     return end_norm(config, end, x)

@@ -19,7 +19,7 @@ from bert_jax.infer.fill_mask import MaskFiller
 from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor, check_count
 from bert_jax.infer.tag import Tagger
 from bert_jax.infer.translate import Translator
-from bert_jax.model.pooling import Pooling
+from bert_jax.model.embedding import Pooling
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.tokenizer import Tokenizer
 

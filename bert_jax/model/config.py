@@ -121,7 +121,6 @@ class ModelConfig(Bounded, section="model"):
     """Recomputation in the backward pass: none, all but matrix products, or whole layers."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that cannot be built."""
         super().__post_init__()
         if self.hidden_dim % self.num_heads:
             raise UserError(
@@ -133,9 +132,6 @@ class ModelConfig(Bounded, section="model"):
                 f"model.num_heads {self.num_heads} is not divisible by model.num_kv_heads "
                 f"{self.num_kv_heads}"
             )
-        self._check_attention()
-
-    def _check_attention(self) -> None:
         pattern = self.attention_pattern
         if not pattern or set(pattern) - set("GL"):
             raise UserError(

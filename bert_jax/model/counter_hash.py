@@ -38,11 +38,8 @@ def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     """Hash integer words, in their order, into 32 random bits.
 
     The words broadcast against each other. Put those with the smallest shapes first: each word
-    costs one round over the shape broadcast so far, so that
-    `hash_u32(seed, site, rows[:, None], positions)` costs one round per element.
-
-    Signed integers wrap. The result is uint32 of the broadcast shape: a numpy array if every word
-    is numpy or a Python integer, else a jax array, with equal bits.
+    costs one round over the shape broadcast so far. Signed integers wrap. The result is uint32: a
+    numpy array if every word is numpy or a Python integer, else a jax array, with equal bits.
     """
     with np.errstate(over="ignore"):  # numpy warns of wrapping for scalars only
         state = np.array(_START, np.uint32)

@@ -17,6 +17,9 @@ from jaxtyping import Array, Bool, Float, Integer, UInt32
 
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
+Number = int | Integer[Array, ""]
+"""Number that may be traced, such as that of a dropout or a layer."""
+
 
 class DropoutStream(NamedTuple):
     """Names of the masks of one step, carried through the model in place of a random key."""
@@ -27,11 +30,15 @@ class DropoutStream(NamedTuple):
     """Position of each row in the stream of examples."""
 
 
+Stream = DropoutStream | None
+"""None: nothing is dropped, as in evaluations."""
+
+
 def keep_mask(
     shape: tuple[int, ...],
     rate: float,
     seed: UInt32[Array, ""],
-    site: int | Integer[Array, ""],
+    site: Number,
     row_index: UInt32[Array, " B"],
 ) -> Bool[Array, "..."]:
     """Elements that survive. Axis 0 of `shape` is B, the others are the position in the row."""
@@ -48,14 +55,11 @@ def keep_mask(
 def keep_at(
     rate: float,
     seed: UInt32[Array, ""],
-    site: int | Integer[Array, ""],
+    site: Number,
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
-    """`keep_mask` at any elements: arrays that broadcast, one for each axis of the position.
-
-    Made of elementwise integer operations only, so that kernels can call it.
-    """
+    """`keep_mask` at places that broadcast: integer operations only, for kernels too."""
     # One round per axis, smallest shapes first: only the last costs a round per element. A single
     # linear position would put rows whose 32-bit states agree in their high bits on one sequence.
     bits = jnp.asarray(hash_u32(seed, site, row_index, *positions))
@@ -70,30 +74,19 @@ def _dropout(x, rate, seed, site, row_index):
     return jnp.where(mask, scaled, jnp.zeros((), x.dtype))
 
 
-def _dropout_forward(x, rate, seed, site, row_index):
-    return _dropout(x, rate, seed, site, row_index), (seed, site, row_index)
-
-
 def _dropout_backward(rate, residuals, gradient):
     # The barrier keeps XLA from recognising the forward mask here and storing it in between.
     seed, site, row_index = jax.lax.optimization_barrier(residuals)
     return _dropout(gradient, rate, seed, site, row_index), None, None, None
 
 
-_dropout.defvjp(_dropout_forward, _dropout_backward)
+_dropout.defvjp(lambda x, rate, *names: (_dropout(x, rate, *names), names), _dropout_backward)
 
 
 def dropout(
-    x: Float[Array, "B ..."],
-    rate: float,
-    stream: DropoutStream | None,
-    site: int | Integer[Array, ""],
+    x: Float[Array, "B ..."], rate: float, stream: Stream, site: Number
 ) -> Float[Array, "B ..."]:
-    """Zero elements with probability `rate`, scale the others by 1 / (1 - rate).
-
-    `site` numbers the dropouts of the model. Without a stream, as in evaluation, nothing is
-    dropped. The mask is recomputed in the backward pass, never stored.
-    """
+    """Zero elements with probability `rate`, scale the others; the mask is never stored."""
     if stream is None or rate == 0.0:
         return x
     return _dropout(x, rate, stream.seed, jnp.asarray(site, jnp.uint32), stream.row_index)

@@ -1,28 +1,69 @@
 """Embedding models: one vector for a text, from the states of its tokens.
 
     config = EmbeddingConfig("mean", dimensions=(256, 64))
-    params = init_embedding_params(model, config, key, encoder=pretrained["encoder"])
+    params = init_params(model, key, EmbeddingModel, config)
     hidden = encode(model, params, tokens, type_ids, segment_ids)
     vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params))
 
 Parameters are a nested dict with the entry `encoder`, without pooler, and with `pooling` where the
 pooling is learned. Texts are compared by the cosine of their vectors.
 
-Source: Kusupati et al. 2022 (Matryoshka: the first numbers of a vector are a vector).
+Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
+weights of tokens); Kusupati et al. 2022 (Matryoshka: the first numbers of a vector are a vector).
 """
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from bert_jax.errors import UserError
+from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import Params, init_params
-from bert_jax.model.pooling import TokenPooling, TokenWeights
+from bert_jax.model.layers import parameter
+
+Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
+"""mean, max: over all tokens, special tokens included. cls: the first token's state. pooler: BERT's
+map of that state. last: the last token's. weighted: a mean with learned weights."""
+TokenPooling = Literal["mean", "cls", "last", "weighted"]
+"""Poolings that models are trained for vectors with."""
+Pooled = Literal["cls", "mean", "late"]
+"""Input of a classification without a pooler: the first token's state, the mean of all tokens'
+states, or, with `late`, each token's state, and the mean of the logits."""
+
+
+class TokenWeights(nnx.Module):
+    """One score a token, whose softmax weighs the tokens; equal weights at the beginning."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
+        self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
+
+
+def pool_tokens(
+    pooling: Pooling, hidden: Float[Array, "B L D"], counts: Bool[Array, "B L"], params: Any = None
+) -> Float[Array, "B D"]:
+    """Pool the states of rows of one segment each, in float32; 0 for a row without tokens.
+
+    `counts` marks the tokens that count; `params` has `pooling` for the pooling `weighted`.
+    """
+    if pooling == "max":
+        greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)
+        return jnp.where(counts.any(1, keepdims=True), greatest, 0.0)
+    hidden, counted = hidden.astype(jnp.float32), counts.astype(jnp.float32)
+    if pooling == "mean":
+        weights = counted / jnp.maximum(counted.sum(1, keepdims=True), 1.0)
+    elif pooling == "weighted":
+        scores = hidden @ params["pooling"]["score"]
+        weights = jax.nn.softmax(jnp.where(counts, scores, MASKED_SCORE), axis=-1) * counted
+    else:
+        last = jnp.maximum(counted.sum(1, keepdims=True) - 1, 0)
+        at = last if pooling == "last" else jnp.zeros_like(last)
+        weights = (jnp.arange(counted.shape[1]) == at) * counted
+    return jnp.einsum("BLD,BL->BD", hidden, weights)
 
 
 @dataclass(frozen=True)
@@ -30,8 +71,6 @@ class EmbeddingConfig:
     """Pooling, length, prefixes and dimensions of the vectors of texts."""
 
     pooling: TokenPooling = "mean"
-    """mean: the mean of all tokens' states, special tokens included. cls: the first token's state.
-    last: the last token's. weighted: a mean with weights that are learned from the states."""
     normalize: bool = True
     """Whether vectors have length 1."""
     query_prefix: str = ""
@@ -43,7 +82,6 @@ class EmbeddingConfig:
     descending; empty: only the whole width."""
 
     def __post_init__(self) -> None:
-        """Refuse dimensions that do not descend."""
         given = self.dimensions
         if any(size < 1 for size in given) or list(given) != sorted(set(given), reverse=True):
             raise UserError(
@@ -52,11 +90,7 @@ class EmbeddingConfig:
             )
 
     def check_width(self, width: int) -> None:
-        """Refuse dimensions beyond the width of a model.
-
-        Raises:
-            UserError: Names both.
-        """
+        """Refuse dimensions beyond the width of a model."""
         if self.dimensions and self.dimensions[0] > width:
             raise UserError(
                 f"embedding.dimensions is {self.dimensions}, and the model's vectors have {width} "
@@ -72,18 +106,9 @@ class EmbeddingModel(nnx.Module):
     """Encoder, and the weights of its tokens where these are learned."""
 
     def __init__(self, config: ModelConfig, embedding: EmbeddingConfig, rngs: nnx.Rngs):
-        self.encoder = Encoder(config, rngs)
+        self.encoder = Encoder(config, rngs=rngs)
         if embedding.pooling == "weighted":
             self.pooling = TokenWeights(config)
-
-
-def init_embedding_params(
-    config: ModelConfig, embedding: EmbeddingConfig, key: Array, *, encoder: Params | None = None
-) -> Params:
-    """Make fresh parameters, except the entries of `encoder`, whose pooler is ignored."""
-    params = init_params(config, key, EmbeddingModel, embedding)
-    given = {name: entry for name, entry in (encoder or {}).items() if name != "pooler"}
-    return {**params, "encoder": {**params["encoder"], **given}}
 
 
 def finish(

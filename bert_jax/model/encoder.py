@@ -6,7 +6,9 @@ Warner et al. 2024 (ModernBERT), section 2 (rotations, pre-normalisation, local 
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +16,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Integer
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.attend import attend
-from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
+from bert_jax.model.attention.attend import AttentionImpl, attend
+from bert_jax.model.attention.xla import MASKED_SCORE, Asked, visible_keys
 from bert_jax.model.config import LayerKind, ModelConfig
-from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.dropout import Number, dropout
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
@@ -30,14 +32,7 @@ from bert_jax.model.layers import (
     parameter,
     truncated_normal,
 )
-from bert_jax.model.layout import Layout
-from bert_jax.model.rotation import (
-    Context,
-    make_context,
-    restarting_positions,
-    rotate,
-    sinusoids,
-)
+from bert_jax.model.rotation import Context, restarting_positions, rotate, sinusoids
 from bert_jax.model.stack import run_layers
 
 # Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
@@ -57,13 +52,11 @@ class Embeddings(nnx.Module):
         self.config = config
         width = config.embedding_width
 
-        def table(rows: int, std: float = config.init_std) -> Array:
-            return truncated_normal(rngs.params(), (rows, width), std)
+        def table(rows: int) -> Array:
+            return truncated_normal(rngs.params(), (rows, width), config.init_std)
 
         if has_table:
-            padding = config.padded_vocab_size - config.vocab_size
-            tokens = table(config.vocab_size, config.embedding_std)
-            self.token = parameter(jnp.pad(tokens, ((0, padding), (0, 0))), "vocab", "embed")
+            self.token = token_table(config, rngs)
         if config.positions == "learned":
             self.position = parameter(table(config.num_positions), "length", "embed")
         if config.num_types:
@@ -77,16 +70,10 @@ class Embeddings(nnx.Module):
         self,
         tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
         type_ids: Integer[Array, "B L"],
-        segment_ids: Integer[Array, "B L"],
-        stream: DropoutStream | None,
+        context: Context,
         site: int = SITE_EMBEDDINGS,
-        positions: Integer[Array, "B L"] | None = None,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens, or vectors that stand in their place.
-
-        `positions` None: those inside the segments. Ids are not range-checked here: JAX clamps a
-        gather, the host checks.
-        """
+        """Embed tokens, or vectors in their place; the host has checked the range of the ids."""
         config, length = self.config, tokens.shape[1]
         if length > config.num_positions:
             raise UserError(
@@ -95,7 +82,8 @@ class Embeddings(nnx.Module):
             )
         x = tokens if tokens.ndim == 3 else look_up(config, self.token[...], tokens)
         if config.positions != "rope":
-            at = restarting_positions(segment_ids) if positions is None else positions
+            at = context.positions
+            at = restarting_positions(context.segment_ids) if at is None else at
             learned = config.positions == "learned"
             x = x + (self.position[...][at] if learned else sinusoids(at, x.shape[-1]))
         if config.num_types == 1:  # a lookup drops the gradient of an id out of range
@@ -104,8 +92,16 @@ class Embeddings(nnx.Module):
             x = x + self.type[...][type_ids.astype(jnp.int32)]
         x = self.norm(x) if config.embedding_norm else x
         rate = config.rate_of("embedding")
-        x = dropout(x.astype(compute_dtype(config)), rate, stream, site)
+        x = dropout(x.astype(compute_dtype(config)), rate, context.stream, site)
         return self.project(x) if config.projects_embeddings else x
+
+
+def token_table(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """Make a table of token embeddings; the rows that pad the vocabulary are zeros."""
+    shape = config.vocab_size, config.embedding_width
+    rows = truncated_normal(rngs.params(), shape, config.embedding_std)
+    padding = config.padded_vocab_size - config.vocab_size
+    return parameter(jnp.pad(rows, ((0, padding), (0, 0))), "vocab", "embed")
 
 
 def look_up(
@@ -130,6 +126,15 @@ class Attention(nnx.Module):
         self.value = Affine(config, embed, kv_heads, rngs, bias=bias)
         self.output = Affine(config, heads, embed, rngs, bias=bias, std=output_std(config))
 
+    def attended(
+        self, asked: Asked, context: Context, impl: AttentionImpl
+    ) -> Float[Array, "B L D"]:
+        """Attend as the configuration says, and map what was attended to."""
+        config = self.config
+        asked = asked._replace(dropout_rate=config.attention_dropout_rate, stream=context.stream)
+        layers = config.num_layers if config.remat == "none" else 1
+        return self.output(attend(asked, impl, context.layout, layers))
+
 
 class SelfAttention(Attention):
     """Multi-head self-attention with its output projection, global, local or causal."""
@@ -141,37 +146,26 @@ class SelfAttention(Attention):
         self,
         x: Float[Array, "B L D"],
         context: Context,
-        stream: DropoutStream | None,
-        first_site: int | Integer[Array, ""],
+        first_site: Number,
         letter: str,
-        layout: Layout | None = None,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
         """Attend from all tokens, or from those at `places`; `first_site` numbers the dropouts."""
-        config = self.config
+        segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
         if angles is None:
             query, key = self.queries_and_keys(x, context, letter, places)
         else:  # rotated by the implementation, which may have a cheaper way
             query, key = self.query(x), self.key(x)
-        attended = attend(
-            query,
-            key,
-            self.value(x),
-            _taken(context.segment_ids, places),
-            context.segment_ids,
-            window=config.window(letter),
-            causal=self.causal,
-            q_places=places,
-            angles=angles,
-            dropout_rate=config.attention_dropout_rate,
-            stream=stream,
-            site=first_site + SITE_ATTENTION_WEIGHTS,
-            impl=config.attention_impl if places is None else "xla",  # kernels want many queries
-            layout=layout,
-            layers=config.num_layers if config.remat == "none" else 1,
+        asked = Asked(
+            query, key, self.value(x), _taken(segments, places), segments,
+            site=first_site + SITE_ATTENTION_WEIGHTS, window=self.config.window(letter),
+            causal=self.causal, q_places=places, angles=angles,
+        )  # fmt: skip
+        # Kernels want many queries.
+        return self.attended(
+            asked, context, self.config.attention_impl if places is None else "xla"
         )
-        return self.output(attended)
 
     def queries_and_keys(
         self, x: Array, context: Context, letter: str, places: Array | None = None
@@ -224,11 +218,7 @@ class Mlp(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """One transformer layer: attention and feed-forward, each with a norm and a residual.
-
-    The norm follows the sum, norm(x + dropout(f(x))), or comes first, x + dropout(f(norm(x))), as
-    `config.norm_order` says.
-    """
+    """Attention and feed-forward, each with a norm, as `config.norm_order` says, and a residual."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -241,21 +231,14 @@ class Layer(nnx.Module):
         self,
         x: Float[Array, "B L D"],
         context: Context,
-        stream: DropoutStream | None,
-        index: int | Integer[Array, ""],
+        index: Number,
         kind: LayerKind,
-        layout: Layout | None = None,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Apply the layer: compute the states at `places`, or at all, from all tokens' states.
-
-        `index` is the layer's number in the stack; it numbers the dropout sites.
-        """
+        """Compute the states at `places`, or at all; `index`, its number, numbers the dropouts."""
         config, site = self.config, index * SITES_PER_LAYER
-        post = config.norm_order == "post"
-        y = self.attention(
-            self._normed(x, kind), context, stream, site, kind.letter, layout, places
-        )
+        post, stream = config.norm_order == "post", context.stream
+        y = self.attention(self._normed(x, kind), context, site, kind.letter, places)
         y = dropout(y, config.hidden_dropout_rate, stream, site + SITE_ATTENTION_OUTPUT)
         x = _taken(x, places) + y
         x = self.attention_norm(x) if post else x
@@ -274,9 +257,8 @@ class Layer(nnx.Module):
     ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
         """Make the queries, keys and values of this layer."""
         x = self._normed(x, kind)
-        return (
-            *self.attention.queries_and_keys(x, context, kind.letter), self.attention.value(x)
-        )  # fmt: skip
+        both = self.attention.queries_and_keys(x, context, kind.letter)
+        return *both, self.attention.value(x)
 
     def _normed(self, x: Array, kind: LayerKind) -> Array:
         """Make the input of the attention."""
@@ -297,40 +279,32 @@ class Pooler(nnx.Module):
         return ACTIVATIONS[self.activation](self.dense(hidden[:, 0]))
 
 
-class Encoder(nnx.Module):
+class Stack(nnx.Module):
     """Embeddings and `num_layers` layers, which are stored stacked on axis 0."""
 
-    has_table = True
-    """Whether the encoder reads tokens, and not vectors."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(
+        self, config: ModelConfig, layer: Callable[..., Any], has_table: bool, rngs: nnx.Rngs
+    ):
+        """Make a stack of such layers; without `has_table` it is given vectors, not tokens."""
         self.config = config
-        self.embeddings = Embeddings(config, rngs, has_table=self.has_table)
+        self.embeddings = Embeddings(config, rngs, has_table=has_table)
         # Each layer is initialised from a key of its own.
-        stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(Layer, config)))
-        self.layers: Layer = stack(rngs)
+        stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(layer, config)))
+        self.layers = stack(rngs)
         if config.norm_order == "pre":
             self.final_norm = Norm(config)
 
-    def __call__(
-        self,
-        tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
-        type_ids: Integer[Array, "B L"],
-        segment_ids: Integer[Array, "B L"],
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
-        *,
-        every: bool = False,
+    def run(
+        self, x: Array, context: Context, call: Callable[..., Array], *, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the last states, with `every` after those before each layer, in the compute type.
+        """Compute the last states, normed, with `every` after the states before each layer.
 
-        The last states are normed. With `every` the layers are straight code, whatever
-        `scan_unroll` says.
+        `call` takes a layer, the states, the layer's number and its kind. With `every` the layers
+        are straight code, whatever `scan_unroll` says.
         """
-        context = make_context(self.config, segment_ids)
-        gather = None if layout is None else layout.gather
-        x = self.embeddings(tokens, type_ids, context.segment_ids, stream)
+        config, layout = self.config, context.layout
         graphdef, stacked = nnx.split(self.layers)
+        gather, frozen = (None, 0) if layout is None else (layout.gather, layout.frozen_layers)
 
         def apply_layer(kind, params, x, index):
             if layout is not None:
@@ -339,33 +313,40 @@ class Encoder(nnx.Module):
                 x = layout.constrain(x, "batch", "length", "embed")
             if gather is not None:
                 params = gather(nnx.to_pure_dict(params))
-            return nnx.merge(graphdef, params)(x, context, stream, index, kind, layout)
+            return call(nnx.merge(graphdef, params), x, index, kind)
 
         def apply_and_keep(kind, params, states, index):
             return (*states, apply_layer(kind, params, states[-1], index))
 
-        config, gathers = self.config, gather is not None
-        frozen = 0 if layout is None else layout.frozen_layers
+        gathers, states = gather is not None, []
         if every:
             config = dataclasses.replace(config, scan_unroll=config.num_layers)
             *states, x = run_layers(config, apply_and_keep, stacked, (x,), gathers, frozen)
         else:
-            states, x = [], run_layers(config, apply_layer, stacked, x, gathers, frozen)
-        return (*states, self.final_norm(x) if config.norm_order == "pre" else x)
+            x = run_layers(config, apply_layer, stacked, x, gathers, frozen)
+        return (*states, self.end(x))
+
+    def end(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Normalise the states of the last layer, where the layers themselves do not."""
+        return self.final_norm(x) if self.config.norm_order == "pre" else x
 
 
-class VectorEncoder(Encoder):
-    """Encoder of vectors (B, L, E) that stand in the place of embedded tokens."""
+class Encoder(Stack):
+    """Stack of layers over tokens, or over vectors (B, L, E) in their place; perhaps a pooler."""
 
-    has_table = False
+    def __init__(
+        self, config: ModelConfig, has_table: bool = True, pools: bool = False, *, rngs: nnx.Rngs
+    ):
+        super().__init__(config, Layer, has_table, rngs)
+        if pools:
+            self.pooler = Pooler(config, rngs)
 
-
-class PooledEncoder(Encoder):
-    """Encoder with a pooler."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
-        self.pooler = Pooler(config, rngs)
+    def __call__(
+        self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
+    ) -> tuple[Float[Array, "B L D"], ...]:
+        """Compute the states of `run` of tokens, or of vectors, in the compute type."""
+        x = self.embeddings(tokens, type_ids, context)
+        return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 
 
 def _taken(x: Array, places: Integer[Array, "B P"] | None) -> Array:

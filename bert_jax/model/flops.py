@@ -11,8 +11,8 @@ so that MFU does not rise by recomputing (Chowdhery et al. 2022, PaLM, appendix 
 from collections import Counter
 from itertools import cycle, islice
 
-from bert_jax.model.biaffine import biaffine_flops
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import ARC_WIDTH, RELATION_WIDTH
 
 TRAIN_OVER_FORWARD = 3
 """Forward, and a backward of twice its cost."""
@@ -32,10 +32,7 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
 
 
 def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -> int:
-    """Count the operations of one row's way through a decoder's layers, all of them global.
-
-    A target token sees itself and those before, and all source tokens.
-    """
+    """Count the operations of one row's way through a decoder's layers, all of them global."""
     d, kv = config.hidden_dim, (config.num_kv_heads or config.num_heads) * config.head_dim
     tokens = config.projects_embeddings * 2 * config.embedding_width * d
     own = 2 * d * (2 * d + 2 * kv) + 2 * d * 2 * d  # self-attention, then query and output of cross
@@ -66,8 +63,7 @@ def replaced_flops(config: ModelConfig, length: int) -> int:
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
     """Count the operations of one row in a training step of a pretraining model, with its heads.
 
-    `length` is L, padding included, since padding is computed like text; `num_masked` is P, the
-    positions of a row that get vocabulary logits.
+    Padding is computed like text. `num_masked` is P, the positions that get vocabulary logits.
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
     """
     # Pooler and head of sentence pairs
@@ -76,16 +72,20 @@ def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
     return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + heads)
 
 
-def task_head_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:
-    """Count the operations of one row in a head of fine-tuning; `network` is the head's kind."""
-    d = config.hidden_dim
-    if network == "parsing":
-        return biaffine_flops(config, length, num_labels)
-    pooled = network == "classification"
-    return 2 * d * d + 2 * d * num_labels if pooled else 2 * length * d * num_labels
+def biaffine_flops(config: ModelConfig, length: int, num_relations: int) -> int:
+    """Count the operations of a biaffine head in the forward pass of one row."""
+    vectors = 2 * length * config.hidden_dim * 2 * (ARC_WIDTH + RELATION_WIDTH)
+    arcs = 2 * length * ARC_WIDTH * (ARC_WIDTH + length)
+    relations = 2 * length * RELATION_WIDTH * num_relations * (RELATION_WIDTH + length + 1)
+    return vectors + arcs + relations
 
 
 def task_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:
     """Count the operations of one row in a fine-tuning step; `network` is the kind of the head."""
-    head = task_head_flops(config, length, network, num_labels)
+    d = config.hidden_dim
+    head = 2 * length * d * num_labels
+    if network == "parsing":
+        head = biaffine_flops(config, length, num_labels)
+    elif network == "classification":
+        head = 2 * d * d + 2 * d * num_labels
     return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + head)

@@ -10,12 +10,13 @@ so that each query head keeps its head of keys and the rotations of its numbers.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.heads import Params, ReplacedHead, logical_axes, param_shapes
+from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, param_shapes
 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
@@ -24,18 +25,10 @@ _NOISE = 0.5
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
-    """Return the configuration `old` with the sizes of `wanted`.
+    """Return the configuration `old`, of the source `name`, with the sizes of the larger `wanted`.
 
     The pattern of local layers may go on in any way, and `num_positions` is of the new model where
-    positions are rotations.
-
-    Args:
-        old: Configuration of the source, whose name in messages is `name`.
-        wanted: Configuration of the larger model.
-        name: Name of the source.
-
-    Raises:
-        UserError: Names all fields that do not fit, their values, and what would be right.
+    positions are rotations. A UserError names all fields that do not fit.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
@@ -56,25 +49,27 @@ def grow_params(
     A layer that has an attention norm where its source has none (`first_norm`) starts with a scale
     of ones. `new` is `grown_config` of `old`.
 
-    Args:
-        params: Parameters of `old`.
-        old: Configuration of the source.
-        new: Configuration of the larger model.
-        preserve: Whether weights are divided by the number of copies of what they read, so that a
-            wider model computes what the source does (Chen et al. 2016, Net2Net): exactly at whole
-            multiples of the widths, else nearly. Noise that cancels over the copies makes their
-            gradients differ.
-        seed: Seed of the noise.
+    With `preserve` weights are divided by the number of copies of what they read, so that a wider
+    model computes what the source does (Chen et al. 2016, Net2Net): exactly at whole multiples of
+    the widths, else nearly. Noise of this seed, which cancels over the copies, makes their
+    gradients differ.
     """
-    shapes = {"mlm": {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
-    axes = {"mlm": {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
+    shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
+    axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
+
+    def tiled(array: np.ndarray, shape: tuple[int, ...], axes: tuple[Any, ...]) -> np.ndarray:
+        sources = [
+            _layer_sources(old, new) if at[-1] == "layers" else _sources(*at, old)
+            for at in zip(array.shape, shape, axes, strict=True)
+        ]
+        return array[np.ix_(*sources)]
 
     def grow(tree: Params, shapes: Params, axes: Params) -> Params:
         return {
             name: (
                 grow(entry, shapes[name], axes[name])
                 if isinstance(entry, dict)
-                else _tiled(np.asarray(entry), shapes[name].shape, axes[name], old, new)
+                else tiled(np.asarray(entry), shapes[name].shape, axes[name])
             )
             for name, entry in tree.items()
         }
@@ -85,28 +80,24 @@ def grow_params(
         norm[_layer_sources(old, new) == 0] = 1.0
     if preserve:
         _divide_kernels(grown, params, axes, old, np.random.default_rng(seed))
-        _divide_decoder(grown, old, new)
+        if MASKED_LM in grown:  # what the decoder reads: a tied table has to keep its values
+            copies = _copies(_sources(old.embedding_width, new.embedding_width, "embed", old))
+            if old.tied:
+                norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})
+                for entry in norm.values():
+                    entry /= copies
+            else:
+                grown[MASKED_LM]["decoder"] /= copies
     return grown
 
 
-def _tiled(
-    array: np.ndarray,
-    shape: tuple[int, ...],
-    axes: tuple[str | None, ...],
-    old: ModelConfig,
-    new: ModelConfig,
-) -> np.ndarray:
-    """Return an array of the new shape; each axis takes indices of the old one."""
-    sources = [
-        _layer_sources(old, new) if axis == "layers" else _sources(before, after, axis, old)
-        for before, after, axis in zip(array.shape, shape, axes, strict=True)
-    ]
-    return array[np.ix_(*sources)]
-
-
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
-    """Return the old index of each new one of an axis."""
-    return _wrapped(before, after, unit=_group(old, before) if axis == "heads" else 1)
+    """Return the old index of each new one of an axis: all in the middle, in whole units, wrapped.
+
+    The unit of heads is what one head of keys serves: 1 on the axis of keys itself.
+    """
+    unit = before // (old.num_kv_heads or old.num_heads) if axis == "heads" else 1
+    return (np.arange(after) - (after - before) // unit // 2 * unit) % before
 
 
 def _divide_kernels(
@@ -129,33 +120,9 @@ def _divide_kernels(
             inputs += noise - mean
 
 
-def _divide_decoder(grown: Params, old: ModelConfig, new: ModelConfig) -> None:
-    """Divide what the decoder reads, in place: a tied table has to keep its values."""
-    if "mlm" not in grown:
-        return
-    copies = _copies(_wrapped(old.embedding_width, new.embedding_width, unit=1))
-    if not old.tied:
-        grown["mlm"]["decoder"] /= copies
-        return
-    norm = grown["mlm"].get("norm") or grown["encoder"].get("final_norm", {})
-    for entry in norm.values():
-        entry /= copies
-
-
 def _copies(sources: np.ndarray) -> np.ndarray:
     """Return the number of new indices that have the source of each."""
     return np.bincount(sources)[sources].astype(np.float32)
-
-
-def _wrapped(old: int, new: int, *, unit: int) -> np.ndarray:
-    """Return the old index of each new one: all in the middle, moved by whole units, wrapped."""
-    offset = (new - old) // unit // 2 * unit
-    return (np.arange(new) - offset) % old
-
-
-def _group(config: ModelConfig, heads: int) -> int:
-    """Return the heads of an axis that one head of keys serves: 1 on the axis of keys itself."""
-    return heads // (config.num_kv_heads or config.num_heads)
 
 
 def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
@@ -199,41 +166,32 @@ def _read_fields(config: ModelConfig) -> dict[str, object]:
 
 
 def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
-    least = {name: getattr(old, name) for name in ("num_layers", "hidden_dim", "mlp_dim")}
-    for name, size in least.items():
-        if getattr(wanted, name) < size:
-            yield f"model.{name} is {getattr(wanted, name)}, expected at least the source's {size}"
-    if wanted.head_dim != old.head_dim:
-        if wanted.hidden_dim % old.head_dim:
-            yield (
-                f"model.hidden_dim is {wanted.hidden_dim}, expected a multiple of "
-                f"{old.head_dim}, the size of the source's heads"
-            )
-        else:
-            yield (
-                f"model.num_heads is {wanted.num_heads}, expected "
-                f"{wanted.hidden_dim // old.head_dim}: heads of {old.head_dim} as in the source"
-            )
+    def wrong(name: str, expected: object) -> str:
+        return f"model.{name} is {getattr(wanted, name)}, expected {expected}"
+
+    for name in ("num_layers", "hidden_dim", "mlp_dim"):
+        if getattr(wanted, name) < (size := getattr(old, name)):
+            yield wrong(name, f"at least the source's {size}")
+    heads, rest = divmod(wanted.hidden_dim, old.head_dim)
+    if rest:
+        yield wrong("hidden_dim", f"a multiple of {old.head_dim}, the size of the source's heads")
+    elif heads != wanted.num_heads:
+        yield wrong("num_heads", f"{heads}: heads of {old.head_dim} as in the source")
     before, after = (c.num_heads // (c.num_kv_heads or c.num_heads) for c in (old, wanted))
     if before != after:
         yield (
             f"model.num_kv_heads is {wanted.num_kv_heads}, which serve {after} queries each, "
             f"{before} in the source; expected {wanted.num_heads / before:g}"
         )
+    width = old.embedding_width
+    has_sizes = old.scale_embeddings or old.positions == "sinusoidal"
     if old.projects_embeddings != wanted.projects_embeddings:
         yield (
             f"model.embedding_dim is {wanted.embedding_dim}, and the source's tables "
             f"are {'not ' if not old.projects_embeddings else ''}of another width than its layers"
         )
-    elif wanted.embedding_width != old.embedding_width and (
-        old.scale_embeddings or old.positions == "sinusoidal"
-    ):
-        yield (
-            f"model.embedding_dim is {wanted.embedding_dim}, expected {old.embedding_width}: the "
-            "source's embeddings are scaled by their width or have sinusoids of it"
-        )
-    elif wanted.embedding_width < old.embedding_width:
-        yield (
-            f"model.embedding_dim is {wanted.embedding_dim}, expected at least the source's "
-            f"{old.embedding_width}"
-        )
+    elif wanted.embedding_width != width and has_sizes:
+        reason = "the source's embeddings are scaled by their width or have sinusoids of it"
+        yield wrong("embedding_dim", f"{width}: {reason}")
+    elif wanted.embedding_width < width:
+        yield wrong("embedding_dim", f"at least the source's {width}")

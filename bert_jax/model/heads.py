@@ -6,7 +6,7 @@ function below is being traced.
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.encoder import Encoder, Layer, PooledEncoder, Pooler, VectorEncoder
+from bert_jax.model.dropout import Stream
+from bert_jax.model.encoder import Encoder, Layer, Pooler
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
@@ -26,11 +26,13 @@ from bert_jax.model.layers import (
     parameter,
     truncated_normal,
 )
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
 """Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
+MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
+"""Entries of the parameters that have the pretraining heads."""
 
 Params = dict[str, Any]
 """Nested dict of float32 arrays."""
@@ -56,13 +58,11 @@ class MaskedLMHead(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        width = config.embedding_width
-        rows = config.padded_vocab_size
+        width, rows = config.embedding_width, config.padded_vocab_size
         if config.head_transform:
             embed: AxisSizes = {"embed": config.hidden_dim}
-            self.dense = Affine(
-                config, embed, {None: width}, rngs, bias=config.head_bias, std=output_std(config)
-            )
+            how: Any = {"bias": config.head_bias, "std": output_std(config)}
+            self.dense = Affine(config, embed, {None: width}, rngs, **how)
             self.norm = Norm(config, width)
         if config.decoder_bias:
             self.bias = parameter(jnp.zeros((rows,), jnp.float32), "vocab")
@@ -102,9 +102,7 @@ def _add_bias(x: Float[Array, "B P V"], bias: Float[Array, " V"]) -> Float[Array
 def _add_bias_backward(_, gradient):
     rows = gradient.reshape(-1, gradient.shape[-1])
     column_sums = jax.lax.platform_dependent(
-        rows,
-        cpu=lambda g: jnp.ones(g.shape[0], g.dtype) @ g,
-        default=lambda g: g.sum(0),
+        rows, cpu=lambda g: jnp.ones(g.shape[0], g.dtype) @ g, default=lambda g: g.sum(0)
     )
     return gradient, column_sums
 
@@ -142,22 +140,20 @@ class PretrainingModel(nnx.Module):
     """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.encoder = PooledEncoder(config, rngs) if config.pooler else Encoder(config, rngs)
+        self.encoder = Encoder(config, pools=config.pooler, rngs=rngs)
         self.mlm = MaskedLMHead(config, rngs)
         if config.pooler:
             self.nsp = LinearHead(config, 2, rngs)
 
 
+M = TypeVar("M", bound=nnx.Module)
 Build = Callable[..., nnx.Module]
 """Class of a module: `module(config, *settings, rngs=...)` makes one."""
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
 def init_params(
-    config: ModelConfig,
-    key: Array,
-    module: Build = PretrainingModel,
-    *settings: Hashable,
+    config: ModelConfig, key: Array, module: Build = PretrainingModel, *settings: Hashable
 ) -> Params:
     """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
 
@@ -195,9 +191,12 @@ def logical_axes(
     return nnx.traversals.unflatten_mapping(axes)
 
 
-def with_params(params: Params, module: Build, config: ModelConfig, *settings: Hashable) -> Any:
+def with_params(
+    params: Params, module: Callable[..., M], config: ModelConfig, *settings: Hashable
+) -> M:
     """Make a module from its parameters, while a function is traced."""
-    return nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
+    made: M = nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
+    return made
 
 
 def encode(
@@ -206,16 +205,15 @@ def encode(
     tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
     type_ids: Integer[Array, "B L"],
     segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
+    stream: Stream = None,
+    layout: OnMesh = None,
 ) -> Float[Array, "B L D"]:
     """Compute the last states of all tokens, in the compute type.
 
     Args:
       config: the architecture.
-      params: any tree with an `encoder` entry; the encoder need not have a pooler.
-      tokens: token ids, below `vocab_size` (not checked here); vectors in their place where the
-        embeddings have no table.
+      params: any tree with an `encoder` entry.
+      tokens: ids below `vocab_size` (not checked here), or vectors where there is no token table.
       type_ids: sentence types, below `num_types`.
       segment_ids: 0 is padding, 1.. are the packed segments.
       stream: names of the dropout masks; None switches dropout off.
@@ -224,25 +222,21 @@ def encode(
     Raises:
       UserError: L is beyond `num_positions`.
     """
-    layout = None if layout is None else layout.of("encoder")
-    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout)[-1]
+    inputs = tokens, type_ids, segment_ids, stream
+    return encode_layers(config, params, *inputs, layout=layout, every=False)[-1]
 
 
 def encode_layers(
-    config: ModelConfig,
-    params: Params,
-    tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
+    config: ModelConfig, params: Params, *inputs: Any, layout: OnMesh = None, every: bool = True
 ) -> tuple[Float[Array, "B L D"], ...]:
-    """Compute the states before the layers and after each layer; the last ones are `encode`'s.
-
-    Arguments and errors are the same as for `encode`.
-    """
+    """Compute the states before the layers and after each; without `every`, `encode`'s."""
     layout = None if layout is None else layout.of("encoder")
-    return _encoder(config, params)(tokens, type_ids, segment_ids, stream, layout, every=True)
+    tokens, type_ids, segment_ids = inputs[:3]
+    (stream,) = inputs[3:] or (None,)
+    parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+    encoder = with_params(parts, Encoder, config, "token" in parts.get("embeddings", {}))
+    context = make_context(config, segment_ids, None, stream, layout)
+    return encoder(tokens, type_ids, context, every)
 
 
 def layer_projections(
@@ -251,28 +245,17 @@ def layer_projections(
     x: Float[Array, "B L D"],
     number: int,
     segment_ids: Integer[Array, "B L"],
-    layout: Layout | None = None,
+    layout: OnMesh = None,
 ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
-    """Make queries, keys and values of layer `number`, counted from 0, from the states before it.
-
-    `x` is an entry of `encode_layers`.
-    """
+    """Make queries, keys, values of layer `number`, from 0, of its entry `x` in `encode_layers`."""
     context, kind = make_context(config, segment_ids), config.layer_kind(number)
     return _layer(config, params, number, layout).projections(x, context, kind)
 
 
-def _layer(config: ModelConfig, params: Params, number: int, layout: Layout | None = None) -> Layer:
+def _layer(config: ModelConfig, params: Params, number: int, layout: OnMesh = None) -> Layer:
     own = jax.tree.map(lambda leaf: leaf[number], params["encoder"]["layers"])
     gather = None if layout is None else layout.of("encoder").gather
-    layer: Layer = with_params(own if gather is None else gather(own), Layer, config)
-    return layer
-
-
-def _encoder(config: ModelConfig, params: Params) -> Encoder:
-    parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-    kind = Encoder if "token" in parts.get("embeddings", {}) else VectorEncoder
-    encoder: Encoder = with_params(parts, kind, config)
-    return encoder
+    return with_params(own if gather is None else gather(own), Layer, config)
 
 
 def end_norm(
@@ -281,14 +264,12 @@ def end_norm(
     """Normalise the states of the last layer, where the layers themselves do not."""
     if config.norm_order == "post":
         return hidden
-    normed: Array = with_params(params["encoder"]["final_norm"], Norm, config)(hidden)
-    return normed
+    return with_params(params["encoder"]["final_norm"], Norm, config)(hidden)
 
 
 def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
     """Pool the first token's state, in the compute type; the encoder has a `pooler`."""
-    pooled: Array = with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
-    return pooled
+    return with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
 
 
 def vocabulary_logits(
@@ -312,56 +293,46 @@ def vocabulary_projection(
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
     # A tied decoder without a bias has nothing of its own, and a tree may leave out what is empty.
-    head: MaskedLMHead = with_params(params.get("mlm", {}), MaskedLMHead, config)
+    head = with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)
     return head.projection(hidden, table)
 
 
 def has_vocabulary_head(params: Params) -> bool:
     """Say whether `vocabulary_logits` can be computed from these parameters."""
-    return "mlm" in params
-
-
-def vocabulary_transform(params: Params) -> Params:
-    """Return the map and the norm of the masked-LM head."""
-    return {part: params["mlm"][part] for part in ("dense", "norm")}
+    return MASKED_LM in params
 
 
 def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:
     """Compute the scores that the second part of a row follows the first (0), or does not (1)."""
-    logits: Array = with_params(params["nsp"], LinearHead, config, 2)(pool(config, params, hidden))
-    return logits
+    pooled = pool(config, params, hidden)
+    return with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(pooled)
 
 
 class LayerOutputs(NamedTuple):
     """States and weights, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings, then after each layer: M = num_layers + 1. The last
-    states are `encode`'s, after the final norm where there is one."""
+    """States after the embeddings, then after each layer, M = num_layers + 1, up to `encode`'s."""
     weights: Float[Array, "N B H L L"] | None
-    """Weights of each layer and head, from the row's token to the column's; None where they
-    were not asked for."""
+    """Weights of each layer and head, from the row's token to the column's, if asked for."""
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="with_weights")
 def layer_outputs(
     config: ModelConfig,
     params: Params,
-    tokens: Integer[Array, "B L"] | Float[Array, "B L E"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    *,
+    *inputs: Integer[Array, "B L"] | Float[Array, "B L E"],
     with_weights: bool = False,
 ) -> LayerOutputs:
     """Compute states and, if wanted, attention weights of every layer, without dropout.
 
-    The other arguments are `encode`'s. A padding token attends to padding.
+    `inputs` are tokens, types and segments, as for `encode`. A padding token attends to padding.
     """
-    states, weights = encode_layers(config, params, tokens, type_ids, segment_ids), None
+    states, weights = encode_layers(config, params, *inputs), None
     if with_weights:
-        context = make_context(config, segment_ids)
+        context = make_context(config, inputs[2])
         weights = jnp.stack([
             _layer(config, params, n).weights(states[n], context, config.layer_kind(n))
             for n in range(config.num_layers)

@@ -7,6 +7,7 @@ mesh axes.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,16 @@ def _einsum_backward(spec: str, operands: tuple[Array, Array], cotangent: Array)
 
 
 einsum_float32.defvjp(lambda spec, a, b: (einsum_float32(spec, a, b), (a, b)), _einsum_backward)
+
+
+def differentiable(
+    forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Make a function of `forward`, (value, residuals), and `backward`, its derivative."""
+    made = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
+    made.defvjp(forward, backward)
+    return made
+
 
 AxisSizes = dict[str | None, int]
 """Logical name -> size, in order."""
@@ -119,7 +130,8 @@ class Norm(nnx.Module):
         if self.kind == "rms":
             return _rms_norm(x, self.scale[...], self.eps)
         bias = None if self.bias is None else self.bias[...]
-        return _layer_norm(x, self.scale[...], bias, self.eps)
+        y: Array = _layer_norm(x, self.scale[...], bias, self.eps)
+        return y
 
 
 def _rms_norm(
@@ -130,19 +142,12 @@ def _rms_norm(
     return (wide * inverse * scale).astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _layer_norm(
-    x: Float[Array, "... D"], scale: Float[Array, " D"], bias: Float[Array, " D"] | None, eps: float
-) -> Float[Array, "... D"]:
+def _layer_norm_forward(x, scale, bias, eps):
     """Normalise in two passes (Ba et al. 2016).
 
     The variance is the mean of squared deviations: the one-pass form E[x^2] - E[x]^2 cancels for
     nearly constant inputs, where BERT's eps of 1e-12 does not hide it.
     """
-    return _layer_norm_forward(x, scale, bias, eps)[0]
-
-
-def _layer_norm_forward(x, scale, bias, eps):
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(wide - mean).mean(-1, keepdims=True) + eps)
@@ -167,7 +172,7 @@ def _layer_norm_backward(eps, residuals, gradient):
     return dx.astype(x.dtype), (gradient * normal).sum(rows), dbias
 
 
-_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+_layer_norm = differentiable(_layer_norm_forward, _layer_norm_backward, static=(3,))
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -14,8 +14,7 @@ LogicalAxes = tuple[str | None, ...]
 class Layout(NamedTuple):
     """A mesh and the rules that place logical axes on it.
 
-    Functions take `Layout | None`, None where arrays lie on the default device. A step runs inside
-    a `jax.shard_map` over some axes of the mesh; only the others are placed here.
+    A step runs in a `jax.shard_map` over some axes of the mesh; only the others are placed here.
     """
 
     mesh: Mesh
@@ -43,10 +42,7 @@ class Layout(NamedTuple):
         return self._replace(gather=None, inner=inner)
 
     def all_rows(self, rows: Any) -> Any:
-        """Gather a tree of arrays of the device's rows into a tree of all devices' rows.
-
-        The gradient of each device's rows is summed over the devices.
-        """
+        """Gather arrays of the device's rows from all devices, over which gradients are summed."""
         return rows if self.gather_rows is None else self.gather_rows(rows)
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
@@ -89,7 +85,11 @@ class Layout(NamedTuple):
         return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def platform(layout: Layout | None) -> str:
+OnMesh = Layout | None
+"""None: arrays lie on one device."""
+
+
+def platform(layout: OnMesh) -> str:
     """Return the platform where the step will run: not always the one where it is traced."""
     kind = device_kind(layout)
     if kind is None:
@@ -97,7 +97,7 @@ def platform(layout: Layout | None) -> str:
     return "tpu" if kind.startswith("tpu") else "cpu" if kind == "cpu" else "gpu"
 
 
-def device_kind(layout: Layout | None) -> str | None:
+def device_kind(layout: OnMesh) -> str | None:
     """Return the kind of a mesh's devices, in small letters; None where there is no mesh."""
     mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
     if isinstance(mesh, jax.sharding.Mesh):

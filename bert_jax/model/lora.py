@@ -1,8 +1,5 @@
 """Low-rank updates of the maps of the layers: LoRA (Hu et al. 2021, section 4.1).
 
-params = with_lora(config, key, params, axes)
-params = merged(config, params)  # W + alpha / rank A B in place of W
-
 The entry `lora` of the parameters has the shape of `encoder/layers`, with two arrays in the place
 of each kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
 """
@@ -52,24 +49,18 @@ def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
     if not config.rank:
         return axes
 
-    def pair(kernel: LogicalAxes) -> Params:
-        inputs = _num_inputs(kernel)
-        ins, outs = kernel[1 : 1 + inputs], kernel[1 + inputs :]
-        return {"a": ("layers", *ins, None), "b": ("layers", None, *outs)}
+    def pair(_: str, kernel: LogicalAxes) -> Params:
+        split = 1 + _num_inputs(kernel)
+        return {"a": (*kernel[:split], None), "b": ("layers", None, *kernel[split:])}
 
-    return {**axes, "lora": _of_targets(config, axes, lambda _, kernel: pair(kernel))}
+    return {**axes, "lora": _of_targets(config, axes, pair)}
 
 
 def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
     """Add the entry `lora` to parameters with these logical axes, if there are updates.
 
-    A is random, B zero.
-
-    A has the deviation of Kaiming's uniform distribution in PEFT, 1 / sqrt(3 inputs). The numbers
-    of a map do not depend on which other maps are targets.
-
-    Raises:
-        UserError: A target that the architecture lacks.
+    A is random, with the deviation of Kaiming's uniform distribution in PEFT, 1 / sqrt(3 inputs); B
+    is zero. The numbers of a map do not depend on the other targets. A missing target is refused.
     """
     if not config.rank:
         return params
@@ -77,19 +68,18 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
     base = jax.random.fold_in(key, _PURPOSE)
 
     def pair(name: str, kernel_axes: LogicalAxes) -> Params:
-        kernel, inputs = kernels[name], _num_inputs(kernel_axes)
-        ins, outs = kernel.shape[1 : 1 + inputs], kernel.shape[1 + inputs :]
-        count, width = kernel.shape[0], math.prod(ins)
+        shape, split = kernels[name].shape, 1 + _num_inputs(kernel_axes)
+        width = math.prod(shape[1:split])
         draw = jax.random.fold_in(base, list(TARGETS).index(name))
-        a = jax.random.normal(draw, (count, *ins, config.rank), jnp.float32)
-        b = jnp.zeros((count, config.rank, *outs), jnp.float32)
+        a = jax.random.normal(draw, (*shape[:split], config.rank), jnp.float32)
+        b = jnp.zeros((shape[0], config.rank, *shape[split:]), jnp.float32)
         return {"a": a / jnp.sqrt(3.0 * width), "b": b}
 
     return {**params, "lora": _of_targets(config, axes, pair)}
 
 
 def merged(config: LoraConfig, params: Params) -> Params:
-    """Add the updates, if there are any, to the kernels of the layers; leave their entry out.
+    """Add the updates, alpha / rank A B, to the kernels of the layers; leave their entry out.
 
     On a mesh each part of a kernel is made of the parts of A and B on the same device.
     """
@@ -98,10 +88,10 @@ def merged(config: LoraConfig, params: Params) -> Params:
     layers = params["encoder"]["layers"]
     changed = dict(layers)
     for name, pair in updates(params["lora"]):
-        part = TARGETS[name]
-        each = changed[part][name]
-        kernel = each["kernel"] + config.scale * product(pair).reshape(each["kernel"].shape)
-        changed[part] = {**changed[part], name: {**each, "kernel": kernel}}
+        part = changed[TARGETS[name]]
+        kernel = part[name]["kernel"]
+        kernel = kernel + config.scale * product(pair).reshape(kernel.shape)
+        changed[TARGETS[name]] = {**part, name: {**part[name], "kernel": kernel}}
     rest = {name: entry for name, entry in params.items() if name != "lora"}
     return {**rest, "encoder": {**params["encoder"], "layers": changed}}
 
@@ -124,8 +114,7 @@ def updates(lora: Params) -> Iterator[tuple[str, Params]]:
 def _of_targets(config: LoraConfig, axes: Params, make: Callable[[str, Any], Params]) -> Params:
     found: Params = {}
     for name in config.targets:
-        layer = found.setdefault(TARGETS[name], {})
-        layer[name] = make(name, _kernel(axes, name))
+        found.setdefault(TARGETS[name], {})[name] = make(name, _kernel(axes, name))
     return {"layers": found}
 
 

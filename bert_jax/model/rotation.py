@@ -12,37 +12,42 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import Stream
+from bert_jax.model.layout import OnMesh
 
 Rotation = tuple[Float[Array, "B L J"], Float[Array, "B L J"]]
 """Cosines and sines of the angles of each token, in float32; J = K / 2."""
 
 
 class Context(NamedTuple):
-    """Knowledge of the attention layers about tokens, besides their states."""
+    """Knowledge that embeddings and layers share in a pass, besides the states of the tokens."""
 
     segment_ids: Integer[Array, "B L"]
     """0 is padding, 1.. are the packed segments; a token sees its own segment."""
+    positions: Integer[Array, "B L"] | None
+    """Positions of the tokens; None: those inside the segments."""
     rotations: dict[str, Rotation]
     """Rotations by the letter of the layers that use them; empty where nothing is rotated."""
+    stream: Stream
+    layout: OnMesh
 
 
 def make_context(
     config: ModelConfig,
     segment_ids: Integer[Array, "B L"],
     positions: Integer[Array, "B L"] | None = None,
+    stream: Stream = None,
+    layout: OnMesh = None,
 ) -> Context:
-    """Make what all layers share, once for a pass; `positions` None: those inside the segments."""
+    """Make what all layers share, once for a pass."""
     segment_ids = segment_ids.astype(jnp.int32)
-    if config.positions != "rope":
-        return Context(segment_ids, {})
-    positions = restarting_positions(segment_ids) if positions is None else positions
-    return Context(
-        segment_ids,
-        {
-            letter: rotation(positions, theta, config.head_dim)
-            for letter, theta in thetas(config).items()
-        },
-    )
+    rotations = {}
+    if config.positions == "rope":
+        at = restarting_positions(segment_ids) if positions is None else positions
+        rotations = {
+            letter: rotation(at, theta, config.head_dim) for letter, theta in thetas(config).items()
+        }
+    return Context(segment_ids, positions, rotations, stream, layout)
 
 
 def thetas(config: ModelConfig) -> dict[str, float]:
@@ -82,10 +87,7 @@ def rotate(
 
 
 def sinusoids(positions: Integer[Array, "..."], width: int) -> Float[Array, "... D"]:
-    """Compute sin(position * f) at even indices and cos(position * f) at odd ones, in float32.
-
-    The frequency f of the indices 2 i and 2 i + 1 is 10000^(-2 i / width).
-    """
+    """Compute sin(p f) at indices 2 i and cos(p f) at 2 i + 1, f = 10000^(-2 i / width)."""
     angles = positions[..., None].astype(jnp.float32) * frequencies(10000.0, width)
     pairs = jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis=-1)
     return pairs.reshape(*positions.shape, width)

@@ -16,10 +16,10 @@ def run_layers(
 ) -> Any:
     """Run the stack: a scan over periods of the pattern, and straight code for what is left.
 
-    All layers are straight code when `scan_unroll` covers them; `x` may then be a tuple of arrays
-    that grows. `gathers`: layers gather their parameters; the backward pass then does it again
-    rather than keep every layer's, whatever `remat` says of activations. No gradient flows through
-    the lower `frozen` layers, nor below.
+    All layers are straight code when `scan_unroll` covers them; `x` may then be a tuple that grows.
+    `gathers`: the backward pass gathers the layers' parameters again rather than keep them,
+    whatever `remat` says of activations. No gradient flows through the lower `frozen` layers, nor
+    below.
     """
     num_layers, period = config.num_layers, len(config.attention_pattern)
     straight = config.scan_unroll >= num_layers

@@ -2,43 +2,80 @@
 
     config = TaskHeadConfig("classification", num_labels=2)
     params = init_task_params(model, config, key, encoder=pretrained["encoder"])
-    logits = apply_task(model, config, params, tokens, type_ids, segment_ids)
+    hidden = encode(model, params, tokens, type_ids, segment_ids)
+    logits = head_logits(model, config, params, hidden, segment_ids)
 
 Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout and a network
 of `NETWORKS`; the first three are one affine map (Devlin et al. 2018, section 4) and differ in what
 they look at. Encoders without a pooler have an entry `transform` too, a map before that (Warner et
-al. 2024, ModernBERT).
+al. 2024, ModernBERT). The biaffine head scores each pair of a word and a possible head, and each
+relation (Dozat and Manning 2017, Deep Biaffine Attention for Neural Dependency Parsing, section 2).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
-from bert_jax.model.biaffine import BiaffineHead
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream, dropout
-from bert_jax.model.encoder import Encoder, PooledEncoder
+from bert_jax.model.dropout import Stream, dropout
+from bert_jax.model.embedding import Pooled, pool_tokens
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import (
+    MASKED_LM,
     Build,
     LinearHead,
     Params,
-    encode,
     has_vocabulary_head,
     init_params,
     pool,
-    vocabulary_transform,
     with_params,
 )
-from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, output_std
-from bert_jax.model.layout import Layout
-from bert_jax.model.pooling import Pooled, pool_tokens
+from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, einsum_float32, output_std
 
+ARC_WIDTH, RELATION_WIDTH = 512, 128
+"""Widths of the vectors that are compared; 500 and 100 in the paper."""
+SLOPE = 0.1  # of the leaky rectifier below 0
 _SITE = 1 << 16
 """Number of the head's dropout, beyond any encoder's numbers."""
+
+
+class BiaffineHead(nnx.Module):
+    """Scores of arcs and of their relations, between any two positions of a row."""
+
+    def __init__(self, config: ModelConfig, num_relations: int, rngs: nnx.Rngs):
+        def vectors(width: int) -> Affine:
+            return Affine(config, {"embed": config.hidden_dim}, {None: width}, rngs)
+
+        self.num_relations = num_relations
+        self.arc_word, self.arc_head = vectors(ARC_WIDTH), vectors(ARC_WIDTH)
+        self.relation_word, self.relation_head = vectors(RELATION_WIDTH), vectors(RELATION_WIDTH)
+        # A bias of these maps is a score of only the head.
+        self.arc = Affine(config, {None: ARC_WIDTH}, {None: ARC_WIDTH}, rngs)
+        size = num_relations * RELATION_WIDTH
+        self.relation = Affine(config, {None: RELATION_WIDTH}, {None: size}, rngs)
+        self.relation_of_word = Affine(config, {None: RELATION_WIDTH}, {None: num_relations}, rngs)
+
+    def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L L C"]:
+        """Score position j as the head of position i, in float32.
+
+        Entry 0 of the last axis is the score of the arc, entry 1 + r the score of its relation r.
+        """
+        rectified = partial(jax.nn.leaky_relu, negative_slope=SLOPE)
+        word, head = rectified(self.arc_word(hidden)), rectified(self.arc_head(hidden))
+        arcs = einsum_float32("bie,bje->bij", self.arc(word), head)
+        word, head = rectified(self.relation_word(hidden)), rectified(self.relation_head(hidden))
+        mapped = self.relation(word).reshape(*word.shape[:-1], self.num_relations, RELATION_WIDTH)
+        relations = einsum_float32("bire,bje->bijr", mapped, head)
+        relations += self.relation_of_word(word).astype(jnp.float32)[:, :, None]
+        return jnp.concatenate([arcs[..., None], relations], axis=-1)
+
 
 HeadNetwork = Literal["classification", "tagging", "span", "parsing"]
 NETWORKS: Mapping[HeadNetwork, Build] = {
@@ -64,7 +101,6 @@ class TaskHeadConfig:
     """Choice of a classification without a pooler."""
 
     def __post_init__(self) -> None:
-        """Refuse a head without outputs."""
         if self.num_labels < 1:
             raise UserError(f"the head has {self.num_labels} labels; it needs at least 1")
         if self.kind == "span" and self.num_labels != 2:
@@ -74,10 +110,7 @@ class TaskHeadConfig:
 
 
 class TaskTransform(nnx.Module):
-    """Map, activation and norm, like the masked-LM head's.
-
-    Where that head has none, only classifications have a map and an activation.
-    """
+    """Map, activation and, where the masked-LM head has a map too, norm."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -108,7 +141,7 @@ class TaskModel(nnx.Module):
     """Encoder and head."""
 
     def __init__(self, config: ModelConfig, head: TaskHeadConfig, rngs: nnx.Rngs):
-        self.encoder = PooledEncoder(config, rngs) if config.pooler else Encoder(config, rngs)
+        self.encoder = Encoder(config, pools=config.pooler, rngs=rngs)
         if has_transform(config, head):
             self.transform = TaskTransform(config, rngs)
         self.head = NETWORKS[head.kind](config, head.num_labels, rngs)
@@ -117,11 +150,7 @@ class TaskModel(nnx.Module):
 def init_task_params(
     config: ModelConfig, head: TaskHeadConfig, key: Array, *, encoder: Params | None = None
 ) -> Params:
-    """Make fresh parameters, but for the entries of `encoder`.
-
-    `encoder` comes from pretrained parameters; an entry that it lacks (a pooler) is fresh. The
-    head's numbers do not depend on whether an encoder is given.
-    """
+    """Make fresh parameters, in which the entries of a pretrained `encoder` replace its own."""
     params = init_params(config, key, TaskModel, head)
     return {**params, "encoder": {**params["encoder"], **(encoder or {})}}
 
@@ -129,36 +158,16 @@ def init_task_params(
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
     """Return the parts of a model's parameters with which the training of a head begins.
 
-    The parts are `encoder` and, where the model has one, `transform`: that of an earlier head or of
-    the masked-LM head, whose map and norm it is (as in Transformers, whose classes name both
-    alike).
+    The parts are `encoder` and, where the model has one, `transform`: that of an earlier head, or
+    map and norm of the masked-LM head (as in Transformers, whose classes name both alike).
     """
     start = {"encoder": params["encoder"]}
-    if not has_transform(config, head):
-        return start
-    if "transform" in params:
-        return {**start, "transform": params["transform"]}
-    if has_vocabulary_head(params) and config.head_transform and not config.projects_embeddings:
-        return {**start, "transform": vocabulary_transform(params)}
+    maps = config.head_transform and not config.projects_embeddings
+    if has_transform(config, head) and "transform" in params:
+        start["transform"] = params["transform"]
+    elif has_transform(config, head) and has_vocabulary_head(params) and maps:
+        start["transform"] = {part: params[MASKED_LM][part] for part in ("dense", "norm")}
     return start
-
-
-def apply_task(
-    config: ModelConfig,
-    head: TaskHeadConfig,
-    params: Params,
-    tokens: Integer[Array, "B L"],
-    type_ids: Integer[Array, "B L"],
-    segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
-    layout: Layout | None = None,
-) -> Float[Array, "B ..."]:
-    """Compute the logits in float32: (B, C) of a classification, else (B, L, ...).
-
-    `params` come from `init_task_params`; the other arguments are `heads.encode`'s.
-    """
-    hidden = encode(config, params, tokens, type_ids, segment_ids, stream, layout)
-    return head_logits(config, head, params, hidden, segment_ids, stream)
 
 
 def head_logits(
@@ -167,9 +176,9 @@ def head_logits(
     params: Params,
     hidden: Float[Array, "B P D"],
     segment_ids: Integer[Array, "B L"],
-    stream: DropoutStream | None = None,
+    stream: Stream = None,
 ) -> Float[Array, "B ..."]:
-    """Compute the logits of `apply_task` from the last states.
+    """Compute the logits in float32, from the last states: (B, C) or, of each token, (B, L, ...).
 
     The first token's states are enough where `reads_all_tokens` says no. A row of a classification
     is one segment; its tokens are those whose segment id is not 0.

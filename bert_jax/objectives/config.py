@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Network, Tying
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.objectives import translation
 from bert_jax.objectives.distillation import DistillationConfig, Distilled
@@ -70,13 +70,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Lay out the parameters of a model that a run starts from, by the objective's names.
-
-        What the objective does not know is left out; what the model lacks begins at random.
-
-        Raises:
-            UserError: The objective cannot start from this model.
-        """
+        """Lay out the parameters that a run starts from; refuse a model that does not fit."""
         return params
 
     def baseline(self, store: TokenStore) -> float | None:
@@ -194,10 +188,7 @@ class TranslationConfig(NetworkConfig):
     2020). The cross-attention starts at random."""
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add a decoder and an output made of an encoder and its head, if `init_decoder` says so.
-
-        A model that has a decoder is left unchanged.
-        """
+        """Add a decoder and an output made of an encoder and its head, if `init_decoder` asks."""
         if not self.init_decoder or "decoder" in params:
             return params
         if self.num_decoder_layers > model.num_layers:

@@ -21,11 +21,9 @@ from bert_jax.config.bounds import Bounded, Fraction, Natural, NonNegative, Posi
 from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.flops import TRAIN_OVER_FORWARD
 from bert_jax.model.heads import (
     LinearHead,
-    encode,
     encode_layers,
     init_params,
     layer_projections,
@@ -33,7 +31,7 @@ from bert_jax.model.heads import (
     with_params,
 )
 from bert_jax.model.layers import einsum_float32
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.objectives.losses import divergences, ratio
 from bert_jax.objectives.objective import (
     Batch,
@@ -83,11 +81,7 @@ class DistillationConfig(Bounded, section="distil"):
     """Teacher's layer, counted from 1, for each layer of the student; empty: evenly spaced."""
 
     def check_section(self) -> None:
-        """Refuse a section that is set without a teacher.
-
-        Raises:
-            UserError: Names the field of the teacher.
-        """
+        """Refuse a section that is set without a teacher."""
         if not self.teacher and any(getattr(self, f.name) != f.default for f in fields(self)):
             raise UserError(
                 "the section distil is set, but distil.teacher is empty; give "
@@ -102,11 +96,7 @@ class DistillationConfig(Bounded, section="distil"):
         return tuple(compress((_SOFT, _HIDDEN, _ATTENTION), has))
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
-        """Return the teacher's layer, counted from 1, for each layer of the student.
-
-        Raises:
-            UserError: `layers` has another number of layers, or one that the teacher lacks.
-        """
+        """Return the teacher's layer, counted from 1, for each layer of the student."""
         count, most = student.num_layers, teacher.num_layers
         if not self.layers:
             return tuple(-(-n * most // count) for n in range(1, count + 1))
@@ -118,11 +108,7 @@ class DistillationConfig(Bounded, section="distil"):
         return self.layers
 
     def heads_of_relations(self, student: ModelConfig, teacher: ModelConfig) -> int:
-        """Return the number of heads of relations.
-
-        Raises:
-            UserError: The number does not divide a width of queries or keys.
-        """
+        """Return the number of heads of relations; refuse one that divides no width of heads."""
         count = self.relation_heads or student.num_heads
         widths = {
             heads * model.head_dim
@@ -158,13 +144,9 @@ class Distilled(Objective):
         computes = {
             n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
         }
-        taught = {
-            "model": student.model,
-            "baseline": student.baseline,
-            "frozen": student.frozen | {TEACHER},
-            "frozen_layers": student.frozen_layers,
-            "teacher": replace(self.teacher, model=replace(self.teacher.model, **computes)),
-        }
+        taught = {n: getattr(student, n) for n in ("model", "baseline", "frozen_layers")}
+        taught["frozen"] = student.frozen | {TEACHER}
+        taught["teacher"] = replace(self.teacher, model=replace(self.teacher.model, **computes))
         for name, value in taught.items():
             object.__setattr__(self, name, value)
         self.config.layer_map(self.model, self.teacher.model)
@@ -226,9 +208,7 @@ class Distilled(Objective):
                 total += weight * ratio(sums[f"{name}_loss"], counts["token_count"])
         return total
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum the losses against labels and teacher; the outputs are the student's."""
         student, teacher = self.student, self.teacher
         inputs, mine = self.inputs(rows, seed), student.computing(params)
@@ -248,19 +228,14 @@ class Distilled(Objective):
         return Forward(sums, found.outputs)
 
     def run(
-        self,
-        model: ModelConfig,
-        params: Any,
-        inputs: tuple[Array, Array, Array, DropoutStream | None],
-        layout: Layout | None,
+        self, model: ModelConfig, params: Any, inputs: tuple[Any, ...], layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
         """Compute a model's last states, and the states before them if the loss compares them."""
-        if self.config.hidden_weight or self.config.attention_weight:
-            return encode_layers(model, params, *inputs, layout)
-        return (encode(model, params, *inputs, layout),)
+        every = bool(self.config.hidden_weight or self.config.attention_weight)
+        return encode_layers(model, params, *inputs, layout=layout, every=every)
 
     def run_teacher(
-        self, params: Any, rows: Batch, layout: Layout | None
+        self, params: Any, rows: Batch, layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
         """Compute the states of the teacher, without dropout (see `run`)."""
         model, (tokens, types, segments, _) = self.teacher.model, self.inputs(rows, None)
@@ -269,12 +244,9 @@ class Distilled(Objective):
         return self.run(model, params[TEACHER], (tokens, types, segments, None), inside)
 
     def compare_layers(
-        self, params: Any, student: Any, teacher: Any, rows: Batch, layout: Layout | None
+        self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh
     ) -> Scalars:
-        """Sum the losses of hidden states and of attention over the tokens.
-
-        `student` and `teacher` are the states of all layers, from `run`.
-        """
+        """Sum the losses of hidden states and of attention over the tokens, from `run`'s states."""
         config, sums, model = self.config, {}, self.teacher.model
         numbers = (0, *config.layer_map(self.model, model))
         weights = self.student.token_weights(rows)
@@ -289,18 +261,13 @@ class Distilled(Objective):
             sums["hidden_loss"] = jnp.sum(sum(each) / len(each) * weights)
         if config.attention_weight:
             inside = None if layout is None else layout.of(TEACHER)
-            segments = rows["segment_ids"]
-            found = relation_losses(
-                layer_projections(
-                    self.model, params, student[-2], self.model.num_layers - 1, segments, layout
-                ),
-                layer_projections(
-                    model, params[TEACHER], teacher[numbers[-1] - 1], numbers[-1] - 1,
-                    segments, inside,
-                ),
-                segments,
-                config.heads_of_relations(self.model, model),
-            )  # fmt: skip
+            segments, last = rows["segment_ids"], self.model.num_layers - 1
+            mine = layer_projections(self.model, params, student[-2], last, segments, layout)
+            theirs = layer_projections(
+                model, params[TEACHER], teacher[numbers[-1] - 1], numbers[-1] - 1, segments, inside
+            )
+            heads = config.heads_of_relations(self.model, model)
+            found = relation_losses(mine, theirs, segments, heads)
             sums["attention_loss"] = jnp.sum(found * weights)
         return sums
 
@@ -333,14 +300,9 @@ def relation_losses(
 ) -> Float[Array, "B L"]:
     """Return KL(teacher || student) of the relations of each token, summed over the three kinds.
 
-    Relations are the attention of queries to queries, of keys to keys and of values to values, in
-    `num_heads` heads whatever the models have; the losses of heads are averaged (Wang et al. 2021).
-
-    Args:
-        student: Queries, keys and values (B, L, H, K).
-        teacher: The same of the teacher.
-        segment_ids: A token is related to the tokens of its own segment.
-        num_heads: Number of heads; divides H * K of all.
+    Relations are the attention of queries to queries, of keys to keys and of values to values,
+    (B, L, H, K) each, inside segments, in `num_heads` heads, which divide H * K; the losses of
+    heads are averaged (Wang et al. 2021).
     """
     visible = visible_keys(segment_ids, segment_ids)
 

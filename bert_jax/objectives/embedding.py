@@ -19,20 +19,19 @@ from typing_extensions import override
 
 from bert_jax.config.bounds import Bounded, Positive
 from bert_jax.errors import UserError
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import DropoutStream, Stream
 from bert_jax.model.embedding import (
     EmbeddingConfig,
     EmbeddingModel,
-    init_embedding_params,
+    TokenPooling,
+    pool_tokens,
     unit,
 )
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
-from bert_jax.model.heads import encode, logical_axes
-from bert_jax.model.layout import Layout
-from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
-from bert_jax.model.pooling import TokenPooling, pool_tokens
+from bert_jax.model.heads import Build, encode
+from bert_jax.model.layout import OnMesh
 from bert_jax.objectives.losses import ratio
-from bert_jax.objectives.objective import Batch, CoupledObjective, Metric, Scalars, Shown
+from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metric, Scalars, Shown
 
 Comparison = Literal["ranking", "scores", "classes"]
 """Loss: by which document is a query's, by the order of scores, or by equal classes."""
@@ -61,7 +60,6 @@ class ContrastConfig(Bounded, section="embedding"):
     """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
 
     def __post_init__(self) -> None:
-        """Refuse weights that do not match the dimensions, and dimensions that do not descend."""
         super().__post_init__()
         weights = self.dimension_weights
         if weights and len(weights) != len(self.dimensions):
@@ -104,16 +102,10 @@ def ranking_losses(
 ) -> Float[Array, " b"]:
     """Compute the cross entropy of each query's document among all documents (InfoNCE).
 
-    Candidates are the documents and hard negatives of all groups. A candidate is left out where its
-    text equals the query's or its document's, or where it is the document of the same query.
-
-    Args:
-        own: Groups whose losses are computed.
-        every: Groups of the whole batch, `own` among them.
-        temperature: Number that divides cosines.
-        symmetric: Whether the mean with the loss of each document's query among all queries is
-            returned. A query is left out where its text is one of the group's own, or where it
-            belongs to the same document.
+    Candidates are the documents and hard negatives of all groups, `own` among them. A candidate is
+    left out where its text equals the query's or its document's, or where it is the document of the
+    same query. `symmetric` takes the mean with the loss of each document's query among all queries;
+    a query is left out where its text is one of the group's own, or belongs to the same document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -177,11 +169,8 @@ def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
 
 
 @dataclass(frozen=True)
-class EmbeddingObjective(CoupledObjective):
-    """Vectors of texts that belong together, near to each other and far from all others.
-
-    Batches are `tasks.rows.Batch`es. Outputs are (B, G, D) float32, of any length.
-    """
+class EmbeddingObjective(Adapted, CoupledObjective):
+    """Vectors of texts of a `tasks.rows.Batch`; outputs are (B, G, D) float32, of any length."""
 
     config: EmbeddingConfig
     """Vectors of the model."""
@@ -193,8 +182,6 @@ class EmbeddingObjective(CoupledObjective):
     query_length: int = 0
     """Tokens of the longest query: the first row of a group is cut to them, which loses
     only padding. 0: as long as the others."""
-    lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
-    """Low-rank updates, an entry `lora` of the parameters, to which `encoder` is frozen."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
 
@@ -205,14 +192,8 @@ class EmbeddingObjective(CoupledObjective):
         return (Metric("loss", "loss", "loss", "count", unit, short="loss"),)
 
     @override
-    def init(self, key: Array) -> Any:
-        params = init_embedding_params(self.model, self.config, key)
-        axes = logical_axes(self.model, EmbeddingModel, self.config)
-        return with_lora(self.lora, key, params, axes)
-
-    @override
-    def axes(self) -> Any:
-        return with_lora_axes(self.lora, logical_axes(self.model, EmbeddingModel, self.config))
+    def parts(self) -> tuple[Build, Any]:
+        return EmbeddingModel, self.config
 
     @override
     def counts(self, rows: Batch) -> Scalars:
@@ -221,9 +202,9 @@ class EmbeddingObjective(CoupledObjective):
 
     @override
     def represent(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
+        self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> Float[Array, "B G D"]:
-        params = merged(self.lora, params)
+        params = self.computing(params)
         length, size = self.query_length, rows["tokens"].shape[-1]
         parts = [(0, self.group, size)]
         if self.group > 1 and 0 < length < size:
@@ -237,9 +218,7 @@ class EmbeddingObjective(CoupledObjective):
         return jnp.concatenate(found, axis=1)
 
     @override
-    def compare(
-        self, outputs: Float[Array, "B G D"], rows: Batch, layout: Layout | None
-    ) -> Scalars:
+    def compare(self, outputs: Float[Array, "B G D"], rows: Batch, layout: OnMesh) -> Scalars:
         if self.comparison != "ranking" and "labels" not in rows:
             return {"loss": jnp.float32(0), "count": jnp.float32(0)}
         own = _compared(outputs, rows)
@@ -288,7 +267,7 @@ class EmbeddingObjective(CoupledObjective):
 
 def _inputs(
     rows: Batch, group: int, start: int, end: int, length: int, seed: Array | None
-) -> tuple[Array, Array, Array, DropoutStream | None]:
+) -> tuple[Array, Array, Array, Stream]:
     """Return the encoder's inputs from some rows of each group (b (end - start), length)."""
     names = ("tokens", "type_ids", "segment_ids")
     whole = [rows[name].reshape(len(rows["row_index"]), group, -1) for name in names]

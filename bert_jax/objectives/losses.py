@@ -1,10 +1,10 @@
 """Cross entropy with a backward pass that keeps one array of logits, and means."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
+
+from bert_jax.model.layers import differentiable
 
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
@@ -25,7 +25,7 @@ def cross_entropy(
     The backward pass is written out: it keeps the logits and one log-normaliser per row, where the
     derivative of a library log-softmax keeps a second array of V columns.
     """
-    _, loss, correct = _cross_entropy(logits.astype(jnp.float32), labels, 0.0, logits.shape[-1])
+    _, loss, correct = smoothed_cross_entropy(logits, labels, 0.0, logits.shape[-1])
     return loss, correct
 
 
@@ -37,14 +37,10 @@ def smoothed_cross_entropy(
     A smoothed label is (1 - smoothing) of the label and smoothing / num_classes of each of the
     first `num_classes` columns (Szegedy et al. 2016, section 7); the others stand for no class.
     """
-    return _cross_entropy(logits.astype(jnp.float32), labels, smoothing, num_classes)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _cross_entropy(
-    logits: Array, labels: Array, smoothing: float, num_classes: int
-) -> tuple[Array, Array, Array]:
-    return _forward(logits, labels, smoothing, num_classes)[0]
+    found: tuple[Array, Array, Array] = _cross_entropy(
+        logits.astype(jnp.float32), labels, smoothing, num_classes
+    )
+    return found
 
 
 def _forward(logits, labels, smoothing, num_classes):
@@ -75,7 +71,7 @@ def _backward(smoothing, num_classes, residuals, cotangents):
     return gradient - jnp.where(columns < num_classes, spread, 0), None
 
 
-_cross_entropy.defvjp(_forward, _backward)
+_cross_entropy = differentiable(_forward, _backward, static=(2, 3))
 
 
 def divergences(
@@ -132,13 +128,6 @@ def cross_entropy_in_blocks(
     return loss, correct
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _in_blocks(
-    states: Array, table: Array, bias: Array, labels: Array, count: int
-) -> tuple[Array, Array]:
-    return _in_blocks_forward(states, table, bias, labels, count)[0]
-
-
 def _in_blocks_forward(states, table, bias, labels, count):
     tables, biases, firsts = _blocks(table, bias, count)
 
@@ -181,7 +170,7 @@ def _in_blocks_backward(count, residuals, cotangents):
     return *parts, None
 
 
-_in_blocks.defvjp(_in_blocks_forward, _in_blocks_backward)
+_in_blocks = differentiable(_in_blocks_forward, _in_blocks_backward, static=(4,))
 
 
 def _blocks(table: Array, bias: Array, count: int) -> tuple[Array, Array, Array]:

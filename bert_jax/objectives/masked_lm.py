@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     Projection,
@@ -21,7 +21,8 @@ from bert_jax.model.heads import (
     vocabulary_logits,
     vocabulary_projection,
 )
-from bert_jax.model.layout import Layout, platform
+from bert_jax.model.layout import OnMesh, platform
+from bert_jax.model.rotation import restarting_positions
 from bert_jax.objectives.losses import (
     cross_entropy,
     cross_entropy_in_blocks,
@@ -30,7 +31,15 @@ from bert_jax.objectives.losses import (
     ratio,
 )
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
-from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, Teachable
+from bert_jax.objectives.objective import (
+    Batch,
+    Forward,
+    Metric,
+    Scalars,
+    Shown,
+    Teachable,
+    judged_sums,
+)
 from bert_jax.tokenization.special_ids import SpecialIds
 
 _MASKED = (
@@ -64,10 +73,7 @@ def check_decoder(model: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class MaskedLM(Teachable):
-    """Prediction of masked tokens, and of the label of a pair of sentences where rows have one.
-
-    `baseline` is the unigram entropy of the training corpus, nats.
-    """
+    """Prediction of masked tokens and sentence pairs; `baseline` is the unigram entropy, nats."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
@@ -77,7 +83,6 @@ class MaskedLM(Teachable):
     """Whether rows are pairs of sentences with a label."""
 
     def __post_init__(self) -> None:
-        """Refuse a model without a decoder."""
         check_decoder(self.model)
 
     @staticmethod
@@ -99,10 +104,7 @@ class MaskedLM(Teachable):
         return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens: adds (B, P) positions, labels and weights, and replaces the tokens.
-
-        A batch may have masking rates of its rows, `masking_rates` (B,) float32.
-        """
+        """Mask tokens, by any `masking_rates` (B,): adds (B, P) positions, labels and weights."""
         masked = mask_tokens(
             batch["tokens"],
             batch["segment_ids"],
@@ -123,32 +125,36 @@ class MaskedLM(Teachable):
             return masked
         return masked | {"nsp_count": jnp.sum(rows["pair_labels"] >= 0)}
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum losses (nats), right answers and counts over the rows."""
+        states, loss, correct = self.at_places(params, rows, seed, layout)
+        return self._summed(params, states, (loss, correct), rows)
+
+    def at_places(
+        self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
+    ) -> tuple[Array, Array, Array]:
+        """Compute the last states, and loss and right answer at each masked position."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
-        judged = projected_cross_entropy(projection, rows["labels"], layout)
-        return self._summed(params, states, judged, rows)
+        return states, *projected_cross_entropy(projection, rows["labels"], layout)
 
     def _summed(
-        self, params: Any, states: Array, judged: tuple[Array, Array], rows: Batch
+        self, params: Any, states: Array, answers: tuple[Array, Array], rows: Batch
     ) -> Forward:
-        masked = masked_sums(*judged, rows["weights"])
+        masked = judged_sums("mlm", *answers, rows["weights"])
         if not self.model.pooler:
             return Forward(masked)
         pairs = pair_logits(self.model, params, states)
         return Forward(masked | pair_sums(pairs, rows["pair_labels"]))
 
     def finish(
-        self, params: Any, states: Array, rows: Batch, stream: DropoutStream | None
+        self, params: Any, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Float[Array, "B P V"], Forward]:
         """Compute the logits at the masked positions, and the sums of `forward`."""
         del stream  # the head has no dropout
         logits = vocabulary_logits(self.model, params, states, rows["positions"])
-        judged = cross_entropy(logits, rows["labels"])
-        return logits, self._summed(params, states, judged, rows)
+        answers = cross_entropy(logits, rows["labels"])
+        return logits, self._summed(params, states, answers, rows)
 
     def soft_losses(
         self, logits: Array, wanted: Array, rows: Batch, temperature: float
@@ -171,18 +177,12 @@ class MaskedLM(Teachable):
         return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the share of the more frequent label, the number of masked tokens, and the gain.
-
-        The share is the accuracy of always answering the more frequent label.
-        """
+        """Return counts, the gain, and the accuracy of always answering the more frequent label."""
         values = {"num_masked": sums["mlm_count"]}
         if self.pairs:
             pairs, ones = sums["nsp_count"], sums["nsp_ones"]
             values["nsp_majority"] = max(ones, pairs - ones) / max(pairs, 1.0)
-        if self.baseline is not None:
-            loss = sums["mlm_loss"] / max(sums["mlm_count"], 1.0)
-            values["nats_below_unigram"] = self.baseline - loss
-        return values
+        return values | self.gain(sums)
 
     def flops(self, rows: Batch) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""
@@ -199,13 +199,45 @@ class MaskedLM(Teachable):
         return Shown(tokens, predicted.any(axis=1))
 
 
-def projected_cross_entropy(
-    projection: Projection, labels: Int[Array, "B P"], layout: Layout | None
-) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
-    """Return `cross_entropy` of the logits.
+@dataclass(frozen=True)
+class MaskedLMByPosition(MaskedLM):
+    """Masked LM for evaluation, by the place of the masked token in its segment.
 
-    On a CPU the logits are made and used block by block.
+    Batches have `masking_rates`, (B,) float32, at most `masking.rate`: one program for all rates.
     """
+
+    edges: tuple[int, ...] = (0,)
+    """Borders of K buckets, ascending: bucket k has the positions `edges[k]` to `edges[k + 1]` - 1.
+    A position is the number of tokens before it in its segment, [CLS] included."""
+
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
+        """Return losses (nats), right answers and counts of each row and bucket, (B, K) each.
+
+        Sums over rows are left to the host, which adds in float64, in one order on any mesh.
+        """
+        _, loss, correct = self.at_places(params, rows, seed, layout)
+        position = jnp.take_along_axis(
+            restarting_positions(rows["segment_ids"]), rows["positions"], axis=1
+        )[..., None]
+        edges = np.array(self.edges)
+        inside = (position >= edges[:-1]) & (position < edges[1:])
+        weights = jnp.where(inside, rows["weights"][..., None], 0.0)
+        values = {"loss": loss, "correct": correct, "count": jnp.ones_like(loss)}
+        return Forward({}, {n: jnp.sum(v[..., None] * weights, 1) for n, v in values.items()})
+
+
+def position_buckets(length: int) -> tuple[int, ...]:
+    """Return the borders 0, 128, 256, 512, ... of buckets of positions in rows of `length`."""
+    edges = [0]
+    while edges[-1] < length:
+        edges.append(min(2 * edges[-1] or 128, length))
+    return tuple(edges)
+
+
+def projected_cross_entropy(
+    projection: Projection, labels: Int[Array, "B P"], layout: OnMesh
+) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
+    """Return `cross_entropy` of the logits, which a CPU makes and uses block by block."""
     # Passes over all logits cost a CPU as much as their products do; other devices fuse them.
     count = num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
     if count > 1 and (layout is None or layout.is_local):
@@ -213,30 +245,8 @@ def projected_cross_entropy(
     return cross_entropy(projection.logits(), labels)
 
 
-def masked_sums(
-    loss: Float[Array, "B P"], correct: Float[Array, "B P"], weights: Float[Array, "B P"]
-) -> Scalars:
-    """Sum loss (nats), right answers and number of masked positions.
-
-    `weights` is 1 at masked positions and 0 at unused ones.
-    """
-    return {
-        "mlm_loss": jnp.sum(loss * weights),
-        "mlm_correct": jnp.sum(correct * weights),
-        "mlm_count": jnp.sum(weights),
-    }
-
-
 def pair_sums(logits: Float[Array, "B 2"], labels: Array) -> Scalars:
-    """Sum loss (nats), right answers and labels of rows that carry a sentence-pair label.
-
-    Rows whose label is -1 carry no sentence pair and add nothing.
-    """
+    """Sum loss (nats), right answers and labels of rows with a sentence pair, not a label of -1."""
     has_pair = (labels >= 0).astype(jnp.float32)
-    loss, correct = cross_entropy(logits, jnp.maximum(labels, 0))
-    return {
-        "nsp_loss": jnp.sum(loss * has_pair),
-        "nsp_correct": jnp.sum(correct * has_pair),
-        "nsp_count": jnp.sum(has_pair),
-        "nsp_ones": jnp.sum((labels == 1).astype(jnp.float32)),
-    }
+    sums = judged_sums("nsp", *cross_entropy(logits, jnp.maximum(labels, 0)), has_pair)
+    return sums | {"nsp_ones": jnp.sum((labels == 1).astype(jnp.float32))}

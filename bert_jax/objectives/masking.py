@@ -49,7 +49,6 @@ class MaskingConfig(Bounded, section="masking"):
     """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that are not shares."""
         super().__post_init__()
         if self.mask_rate + self.random_rate > 1 + 1e-9:
             raise UserError(
@@ -91,21 +90,11 @@ def mask_tokens(
 ) -> Masked:
     """Choose and replace tokens; a pure function of (seed, row_index) and the row, per row.
 
-    A row without tokens to choose has weights 0.
-
-    Args:
-      tokens: ids below `vocab_size`.
-      segment_ids: 0 is padding, which is never chosen.
-      row_index: the rows' places in the stream of examples.
-      seed: seed of the run.
-      config: rates; gives P.
-      vocab_size: number of real ids, without the padding of the embedding table.
-      special_ids: ids that are never chosen and never drawn as replacement.
-      continues_word: per id, whether it continues the word before it; needed for whole words.
-      rates: share of each row's tokens, in place of `config.rate`, which then gives only P.
-
-    Raises:
-      UserError: whole words without `continues_word`, or no id that is not special.
+    A row without tokens to choose has weights 0. Padding (segment 0) and special ids are never
+    chosen, special ids never drawn. `vocab_size` is without the padding of the embedding table;
+    `continues_word` says of each id whether it continues the word before it; `rates` are shares of
+    each row's tokens, in place of `config.rate`, which then gives only P. Whole words without
+    `continues_word`, and a vocabulary of special ids only, are refused.
     """
     if config.whole_word and continues_word is None:
         raise UserError(
@@ -125,7 +114,6 @@ def mask_tokens(
     candidate = is_real
     for special in specials:
         candidate &= tokens != special
-
     num_real = is_real.sum(axis=1, dtype=jnp.int32)
     share = config.rate if rates is None else jnp.asarray(rates)
     wanted = jnp.round(share * num_real.astype(jnp.float32)).astype(jnp.int32)
@@ -161,10 +149,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw numbers that differ within a row: hash in the high bits, `places` in the low ones.
-
-    A place that is no candidate has 0; a candidate never has.
-    """
+    """Draw numbers that differ within a row, `places` in the low bits; 0 is no candidate."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)
@@ -197,8 +182,8 @@ def _choose_words(
 
     A word that does not fit is passed over for shorter ones, as in the published data creation.
     What is left to fill shrinks with each round to less than the word that did not fit, so
-    `_WORD_ROUNDS` rounds fill as much where words have at most as many tokens; where they are
-    longer, seldom, a few tokens fewer are chosen.
+    `_WORD_ROUNDS` rounds suffice where words have at most as many tokens; where they are longer,
+    seldom, a few tokens fewer are chosen.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)

@@ -27,11 +27,19 @@ from bert_jax.model.heads import (
     vocabulary_logits,
     with_params,
 )
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.objectives.losses import cross_entropy, ratio
-from bert_jax.objectives.masked_lm import MaskedLM, check_decoder, masked_sums
+from bert_jax.objectives.masked_lm import MaskedLM, check_decoder
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.objectives.objective import (
+    Batch,
+    Forward,
+    Metric,
+    Objective,
+    Scalars,
+    Shown,
+    judged_sums,
+)
 from bert_jax.tokenization.special_ids import SpecialIds
 
 # Purposes of random numbers; words far from masking's words.
@@ -61,10 +69,7 @@ METRICS = (
 
 
 def generator_of(model: ModelConfig, size: float) -> ModelConfig:
-    """Return the generator of a discriminator: as deep, `size` times as wide, on the same tables.
-
-    `size` is its share of width, heads and feed-forward width.
-    """
+    """Return the generator: as deep, with a share `size` of the widths and heads, same tables."""
     heads = max(1, round(model.num_heads * size))
     width = max(1, round(model.hidden_dim * size / heads)) * heads
     generator = dataclasses.replace(
@@ -98,11 +103,7 @@ class Replaced(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplacedTokens(Objective):
-    """Detection of tokens that a jointly trained masked LM proposed.
-
-    `model` is the discriminator, the model that is kept; `baseline` is the unigram entropy of the
-    training corpus, nats.
-    """
+    """Detection of tokens that a jointly trained masked LM proposed; `model` detects them."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
@@ -159,13 +160,11 @@ class ReplacedTokens(Objective):
             "rtd_count": jnp.sum((rows["segment_ids"] > 0).astype(jnp.float32)),
         }
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum losses (nats), right answers and counts of both models over the rows."""
         generator = generator_params(params)
         logits = self.proposed_logits(generator, rows, seed, layout)
-        sums = masked_sums(*cross_entropy(logits, rows["labels"]), rows["weights"])
+        sums = judged_sums("mlm", *cross_entropy(logits, rows["labels"]), rows["weights"])
         drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
         seen = replace_tokens(rows, drawn)
         inputs = self.inputs({**rows, "tokens": seen.tokens}, seed)
@@ -174,7 +173,7 @@ class ReplacedTokens(Objective):
         return Forward(sums | detection_sums(found, seen.is_replaced, rows["segment_ids"] > 0))
 
     def proposed_logits(
-        self, generator: Any, rows: Batch, seed: Array | None, layout: Layout | None
+        self, generator: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> Float[Array, "B P V"]:
         """Compute the generator's logits at the masked positions."""
         if seed is not None:  # the sites of the discriminator have the same numbers
@@ -213,10 +212,7 @@ class ReplacedTokens(Objective):
 
 
 def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
-    """Lay out both models as one tree in which the shared embeddings are there once.
-
-    Neither model has a pooler: no loss reads one.
-    """
+    """Lay out both models, without poolers, as a tree that has the shared embeddings once."""
     encoder, own = (
         {name: part for name, part in model["encoder"].items() if name != "pooler"}
         for model in (discriminator, generator)
@@ -230,10 +226,7 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw a token per position from softmax(logits), without a gradient (Gumbel-max).
-
-    A pure function of the row's seed and the position: the same in any batch and on any mesh.
-    """
+    """Draw tokens from softmax(logits) by row seed and position, without gradient (Gumbel-max)."""
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
     # The numbers near 0 decide: a float32 has them to 2^-33, where 1 - u would have 2^-24.

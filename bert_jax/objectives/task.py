@@ -4,27 +4,19 @@ A kind of head is an entry of `HEADS`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from bert_jax.model.dropout import DropoutStream
+from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import task_flops
-from bert_jax.model.heads import PADDED_LOGIT, logical_axes
-from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
-from bert_jax.model.task_heads import (
-    HeadNetwork,
-    TaskHeadConfig,
-    TaskModel,
-    head_logits,
-    init_task_params,
-)
-from bert_jax.objectives.arcs import arc_losses, arcs_and_best_relations
+from bert_jax.model.heads import PADDED_LOGIT, Build
+from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig, TaskModel, head_logits
 from bert_jax.objectives.losses import binary_divergences, cross_entropy, divergences, ratio
-from bert_jax.objectives.objective import Batch, Forward, Metric, Scalars, Shown, Teachable
+from bert_jax.objectives.objective import Adapted, Batch, Forward, Metric, Scalars, Shown, Teachable
 from bert_jax.tasks.task import HeadKind
 
 
@@ -86,10 +78,7 @@ class Head:
 
 
 def _class_losses(
-    logits: Float[Array, "*rows C"],
-    labels: Integer[Array, "*rows"],
-    _: Array,
-    options: ClassLoss = _PLAIN,
+    logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
     """Return weighted losses, as torch's CrossEntropyLoss; a label below 0 is not counted."""
     labels = jnp.maximum(labels, 0)
@@ -105,10 +94,7 @@ def _class_losses(
 
 
 def _multi_label_losses(
-    logits: Float[Array, "B C"],
-    labels: Float[Array, "B C"],
-    _: Array,
-    options: ClassLoss = _PLAIN,
+    logits: Float[Array, "B C"], labels: Float[Array, "B C"], _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
     """Return the cross entropy of sigmoids, meant over the classes."""
     if options == _PLAIN:  # log(1 + e^x) - x y
@@ -120,15 +106,8 @@ def _multi_label_losses(
     return jnp.mean(labels * yes + (1 - labels) * no, axis=-1)
 
 
-def _regression_losses(logits: Float[Array, "B 1"], labels: Float[Array, " B"], *_: Any) -> Array:
-    return jnp.square(logits[:, 0] - labels)
-
-
 def _span_losses(
-    logits: Float[Array, "B L 2"],
-    labels: Integer[Array, "B 2"],
-    segment_ids: Integer[Array, "B L"],
-    *_: Any,
+    logits: Float[Array, "B L 2"], labels: Integer[Array, "B 2"], segment_ids: Array, *_: Any
 ) -> Array:
     # Padding is no answer, so that the loss of a row does not depend on the row's padded length.
     places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
@@ -136,21 +115,42 @@ def _span_losses(
     return jnp.mean(each, axis=-1)
 
 
-def _choice_losses(
-    logits: Float[Array, "B G 1"], labels: Integer[Array, " B"], *_: Any
-) -> Float[Array, " B"]:
-    return cross_entropy(logits[..., 0], labels)[0]
+def _arc_losses(
+    logits: Float[Array, "B L L C"], labels: Integer[Array, "B L"], segment_ids: Array, *_: Any
+) -> Float[Array, "B L"]:
+    """Compute for each position the cross entropy of its head and of the relation to that head.
+
+    A label is the position of the head, which is not padding, times the number of relations, plus
+    the number of the relation; a label below 0 is not counted.
+    """
+    heads, relations = jnp.divmod(jnp.maximum(labels, 0), logits.shape[-1] - 1)
+    arcs = jnp.where(segment_ids[:, None, :] > 0, logits[..., 0], PADDED_LOGIT)
+    at = heads[:, :, None, None]
+    of_head = jnp.take_along_axis(logits[..., 1:], at, axis=2)[:, :, 0]
+    return cross_entropy(arcs, heads)[0] + cross_entropy(of_head, relations)[0]
+
+
+def _arcs_and_best_relations(logits: Float[Array, "B L L C"]) -> Float[Array, "B L L 2"]:
+    """Return the scores of arcs, and of each arc the number of its best relation."""
+    best = jnp.argmax(logits[..., 1:], axis=-1).astype(logits.dtype)
+    return jnp.stack([logits[..., 0], best], axis=-1)
 
 
 HEADS: dict[HeadKind, Head] = {
     "single_label": Head("classification", _class_losses, one_class=True),
     "multi_label": Head("classification", _multi_label_losses),
-    "regression": Head("classification", _regression_losses, "squared error"),
+    "regression": Head(
+        "classification", lambda x, labels, *_: jnp.square(x[:, 0] - labels), "squared error"
+    ),
     "tags": Head("tagging", _class_losses, "nats per token", per_token=True, one_class=True),
     "span": Head("span", _span_losses),
-    "choice": Head("classification", _choice_losses, outputs=lambda logits: logits[..., 0]),
+    "choice": Head(
+        "classification",
+        lambda x, labels, *_: cross_entropy(x[..., 0], labels)[0],
+        outputs=lambda logits: logits[..., 0],
+    ),
     "arcs": Head(
-        "parsing", arc_losses, "nats per word", per_token=True, outputs=arcs_and_best_relations
+        "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),
 }
 """Heads by what they predict. The losses equal those in Transformers' classes for the same task,
@@ -158,11 +158,11 @@ except that padding is never the answer of a span here. Adding a head is an entr
 
 
 @dataclass(frozen=True)
-class TaskObjective(Teachable):
+class TaskObjective(Adapted, Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
     Batches are `tasks.rows.Batch`es. Outputs are logits in float32: (B, C), of tags and
-    spans (B, L, C), of the G choices of an example (B, G); of arcs see `objectives.arcs`.
+    spans (B, L, C), of the G choices of an example (B, G), of arcs (B, L, L, 2).
     """
 
     config: TaskHeadConfig
@@ -171,8 +171,6 @@ class TaskObjective(Teachable):
     """Entry of `HEADS`."""
     classes: ClassLoss = _PLAIN
     """Options of the loss, of heads with classes."""
-    lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
-    """Low-rank updates, an entry `lora` of the parameters, to which `encoder` is frozen."""
 
     @property
     def head(self) -> Head:
@@ -184,15 +182,9 @@ class TaskObjective(Teachable):
         """Metrics of the objective; those of the task need all rows (see `tasks.task.Split`)."""
         return (Metric("loss", "loss", "loss", "count", self.head.unit, short="loss"),)
 
-    def init(self, key: Array) -> Any:
-        """Make fresh parameters: encoder, head."""
-        params = init_task_params(self.model, self.config, key)
-        axes = logical_axes(self.model, TaskModel, self.config)
-        return with_lora(self.lora, key, params, axes)
-
-    def axes(self) -> Any:
-        """Name the logical axes of each parameter."""
-        return with_lora_axes(self.lora, logical_axes(self.model, TaskModel, self.config))
+    def parts(self) -> tuple[Build, Any]:
+        """Return the module of encoder and head, and its settings."""
+        return TaskModel, self.config
 
     def counts(self, rows: Batch) -> Scalars:
         """Count the labels, each with the weight of its class."""
@@ -201,12 +193,8 @@ class TaskObjective(Teachable):
         counted = self.head.counted(rows["labels"], rows["weights"])
         return {"count": self.head.count(rows["labels"], counted, self.classes)}
 
-    def computing(self, params: Any) -> Any:
-        """Return the parameters with the low-rank updates added."""
-        return merged(self.lora, params)
-
     def finish(
-        self, params: Any, states: Array, rows: Batch, stream: DropoutStream | None
+        self, params: Any, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Float[Array, "B ..."], Forward]:
         """Compute logits, and the sum of losses where rows have labels."""
         *size, length = rows["tokens"].shape
@@ -225,11 +213,8 @@ class TaskObjective(Teachable):
     def soft_losses(
         self, logits: Array, wanted: Array, rows: Batch, temperature: float
     ) -> Float[Array, "*counted"]:
-        """Compute the loss against a teacher's logits, of each row (B,) or token of tags (B, L).
-
-        Scores are not logits; their loss is the squared difference.
-        """
-        if self.kind == "regression":
+        """Compute the loss against a teacher's logits, of each row (B,) or token of tags (B, L)."""
+        if self.kind == "regression":  # scores are not logits
             return jnp.square(logits - wanted)[:, 0]
         if self.kind == "multi_label":
             return jnp.mean(binary_divergences(logits, wanted, temperature), axis=-1)

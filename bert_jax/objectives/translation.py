@@ -13,10 +13,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Integer
 
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.objectives.losses import ratio, smoothed_cross_entropy
-from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, Shown
+from bert_jax.objectives.objective import (
+    Batch,
+    Forward,
+    Metric,
+    Objective,
+    Scalars,
+    Shown,
+    judged_sums,
+)
 from bert_jax.tokenization.special_ids import SpecialIds
 
 METRICS = (
@@ -65,24 +73,17 @@ class Translation(Objective):
         """Count the labels."""
         return {"target_count": jnp.sum(rows["weights"])}
 
-    def forward(
-        self, params: Any, rows: Batch, seed: Array | None, layout: Layout | None
-    ) -> Forward:
+    def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum losses (nats), with label smoothing and without, right answers and counts."""
         stream = None if seed is None else DropoutStream(seed, rows["row_index"])
         logits = self.network.logits(params, *sides(rows), stream, layout)
-        found = smoothed_cross_entropy(
+        weights = rows["weights"]
+        smoothed, loss, correct = smoothed_cross_entropy(
             logits, rows["labels"], self.label_smoothing, self.model.vocab_size
         )
-        smoothed, loss, correct = (jnp.sum(values * rows["weights"]) for values in found)
-        return Forward(
-            {
-                "smoothed_loss": smoothed,
-                "translation_loss": loss,
-                "translation_correct": correct,
-                "target_count": jnp.sum(rows["weights"]),
-            }
-        )
+        sums = {"smoothed_loss": jnp.sum(smoothed * weights)}
+        plain = judged_sums("translation", loss, correct, weights, "target_count")
+        return Forward(sums | plain)
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the mean loss a target token, with label smoothing."""
@@ -90,11 +91,9 @@ class Translation(Objective):
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the perplexity, the number of target tokens, and the gain over their entropy."""
-        loss = sums["translation_loss"] / max(sums["target_count"], 1.0)
-        values = {"perplexity": math.exp(min(loss, 100.0)), "num_targets": sums["target_count"]}
-        if self.baseline is not None:
-            values["nats_below_unigram"] = self.baseline - loss
-        return values
+        perplexity = math.exp(min(self.metrics[0].of(sums), 100.0))
+        counted = {"perplexity": perplexity, "num_targets": sums["target_count"]}
+        return counted | self.gain(sums)
 
     @staticmethod
     def num_tokens(batch: Batch) -> Int[Array, "*trials"]:

@@ -18,7 +18,7 @@ from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Side, Weights
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 
 SMALL = ModelConfig(

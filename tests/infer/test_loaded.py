@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applied_task import apply_task
 from asked_models import HEADS, TOKENIZER, WORDS, random_model
 
 from bert_jax.artefacts.saved.model import SavedModel
@@ -17,7 +18,6 @@ from bert_jax.infer.batching import MAX_TOKENS, shape_for
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.tag import split_words
 from bert_jax.model.heads import layer_outputs
-from bert_jax.model.task_heads import apply_task
 from bert_jax.tasks.long_texts import LongTexts
 
 TEXTS = ["the cat sat", "", "kim met the dog on a hill . " * 2, "猫 ran"]

@@ -19,7 +19,7 @@ from bert_jax.infer.translate import Translator, decoded, mean_attention, word_a
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.tokenization.tokenizer import make_row

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 from huggingface_directory import MODEL, random_tree
 
-from bert_jax.model.biaffine import ARC_WIDTH, RELATION_WIDTH, BiaffineHead, biaffine_flops
-from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, task_flops
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, biaffine_flops, encoder_flops, task_flops
 from bert_jax.model.heads import init_params, with_params
+from bert_jax.model.task_heads import ARC_WIDTH, RELATION_WIDTH, BiaffineHead
 
 
 def test_scores_of_each_pair():

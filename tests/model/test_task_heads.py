@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applied_task import apply_task
 from bert_names import from_huggingface, table_of, to_huggingface
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import init_params, logical_axes
-from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, apply_task, init_task_params
+from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, init_task_params
 
 MODEL = ModelConfig(
     vocab_size=99, num_positions=24, hidden_dim=32, num_layers=2, num_heads=4, mlp_dim=64,

@@ -19,9 +19,8 @@ from bert_jax.distributed.parallel.sharding import (
 )
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig, finish
+from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
-from bert_jax.model.pooling import pool_tokens
 from bert_jax.objectives.embedding import (
     Compared,
     ContrastConfig,

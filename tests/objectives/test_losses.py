@@ -11,8 +11,9 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Projection
 from bert_jax.objectives import masked_lm
 from bert_jax.objectives.losses import cross_entropy, cross_entropy_in_blocks, num_blocks
-from bert_jax.objectives.masked_lm import MaskedLM, masked_sums, pair_sums
+from bert_jax.objectives.masked_lm import MaskedLM, pair_sums
 from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.objectives.objective import judged_sums
 from bert_jax.tokenization.special_ids import SpecialIds
 
 entropy = jax.jit(cross_entropy)
@@ -21,7 +22,7 @@ OBJECTIVE = MaskedLM(ModelConfig(), MaskingConfig(), SpecialIds(0, 1, 2, 3, 4))
 
 @jax.jit
 def pretraining_sums(mlm_logits, labels, weights, nsp_logits, pair_labels):
-    return masked_sums(*cross_entropy(mlm_logits, labels), weights) | pair_sums(
+    return judged_sums("mlm", *cross_entropy(mlm_logits, labels), weights) | pair_sums(
         nsp_logits, pair_labels
     )
 

@@ -14,8 +14,7 @@ from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model import heads
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig, finish
-from bert_jax.model.pooling import pool_tokens
+from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special

@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import Params
+from bert_jax.model.heads import MASKED_LM, Params
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def tensor_shapes(
 
 
 VOCABULARY_PATHS = (
-    ("encoder", "embeddings", "token"), ("mlm", "bias"), ("mlm", "decoder"),
+    ("encoder", "embeddings", "token"), (MASKED_LM, "bias"), (MASKED_LM, "decoder"),
     ("decoder", "embeddings", "token"), ("output", "bias"), ("output", "decoder"),
 )  # fmt: skip
 """Paths of our parameters that have one row per token."""

@@ -25,6 +25,7 @@ from bert_jax.artefacts.formats.family import (
     token_table,
 )
 from bert_jax.errors import UserError
+from bert_jax.model.heads import MASKED_LM
 
 _QKV = ("query", "key", "value")
 
@@ -63,7 +64,7 @@ _MODERNBERT = Family(
         *affine(f"{_MODERNBERT_LAYER}.mlp.Wo", *MLP, "down"),
         *norm("model.final_norm", "encoder", "final_norm"),
     ),
-    pretraining={"mlm": masked_lm("head.dense", "head.norm", "decoder", "decoder")},
+    pretraining={MASKED_LM: masked_lm("head.dense", "head.norm", "decoder", "decoder")},
     computes={
         **_PRE, "norm": "layer", "embedding_norm": True, "first_norm": False, "num_kv_heads": 0,
         "head_transform": True,
@@ -114,7 +115,7 @@ _EUROBERT = Family(
         ),
         *norm("model.norm", "encoder", "final_norm"),
     ),
-    pretraining={"mlm": decoder_of("lm_head", "lm_head")},
+    pretraining={MASKED_LM: decoder_of("lm_head", "lm_head")},
     computes=_RMS,
     fields={
         **SIZES, "hidden_act": "activation", "rms_norm_eps": "norm_eps",
@@ -155,7 +156,7 @@ _NOMIC = Family(
         *norm(f"{_NOMIC_LAYER}.norm2", *LAYERS, "mlp_norm"),
     ),
     pretraining={
-        "mlm": masked_lm(
+        MASKED_LM: masked_lm(
             "cls.predictions.transform.dense", "cls.predictions.transform.layer_norm",
             "cls.predictions.decoder", "cls.predictions",
         )
@@ -209,7 +210,7 @@ _NEOBERT = Family(
         *norm(f"{_NEOBERT_LAYER}.ffn_norm", *LAYERS, "mlp_norm"),
         *norm("model.layer_norm", "encoder", "final_norm"),
     ),
-    pretraining={"mlm": decoder_of("decoder", "decoder")},
+    pretraining={MASKED_LM: decoder_of("decoder", "decoder")},
     computes={
         **_RMS, "num_kv_heads": 0, "activation": "silu", "attention_bias": False,
         "mlp_bias": False, "decoder_bias": True, "tied": False, "rope_theta": 10000.0,

@@ -10,7 +10,7 @@ from bert_jax.artefacts.formats.huggingface_config import MULTIPLE_CHOICE, TASKS
 from bert_jax.artefacts.formats.huggingface_files import model_class
 from bert_jax.files.untrusted.json_file import short
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.pooling import Pooled
+from bert_jax.model.embedding import Pooled
 from bert_jax.model.task_heads import HeadNetwork
 
 EMBEDDINGS, LAYERS = ("encoder", "embeddings"), ("encoder", "layers")

@@ -19,8 +19,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.model.pooling import TokenPooling
+from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 DIMENSIONS = "matryoshka_dimensions"

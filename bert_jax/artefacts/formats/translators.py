@@ -31,7 +31,7 @@ from bert_jax.artefacts.formats.model_config import (
 )
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.heads import Params
+from bert_jax.model.heads import MASKED_LM, Params
 from bert_jax.model.rotation import sinusoids
 from bert_jax.model.seq2seq.network import Network, Tying
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
@@ -263,7 +263,7 @@ _PAIR_TABLE = (
     *affine(f"{_CROSS_LAYER}.self.value", *_CROSS, "value"),
     *affine(f"{_CROSS_LAYER}.output.dense", *_CROSS, "output", num_inputs=2),
     *norm(f"{_CROSS_LAYER}.output.LayerNorm", "decoder", "layers", "cross_norm"),
-    *_moved(BERT.pretraining["mlm"], "decoder.", "output"),
+    *_moved(BERT.pretraining[MASKED_LM], "decoder.", "output"),
 )
 _TABLES = (
     "encoder.embeddings.word_embeddings.weight", "decoder.bert.embeddings.word_embeddings.weight",

@@ -15,10 +15,9 @@ from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
 from bert_jax.artefacts.formats.model_config import kind_of
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.embedding import EmbeddingConfig, Pooled
 from bert_jax.model.heads import Params, has_vocabulary_head, init_params
 from bert_jax.model.lora import LoraConfig, merged
-from bert_jax.model.pooling import Pooled
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.tokenizer import Tokenizer

@@ -13,8 +13,7 @@ from bert_jax.cli.inspection.evaluate import HeldOutRun, open_heldout
 from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.distributed.parallel.sharding import place_batch
 from bert_jax.errors import UserError
-from bert_jax.objectives.by_position import MaskedLMByPosition, position_buckets
-from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.masked_lm import MaskedLM, MaskedLMByPosition, position_buckets
 from bert_jax.objectives.objective import Batch
 from bert_jax.training.pretrain.evaluate import EVAL_SEED
 from bert_jax.training.steps.step import make_eval_step

@@ -12,7 +12,6 @@ A run's directory `checkpoints` holds one directory a step:
 uses.
 """
 
-from bert_jax.distributed.checkpoint.branches import branches_of, forget_branch, keep_for_branch
 from bert_jax.distributed.checkpoint.manager import Checkpoints, SaveFailedError
 from bert_jax.distributed.checkpoint.reading import (
     DamagedCheckpointError,
@@ -20,7 +19,12 @@ from bert_jax.distributed.checkpoint.reading import (
     load_newest,
     restore_step,
 )
-from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.retention import (
+    Retention,
+    branches_of,
+    forget_branch,
+    keep_for_branch,
+)
 from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.checkpoint.verify import (
     Verdict,

@@ -33,11 +33,7 @@ def all_agree(ok: bool) -> bool:
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Call `act` in process 0 and give its answer, which JSON can hold, to all processes.
-
-    Raises:
-        ElsewhereError: In the other processes, when `act` raised in process 0.
-    """
+    """Give process 0's answer of `act`, JSON, to all processes, or ElsewhereError for its error."""
     if jax.process_count() == 1:
         return act()
     answer, error = None, None

@@ -31,11 +31,7 @@ _MAX_PIECES = 32
 
 
 def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
-    """Compute digests of named arrays, 8 hexadecimal digits each, of one mesh or on one device.
-
-    Collective: with several processes all must call it, and all get the same answer. Waits for the
-    arrays.
-    """
+    """Compute digests of named arrays, 8 hexadecimal digits each; collective, waits for them."""
     by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
     for name, leaf in leaves.items():
         sharding = leaf.sharding
@@ -56,20 +52,13 @@ def text(digest: int | np.integer) -> str:
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
     """Compute on the host what the block at index `start` adds to the digest of its array."""
-    words = _host_words(block)
+    words = np.ascontiguousarray(block).reshape(block.shape)
+    if block.dtype.itemsize == 8:  # as `bitcast_convert_type` gives it: two words in a last axis
+        words = words[..., None]
+    words = words.view(_UNSIGNED[block.dtype.itemsize])
     strides = _strides((*shape, *words.shape[block.ndim :]))
     first = sum(index * stride for index, stride in zip(start, strides, strict=False))
     return _host_sum(words, first, strides) & 0xFFFFFFFF
-
-
-def _host_words(block: np.ndarray) -> np.ndarray:
-    if block.dtype == np.bool_:
-        block = block.view(np.uint8)
-    unsigned = np.dtype(_UNSIGNED[block.dtype.itemsize])
-    words = np.ascontiguousarray(block).reshape(block.shape)
-    if block.dtype.itemsize == 8:  # as `bitcast_convert_type` gives it: two words in a last axis
-        return words[..., None].view(unsigned)
-    return words.view(unsigned)
 
 
 def _host_sum(words: np.ndarray, offset: int, strides: Sequence[int]) -> int:

@@ -17,11 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from etils import epath
 
 from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.agreement import all_agree, by_first
-from bert_jax.distributed.checkpoint.branches import kept_steps
 from bert_jax.distributed.checkpoint.digest import leaf_digests
 from bert_jax.distributed.checkpoint.reading import Restored, restore_newest
 from bert_jax.distributed.checkpoint.record import (
@@ -31,7 +29,7 @@ from bert_jax.distributed.checkpoint.record import (
     named_leaves,
     read_record,
 )
-from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.retention import Retention, kept_steps
 from bert_jax.distributed.checkpoint.storage import (
     AnyPath,
     as_path,
@@ -76,8 +74,7 @@ class Checkpoints:
         """Open `directory`, and remove what interrupted saves left in it.
 
         The first save makes it if missing. Damaged checkpoints are moved to `damaged/` beside it.
-        After `max_failed_saves` in a row `SaveFailedError` is raised. `report` is called in process
-        0, from the main thread.
+        `max_failed_saves` in a row end the run. Process 0 calls `report`, from the main thread.
         """
         self._directory = as_path(directory)
         self._aside = self._directory.parent / "damaged"
@@ -91,20 +88,19 @@ class Checkpoints:
         by_first(lambda: storage.remove_unfinished(self._directory))
 
     def restore(self, abstract: Any) -> Restored | None:
-        """Return the newest intact checkpoint, or None when there is none at all.
-
-        Damaged checkpoints that are newer are named in a warning and moved to `damaged/`, where
-        nothing reads them. `abstract` is the state with a `jax.ShapeDtypeStruct` per array that
-        carries the sharding the array shall have; it need not be the one that was saved.
-
-        Raises:
-            DamagedCheckpointError: There are checkpoints and none is intact; nothing is moved.
-            UserError: An intact checkpoint holds arrays of other names, shapes or dtypes.
-        """
+        """Return `restore_newest`'s checkpoint; move damaged ones that are newer to `damaged/`."""
         restored = restore_newest(self._directory, abstract)
         if restored is None:
             return None
-        by_first(lambda: self._set_aside(restored))
+
+        def set_aside() -> None:
+            if restored.damaged:
+                _log.warning("%s", restored.warning())
+            for bad in restored.damaged:
+                moved = storage.set_aside(self._directory / str(bad.step), self._aside)
+                self._report("damaged", bad.step, f"{bad.fault}; moved to {moved}")
+
+        by_first(set_aside)
         self._reader.start(restored.step)
         return restored
 
@@ -119,16 +115,9 @@ class Checkpoints:
     ) -> None:
         """Start a save; returns when the arrays are copied, so that the caller may donate them.
 
-        Args:
-            step: The next step to train. A step that has a checkpoint is not saved again.
-            state: A pytree with a `params` field that is a nested dict.
-            config: The run's configuration, JSON values.
-            extra: JSON values to hand back on restore. `lowest_at` among them is also for
-                `Retention.superfluous`.
-            metrics: An evaluation of exactly this state, for `Retention.keep_best`.
-
-        Raises:
-            SaveFailedError: This failure, or the failure of the save before, was one too many.
+        A step, the next to train, that has a checkpoint is not saved again. `state` is a pytree
+        with a field `params`, a nested dict; the rest are fields of `Record`. `Retention` reads
+        `metrics`, and `lowest_at` in `extra`. SaveFailedError: a failure was one too many.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
@@ -138,38 +127,25 @@ class Checkpoints:
             by_first(self._make_directory)  # inside Orbax, processes would wait for each other
             leaves = named_leaves(state)
             digests = leaf_digests(leaves)
-            record = Record(
-                step=step,
-                config=config,
-                extra=extra,
-                metrics=metrics or {},
-                arrays={
-                    name: [list(leaf.shape), str(leaf.dtype), digests[name]]
-                    for name, leaf in leaves.items()
-                },
-            )
-            pending = storage.write_async(
-                self._directory / str(step), grouped(leaves), record.to_json()
-            )
+            arrays = {
+                name: [list(leaf.shape), str(leaf.dtype), digests[name]]
+                for name, leaf in leaves.items()
+            }
+            record = Record(step, config, extra, metrics or {}, arrays).to_json()
+            pending = storage.write_async(self._directory / str(step), grouped(leaves), record)
         except Exception as error:  # Orbax raises many types for the same full disk
             fault = error
-        self._save = _Save(step, pending, fault, self._saved)
-
-    def _saved(self, save: "_Save") -> None:
-        """Take note of a save, in the thread that waited for the save."""
-        if save.error is None:
-            self._reader.start(save.step)
-        else:  # at once, not when the next save is due
-            _log.error("%s", self._explained(save.step, save_fault(save.error)))
+        self._save = _Save(self, step, pending, fault)
 
     def wait(self) -> bool:
-        """Wait until the last save is on disk, and say whether the save went well.
+        """Wait until the last save is on disk, and say whether it went well.
 
-        Raises:
-            SaveFailedError: It failed, and was one too many.
+        SaveFailedError: it failed, and was one too many.
         """
         save, self._save = self._save, None
-        error = save.wait() if save else None
+        if save:
+            save.join()
+        error = save.error if save else None
         damaged = self._reader.take_damaged()
         if all_agree(not (error or damaged)):
             self._failures = 0 if save else self._failures
@@ -199,10 +175,7 @@ class Checkpoints:
         """Save until a save has worked: no later save will make up for a failure.
 
         `content` is `config`, `extra` and `metrics`, as in `save`. With `read_back`, wait for the
-        verification too; it may take as long as the save.
-
-        Raises:
-            SaveFailedError: It failed too often.
+        verification too, which may take as long. SaveFailedError: it failed too often.
         """
         with contextlib.suppress(SaveFailedError):  # it is tried whatever became of those before
             self.wait()
@@ -229,7 +202,7 @@ class Checkpoints:
         Not collective, and it raises nothing: it may be called on the way out of an error.
         """
         if self._save is not None:
-            self._save.wait()
+            self._save.join()
         self._reader.stop()
 
     def _explained(self, step: int, reason: str) -> str:
@@ -242,21 +215,11 @@ class Checkpoints:
         return f"{where}: {reason}. {there}."
 
     def _make_directory(self) -> None:
-        """Make the directory once at most, and the work directory never.
-
-        Where one is gone, a disk is not mounted.
-        """
+        """Make the directory once at most, the work directory never: a disk may be not mounted."""
         if not self._made:
             self._directory.mkdir(exist_ok=True)
         self._made = True
         storage.try_to_write(self._directory)
-
-    def _set_aside(self, restored: Restored) -> None:
-        if restored.damaged:
-            _log.warning("%s", restored.warning())
-        for bad in restored.damaged:
-            moved = storage.set_aside(self._directory / str(bad.step), self._aside)
-            self._report("damaged", bad.step, f"{bad.fault}; moved to {moved}")
 
     def _prune(self) -> None:
         """Delete what the policy lets go; called once a newer checkpoint was read back."""
@@ -276,29 +239,25 @@ class Checkpoints:
                 storage.delete(self._directory / str(step))
 
 
-class _Save:
-    """One save on its way to the disk, waited for by a thread that then calls `then`."""
+class _Save(threading.Thread):
+    """One save on its way to the disk, waited for by a thread that then takes note of it."""
 
-    def __init__(
-        self, step: int, pending: Any, error: Exception | None, then: "Callable[[_Save], None]"
-    ):
+    def __init__(self, owner: Checkpoints, step: int, pending: Any, error: Exception | None):
+        super().__init__(name="save", daemon=True)
         self.step, self.error = step, error
-        self._pending, self._then = pending, then
-        self._thread = threading.Thread(target=self._run, name="save", daemon=True)
-        self._thread.start()
+        self._owner, self._pending = owner, pending
+        self.start()
 
-    def wait(self) -> Exception | None:
-        """Return the error that made the save fail, or None."""
-        self._thread.join()
-        return self.error
-
-    def _run(self) -> None:
+    def run(self) -> None:
         if self._pending is not None:
             try:
                 self._pending.result()
             except Exception as error:
                 self.error = error
-        self._then(self)
+        if self.error is None:
+            self._owner._reader.start(self.step)
+        else:  # at once, not when the next save is due
+            _log.error("%s", self._owner._explained(self.step, save_fault(self.error)))
 
 
 class _Reader:
@@ -353,25 +312,18 @@ class _Reader:
                 _log.warning("Verifying the checkpoint of step %d: %s", step, one_line(error))
 
     def _read(self, step: int) -> None:
-        owner = self._owner
-        path = owner._directory / str(step)
-        if not is_verified(path):
-            verdict = self._verdict(path)
-            if not verdict.intact:  # the disk may have been gone for a moment
-                verdict = self._verdict(path)
-            if not verdict.intact:
-                storage.set_aside(path, owner._aside)
+        path = self._owner._directory / str(step)
+        for is_last in (False, True):  # the disk may have been gone for a moment
+            if is_verified(path):
+                break
+            verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
+            if verdict.intact:
+                break
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is gone")
+            if is_last:
+                storage.set_aside(path, self._owner._aside)
                 with self._lock:
                     self._damaged = verdict
                 return
-        owner._prune()
-
-    def _verdict(self, path: epath.Path) -> Verdict:
-        """Return the verdict on the checkpoint, unless the checkpoint is gone.
-
-        It is there when this returns, so a second verdict is of a disk that has come back.
-        """
-        verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)
-        if not verdict.intact and not path.exists():
-            raise FileNotFoundError(f"{path} is gone")
-        return verdict
+        self._owner._prune()

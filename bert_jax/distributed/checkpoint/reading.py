@@ -104,12 +104,7 @@ def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Return the checkpoint of a step; nothing on disk changes. `abstract`: see `restore_newest`.
-
-    Raises:
-        DamagedCheckpointError: The checkpoint is not intact, or not there.
-        UserError: The checkpoint holds arrays of other names, shapes or dtypes.
-    """
+    """Return the checkpoint of a step, as `restore_newest`; a missing one counts as damaged."""
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
     if fault:
@@ -120,11 +115,18 @@ def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
 
 def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
     """Read and check one checkpoint: (record, state, fault or "")."""
+
+    def record_or_fault() -> tuple[dict[str, Any], str]:
+        try:
+            return read_record(path).__dict__, ""
+        except RecordFaultError as error:
+            return {}, str(error)
+
     wanted = None if abstract is None else named_leaves(abstract)
     groups = () if wanted is not None else (storage.PARAMS, storage.RECORD)
     _await_sight(path)
     fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)
-    content, unread = by_first(lambda: _record_or_fault(path))
+    content, unread = by_first(record_or_fault)
     if fault := _common_fault(path, fault or unread):
         return None, {}, fault
     record = Record(**content)
@@ -157,19 +159,11 @@ def _await_sight(path: epath.Path) -> None:
         time.sleep(1)
 
 
-def _record_or_fault(path: epath.Path) -> tuple[dict[str, Any], str]:
-    try:
-        return read_record(path).__dict__, ""
-    except RecordFaultError as error:
-        return {}, str(error)
-
-
 def _common_fault(path: epath.Path, fault: str) -> str:
     """Return the fault of a checkpoint in the words of process 0; "" where no process found one.
 
-    Raises:
-        OutOfSightError: Another process found a fault, and process 0, which then reads the whole
-            checkpoint, finds none. Such a checkpoint must not be passed over.
+    OutOfSightError: another process found a fault, and process 0, which then reads everything,
+    finds none. Such a checkpoint must not be passed over.
     """
     if all_agree(not fault):
         return ""
@@ -186,11 +180,7 @@ def _common_fault(path: epath.Path, fault: str) -> str:
 
 
 def check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose arrays, by its record, are not those that are wanted, by name.
-
-    Raises:
-        UserError: Names the first array that differs.
-    """
+    """Refuse a checkpoint whose arrays, by its record, are not the wanted ones; name the first."""
     saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
     needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
     for name in sorted({*saved, *needed}):

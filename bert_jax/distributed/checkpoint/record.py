@@ -60,12 +60,7 @@ class RecordFaultError(ValueError):
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """Return the record of a checkpoint.
-
-    Raises:
-        RecordFaultError: It cannot be read, or does not match its CRC.
-        UserError: It is intact, of another version.
-    """
+    """Return a checkpoint's record; RecordFaultError if damaged, UserError of another version."""
     try:
         content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
         crc = content.pop("crc32", None)
@@ -102,7 +97,7 @@ def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
 
 
 def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Leaves as they are stored: nested parameters, and (unless absent) the rest by name."""
+    """Lay leaves out as they are stored: nested parameters, and the rest, if any, by name."""
     rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}
     return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
 

@@ -60,9 +60,8 @@ def saved_steps(directory: AnyPath) -> list[int]:
     if not directory.is_dir():
         return []
     steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
-    if is_remote(directory):
-        steps = [p for p in steps if (p / _COMMITTED).exists()]
-    return sorted(int(p.name) for p in steps)
+    commits = is_remote(directory)
+    return sorted(int(p.name) for p in steps if not commits or (p / _COMMITTED).exists())
 
 
 def remove_unfinished(directory: AnyPath) -> None:
@@ -83,11 +82,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Make something in a directory and remove it; in a bucket, do nothing.
-
-    Raises:
-        OSError: The directory is gone, or does not take it.
-    """
+    """Make something in a directory and remove it (OSError if it is gone); not in a bucket."""
     if not is_remote(directory):
         probe = as_path(directory) / "probe.deleted"
         probe.mkdir(exist_ok=True)
@@ -128,9 +123,9 @@ def write_async(
 ) -> Any:
     """Start a save; returns when the arrays are copied, so that the caller may donate them.
 
-    Collective. The directory, which must not exist, appears when everything is written. `result()`
-    of what is returned waits until then, and raises the error that made the save fail. `arrays` has
-    the groups "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
+    Collective. The directory, which must not exist, appears when everything is written; `result()`
+    of what is returned waits for it, and raises what made the save fail. `arrays` has the groups
+    "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
     """
     with _context():
         # Orbax writes the record later, when the caller may have changed what is in it.
@@ -140,10 +135,7 @@ def write_async(
 
 
 def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
-    """Write a nested dict of arrays on the host as Orbax does by default, to a new directory.
-
-    For readers without this package.
-    """
+    """Write a nested dict of arrays as Orbax does by default, for readers without this package."""
     ocp.save(as_path(directory), tree)
 
 
@@ -156,8 +148,7 @@ def read_tree(directory: AnyPath) -> dict[str, Any]:
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Read groups of arrays onto devices; collective. Returns them, and "" or the fault.
 
-    `wanted` has groups, as for `write_async`, with a `jax.ShapeDtypeStruct` (and its sharding) in
-    place of every array.
+    `wanted` has groups, as for `write_async`, of `jax.ShapeDtypeStruct`s with shardings.
     """
     loaded: dict[str, Any] = {}
     fault = ""
@@ -180,11 +171,7 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return (group, name) of the arrays that Orbax would restore, by its own lists.
-
-    Not collective. The lists are read here: Orbax's function for it goes through caches that keep
-    what lay at the same path before.
-    """
+    """Return (group, name) of the arrays in Orbax's lists, past its caches; not collective."""
     checkpoint = as_path(checkpoint)
     listed = set()
     for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
@@ -204,17 +191,18 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
 def host_blocks(
     checkpoint: AnyPath, group: str, name: str
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
-    """Read one array piece by piece into host memory, without devices; not collective.
+    """Yield (block, index of its first element, shape of the array); not collective.
 
-    The name within the group, "params" or "rest", has keys of nested dicts joined by "/".
-
-    Yields:
-        (block, index of its first element, shape of the array). A block is as large as what one
-        device wrote.
+    Blocks, in host memory, are as large as what one device wrote. The name within the group,
+    "params" or "rest", has keys of nested dicts joined by "/".
     """
-    base = str(as_path(checkpoint) / group) + "/"
+    place = f"{as_path(checkpoint) / group}/"
+    base = {"driver": "file", "path": place}
+    if place.startswith("gs://"):
+        bucket, _, path = place.removeprefix("gs://").partition("/")
+        base = {"driver": "gcs", "bucket": bucket, "path": path}
     inner = name.replace("/", ".") if group == PARAMS else name  # Orbax joins nested keys by a dot
-    store = {"driver": "ocdbt", "base": _kvstore(base), "path": inner + "/"}
+    store = {"driver": "ocdbt", "base": base, "path": inner + "/"}
     array = tensorstore.open({"driver": "zarr3", "kvstore": store}, open=True).result()
     shape = tuple(array.shape)
     chunk = array.chunk_layout.read_chunk.shape or shape
@@ -230,9 +218,7 @@ def host_blocks(
 def damage(error: Exception, path: AnyPath) -> str:
     """Return an error met in reading, as a phrase.
 
-    Raises:
-        ConnectionError: It is the bucket that is out of reach, or denied: what lies there may be
-            intact, and is not to be passed over.
+    ConnectionError: the bucket is out of reach, or denied; what lies there may be intact.
     """
     if is_remote(path) and (
         type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")
@@ -269,13 +255,6 @@ def read_object(path: epath.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("no JSON object")
     return content
-
-
-def _kvstore(directory: str) -> dict[str, str]:
-    if directory.startswith("gs://"):
-        bucket, _, path = directory.removeprefix("gs://").partition("/")
-        return {"driver": "gcs", "bucket": bucket, "path": path}
-    return {"driver": "file", "path": directory}
 
 
 def _context() -> ocp.Context:

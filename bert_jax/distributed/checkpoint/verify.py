@@ -6,7 +6,7 @@ Runs on the host, array by array: no device is touched and no process waits for 
 import contextlib
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,16 +71,9 @@ def verify_checkpoint(
 ) -> Verdict:
     """Read every file and every array of a checkpoint.
 
-    Args:
-        checkpoint: The directory of one step.
-        mark: Write `verified.json` into it when it is intact, so that `file_fault` can tell later
-            which file has changed.
-        progress: Gets the bytes of each array or piece that was read.
-        stopped: Asked between pieces.
-
-    Raises:
-        VerificationStoppedError: `stopped` said so.
-        UserError: It is of another version.
+    With `mark` an intact checkpoint gets `verified.json`, so that `file_fault` can tell later which
+    file has changed. `progress` gets the bytes of each piece that was read; `stopped`, asked
+    between pieces, ends it by VerificationStoppedError. Another version is refused.
     """
     checkpoint = as_path(checkpoint)
     step = int(checkpoint.name)
@@ -114,23 +107,13 @@ def verify_checkpoint(
 
 
 def find_fault(checkpoint: AnyPath) -> str:
-    """Name the fault of a checkpoint; "" where there is none.
-
-    Read only the files where the files were compared with the arrays before, else the arrays too.
-    """
-    return (
-        file_fault(checkpoint) if is_verified(checkpoint) else verify_checkpoint(checkpoint).fault
-    )
+    """Name the fault of a checkpoint, "" for none; read the arrays if the files are not marked."""
+    is_known = is_verified(checkpoint)
+    return file_fault(checkpoint) if is_known else verify_checkpoint(checkpoint).fault
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Read every file and array of the checkpoints in a directory; changes nothing.
-
-    Reads the one of step `only`, or all; `progress` shows a bar on standard error.
-
-    Raises:
-        UserError: There is no checkpoint, or none of that step.
-    """
+    """Read all of the checkpoints in a directory, or of step `only`; refuse to read nothing."""
     directory = as_path(directory)
     steps = saved_steps(directory)
     if not steps:
@@ -205,10 +188,7 @@ def file_fault(
 
 
 def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
-    """Name a fault of the files by which arrays are restored; "" where there is none.
-
-    The arrays themselves are read without them.
-    """
+    """Name a fault of the files by which Orbax, but not this module, finds arrays; "" for none."""
     try:
         listed = listed_arrays(checkpoint)
     except Exception as error:  # whatever is in them
@@ -218,9 +198,13 @@ def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> st
 
 
 def _write_mark(checkpoint: epath.Path) -> None:
+    def files_below(directory: epath.Path) -> Iterator[epath.Path]:
+        for path in sorted(directory.iterdir()):
+            yield from files_below(path) if path.is_dir() else [path]
+
     files = {
         str(path.relative_to(checkpoint)): [path.stat().length, _file_crc(path)]
-        for path in _files(checkpoint)
+        for path in files_below(checkpoint)
     }
     content = json.dumps({"files": files, "crc32": json_crc(files)})
     if is_remote(checkpoint):  # an object appears whole
@@ -229,13 +213,6 @@ def _write_mark(checkpoint: epath.Path) -> None:
         temporary = checkpoint.with_name(f"{checkpoint.name}.{_MARK}.deleted")
         temporary.write_text(content)
         temporary.rename(checkpoint / _MARK)
-
-
-def _files(directory: epath.Path) -> list[epath.Path]:
-    files = []
-    for path in sorted(directory.iterdir()):
-        files += _files(path) if path.is_dir() else [path]
-    return files
 
 
 def _file_crc(path: epath.Path) -> int:

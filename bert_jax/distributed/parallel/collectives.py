@@ -54,10 +54,7 @@ def on_local_rows(
 
 
 def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
-    """Run `f` on every trial of this device; without a batch dimension where there is only one.
-
-    The last `shared` arguments have no axis of trials.
-    """
+    """Run `f` on every trial of this device; the last `shared` arguments are for all of them."""
     if TRIAL not in mesh.axis_names:
         return f
 
@@ -72,11 +69,7 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make the layout that a model with this compute type is told inside `on_local_rows`.
-
-    `specs` has the PartitionSpec of each parameter of the model; an entry `layers`, anywhere in it,
-    is a stack of layers on axis 0.
-    """
+    """Make a model's layout inside `on_local_rows` from its specs; `layers` are stacks."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
         layer = jax.tree.map(
@@ -88,17 +81,18 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
         for name, entry in specs.items()
         if name != "layers" and isinstance(entry, dict)
     }
-    gather_rows = partial(_gather_tree, mesh=mesh) if num_batch_shards(mesh) > 1 else None
+    gather_rows = None
+    if num_batch_shards(mesh) > 1:
+        gather_rows = partial(jax.tree.map, lambda x: _gather_rows(x, mesh))
     return Layout(mesh, partition_spec, gather_layer, inner, gather_rows)
 
 
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
     """Return parameters as they are used: whole over `fsdp`; matrices travel in the compute type.
 
-    Without `layers`, stacks of layers are left as they are: each layer gathers its own.
-
-    The gradient of each that `fsdp` splits is reduced to the device's own part, summed over `fsdp`,
-    where it arises; all other sums are left to `reduce_gradients`.
+    Without `layers`, stacks of layers are left to the layers. The gradient of each that `fsdp`
+    splits is reduced to the device's own part, summed over `fsdp`, where it arises; all other sums
+    are left to `reduce_gradients`.
     """
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -128,10 +122,6 @@ def _whole(x: jax.Array, mesh: Mesh, spec: PartitionSpec, travels: Any, used: An
 _gather = jax.custom_vjp(_whole, nondiff_argnums=(1, 2, 3, 4))
 
 
-def _gather_forward(x, *how):
-    return _whole(x, *how), None
-
-
 def _gather_backward(mesh, spec, travels, used, _, g):
     g = g.astype(jnp.float32)
     if _is_split(spec, mesh):
@@ -140,11 +130,7 @@ def _gather_backward(mesh, spec, travels, used, _, g):
     return (g,)
 
 
-_gather.defvjp(_gather_forward, _gather_backward)
-
-
-def _gather_tree(rows: Any, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda x: _gather_rows(x, mesh), rows)
+_gather.defvjp(lambda x, *how: (_whole(x, *how), None), _gather_backward)
 
 
 def _all_rows(x: jax.Array, mesh: Mesh) -> jax.Array:

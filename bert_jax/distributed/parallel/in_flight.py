@@ -12,11 +12,7 @@ Item = TypeVar("Item")
 def in_flight(
     dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
 ) -> Iterator[tuple[Item, Any]]:
-    """Yield each item with its result as numpy arrays, in order.
-
-    `dispatch` starts the computation of an item and returns its arrays on the device. At most
-    `ahead` results wait there, beyond the one that is read.
-    """
+    """Yield items and results as numpy arrays, in order; at most `ahead` wait on the device."""
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, dispatch(item)))

@@ -60,13 +60,7 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster that this process is part of, or None for a single process.
-
-    Looks at nothing but its arguments. `on_tpu`: computations run on TPU chips of this machine.
-
-    Raises:
-        UserError: The variables are incomplete or contradict each other.
-    """
+    """Return the cluster that the variables name, or None for a single process."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
@@ -95,10 +89,8 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     and Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. Leave with
     `leave` after an error.
 
-    Args:
-        mode: "auto" joins where the environment names other processes; "on" refuses to run
-            without; "off" runs on the devices of only this process.
-        timeout_seconds: How long to wait for the other processes.
+    "auto" joins where the environment names other processes; "on" refuses to run without; "off"
+    runs on the devices of only this process.
 
     Raises:
         UserError: The environment is incomplete.
@@ -115,17 +107,36 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         cluster = Cluster("--distributed=on", None)  # JAX knows more kinds than are tried unasked
     # A thread, because the wait is in C++, where no signal is handled and no timeout is kept.
     failed: list[BaseException] = []
-    worker = threading.Thread(target=_initialize, args=(cluster, timeout_seconds, failed))
-    worker.daemon = True
+    worker = threading.Thread(
+        target=_initialize, args=(cluster, timeout_seconds, failed), daemon=True
+    )
     _here.joined, _here.index = True, cluster.index or 0
     worker.start()
     worker.join(timeout_seconds)
     if worker.is_alive():
-        raise JoinError(_timed_out(cluster, timeout_seconds))
+        known = cluster.index is not None and cluster.count is not None
+        me = f"process {cluster.index} of {cluster.count}" if known else "this process"
+        where = f" at {cluster.address}" if cluster.address else ""
+        raise JoinError(
+            f"{me} waited {timeout_seconds} s{where} and not all processes of the run came "
+            f"({cluster.source}). Give the same command on every host within --join-timeout "
+            "seconds; the host name of process 0 must resolve and its port be open from the "
+            "others. To run only on this machine: --distributed=off"
+        )
     nowhere = bool(failed) and "should be defined" in str(failed[0])  # JAX found no cluster
     if failed and not (nowhere and mode == "auto"):
+        if nowhere:
+            raise UserError(
+                f"--distributed=on, and nothing says what other processes there are: not "
+                f"{ADDRESS}, {COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. "
+                "To run only on this machine: --distributed=off"
+            ) from failed[0]
         kind = JoinError if isinstance(failed[0], RuntimeError) else UserError
-        raise kind(_refused(cluster, failed[0], nowhere)) from failed[0]
+        line = str(failed[0]).strip().partition("\n")[0]
+        raise kind(
+            f"joining the run's processes failed ({cluster.source}): {type(failed[0]).__name__}: "
+            f"{line}. To run only on this machine: --distributed=off"
+        ) from failed[0]
     if nowhere or jax.process_count() == 1:  # one host with TPU chips: nobody to wait for
         _here.joined = False
         return
@@ -247,29 +258,3 @@ def _stop_all() -> Callable[[int, Any], None]:
         os.kill(os.getpid(), signal.SIGTERM)
 
     return handle
-
-
-def _timed_out(cluster: Cluster, seconds: int) -> str:
-    known = cluster.index is not None and cluster.count is not None
-    me = f"process {cluster.index} of {cluster.count}" if known else "this process"
-    where = f" at {cluster.address}" if cluster.address else ""
-    return (
-        f"{me} waited {seconds} s{where} and not all processes of the run came ({cluster.source}). "
-        "Give the same command on every host within --join-timeout seconds; the host name of "
-        "process 0 must resolve and its port be open from the others. To run only on this "
-        "machine: --distributed=off"
-    )
-
-
-def _refused(cluster: Cluster, error: BaseException, nowhere: bool) -> str:
-    if nowhere:
-        return (
-            f"--distributed=on, and nothing says what other processes there are: not {ADDRESS}, "
-            f"{COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. To run only on "
-            "this machine: --distributed=off"
-        )
-    line = str(error).strip().partition("\n")[0]
-    return (
-        f"joining the run's processes failed ({cluster.source}): {type(error).__name__}: {line}. "
-        "To run only on this machine: --distributed=off"
-    )

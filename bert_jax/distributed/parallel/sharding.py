@@ -59,7 +59,6 @@ class MeshConfig(Bounded, section="mesh"):
     the devices, in their order, into so many equal groups: to try multislice without one."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no number of devices satisfies."""
         super().__post_init__()
         if sum(getattr(self, name) == -1 for name in AXES) > 1:
             raise UserError(f"{self}: only one of mesh.data, mesh.fsdp, mesh.tensor may be -1")
@@ -71,11 +70,7 @@ class MeshConfig(Bounded, section="mesh"):
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Return the mesh of `config` over `devices` (default: all of them).
-
-    Raises:
-        UserError: the sizes do not multiply to the number of devices.
-    """
+    """Return the mesh of `config` over `devices` (default: all); refuse sizes that do not fit."""
     devices = list(jax.devices() if devices is None else devices)
     sizes = [getattr(config, name) for name in AXES]
     fixed = math.prod(size for size in sizes if size != -1)
@@ -107,14 +102,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make a mesh (trial, data, fsdp, tensor) over `devices` (default: all of them).
-
-    A trial, with the mesh of `config`, has as few devices as keep all of them busy; `data` -1 takes
-    the devices that the trials leave.
-
-    Raises:
-        UserError: The sizes do not fit the number of devices.
-    """
+    """Make a mesh (trial, data, fsdp, tensor): few devices a trial, and all devices busy."""
     devices = list(jax.devices() if devices is None else devices)
     sizes = [max(1, getattr(config, name)) for name in AXES]
     count, rest = divmod(len(devices), math.prod(sizes))
@@ -168,11 +156,9 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
     taken: set[str] = set()
     entries: list[str | tuple[str, ...] | None] = []
     for axis in axes:
-        mesh_axes = tuple(
-            name
-            for name in (RULES[axis] if axis is not None else ())
-            if name not in taken and not (is_vector and name == "fsdp")
-        )
+        names = RULES[axis] if axis is not None else ()
+        unused = {"fsdp"} | taken if is_vector else taken
+        mesh_axes = tuple(name for name in names if name not in unused)
         taken.update(mesh_axes)
         entries.append(mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes or None)
     return PartitionSpec(*entries)
@@ -181,13 +167,16 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
 def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
     """NamedSharding per parameter: a tree like `shapes`, with tuples of names in `logical_axes`.
 
-    Raises:
-        UserError: a dimension does not divide over its mesh axes; says which sizes would.
+    A UserError names a dimension that does not divide over its mesh axes, and sizes that would.
     """
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
         spec = partition_spec(axes, parameter=True)
-        if axes == ("vocab", "embed") and _rows_over_fsdp(shape.shape[0], mesh):
+        # The token table is split over `fsdp` by rows, unless `tensor` takes these: its gradient is
+        # a scatter, which leaves columns innermost in memory; reduced to a part of them XLA reduces
+        # all and takes the part, twice the bytes.
+        divides = mesh.shape["tensor"] == 1 and shape.shape[0] % mesh.shape["fsdp"] == 0
+        if axes == ("vocab", "embed") and divides:
             spec = PartitionSpec("fsdp", None)
         where = jax.tree_util.keystr(path, simple=True, separator="/")
         if len(spec) != len(shape.shape):
@@ -209,36 +198,22 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(one, shapes, logical_axes)
 
 
-def _rows_over_fsdp(num_rows: int, mesh: Mesh) -> bool:
-    """Whether `fsdp` splits the token table by rows, not columns.
-
-    Its gradient is a scatter, which leaves columns innermost in memory; reduced to a part of them
-    XLA reduces all and takes the part, twice the bytes. With `tensor` the rows are taken.
-    """
-    return mesh.shape["tensor"] == 1 and num_rows % mesh.shape["fsdp"] == 0
-
-
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """NamedSharding per leaf of the optimizer's state: moments lie where their parameter lies.
+    """NamedSharding per leaf: moments lie where their parameter lies, the rest is replicated."""
 
-    Everything else in it (counters) is replicated.
-    """
-    shapes = jax.eval_shape(optimizer.init, param_shapes)
+    def is_hole(leaf: Any) -> bool:  # nothing is kept here of a parameter
+        return isinstance(leaf, optax.MaskedNode)
+
     return optax.tree_map_params(
         optimizer,
-        lambda leaf, sharding: leaf if _is_hole(leaf) else sharding,
-        shapes,
+        lambda leaf, sharding: leaf if is_hole(leaf) else sharding,
+        jax.eval_shape(optimizer.init, param_shapes),
         shardings,
         transform_non_params=lambda _: replicated(mesh),
-        is_leaf=_is_hole,
+        is_leaf=is_hole,
     )
-
-
-def _is_hole(leaf: Any) -> bool:
-    """Whether an optimizer keeps nothing here of a parameter."""
-    return isinstance(leaf, optax.MaskedNode)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -265,11 +240,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 def check_batch_size(
     batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Refuse a batch whose micro-batches cannot be spread evenly over a mesh, or so many shards.
-
-    Raises:
-        UserError: names the field `where` and the nearest batch sizes that work.
-    """
+    """Refuse a batch whose micro-batches cannot be spread evenly over a mesh, or so many shards."""
     shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
@@ -283,11 +254,9 @@ def check_batch_size(
 def data_shard(mesh: Mesh) -> tuple[int, int]:
     """(index, count) of the contiguous slice of a global batch that this process must supply.
 
-    Processes that hold the same rows (because `tensor` spans them) get the same index. Rows go to
-    devices in the order of the slices; which device holds which row does not matter to the step.
-
-    Raises:
-        UserError: two processes hold parts of a batch that overlap and are not the same.
+    Processes that hold the same rows (because `tensor` spans them) get the same index; parts that
+    overlap otherwise are refused. Rows go to devices in the order of the slices; which device holds
+    which row does not matter to the step.
     """
     # One row a shard: any batch that divides over the mesh is split in the same proportions.
     num_rows = num_batch_shards(mesh)
@@ -305,13 +274,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Put this process's rows into global arrays on the mesh, without a copy between processes.
-
-    Axis 0 of each array is this process's rows of the batch, in `data_shard` order.
-
-    Raises:
-        UserError: the rows do not divide over the mesh.
-    """
+    """Put this process's rows, in `data_shard` order, into global arrays without a copy."""
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         check_batch_size(len(next(iter(batch.values()))), mesh, where="the batch")

@@ -13,64 +13,26 @@ Padding and packing are one thing here: a query sees the keys whose segment id e
 """
 
 import logging
-from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.xla import banded_attention, is_banded, xla_attention
+from bert_jax.model.attention.xla import Asked, banded_attention, is_banded, xla_attention
 from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.layout import Layout, device_kind, platform
-from bert_jax.model.rotation import Rotation, rotate
+from bert_jax.model.layout import OnMesh, device_kind, platform
+from bert_jax.model.rotation import rotate
 
 AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
 
-class Work(NamedTuple):
-    """Attention that is asked for, as far as the choice of an implementation is concerned."""
-
-    platform: str
-    """Platform of the step: cpu, gpu or tpu."""
-    queries: int  # L
-    keys: int  # S
-    head_dim: int  # K
-    dtype: np.dtype
-    """Type of queries, keys and values."""
-    rate: float
-    """Rate of the dropout that is to be applied."""
-    window: int | None = None
-    """Largest distance of a key that a query sees; None for no limit."""
-    causal: bool = False
-    """Whether a query sees no key after its own place."""
-
-    @property
-    def band(self) -> int | None:
-        """Distance of the farthest key where `xla` computes only a band of scores, else None."""
-        bands = not self.rate and is_banded(self.queries, self.keys, self.window)
-        return self.window if bands else None
-
-    @property
-    def keeps_half(self) -> bool:
-        """Whether `xla` keeps probabilities in the compute type for the backward pass."""
-        return self.platform == "gpu" and np.dtype(self.dtype).itemsize == 2
-
-
-class _Kernel(NamedTuple):
-    platform: Literal["tpu", "gpu"]
-    has_dropout: bool
-
-
-_KERNELS: dict[AttentionImpl, _Kernel] = {
-    "fused": _Kernel("tpu", True),
-    "splash": _Kernel("tpu", False),
-    "cudnn": _Kernel("gpu", False),
-}
+_PLATFORMS: dict[AttentionImpl, str] = {"fused": "tpu", "splash": "tpu", "cudnn": "gpu"}
 """Implementations that `auto` tries on their platform, in this order, before `xla`."""
+_HAS_DROPOUT = ("fused",)
 FUSED_FROM_LENGTH = 128
 """`auto` takes `fused` on TPU for rows at least this long.
 
@@ -88,198 +50,155 @@ _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
 
 def attend(
-    q: Float[Array, "B L H K"],
-    k: Float[Array, "B S G K"],
-    v: Float[Array, "B S G K"],
-    q_segment_ids: Integer[Array, "B L"],
-    kv_segment_ids: Integer[Array, "B S"],
-    *,
-    dropout_rate: float = 0.0,
-    stream: DropoutStream | None = None,
-    site: int | Integer[Array, ""] = 0,
-    window: int | None = None,
-    causal: bool = False,
-    q_places: Integer[Array, "B L"] | None = None,
-    angles: Rotation | None = None,
-    impl: AttentionImpl = "auto",
-    layout: Layout | None = None,
-    layers: int = 1,
+    asked: Asked, impl: AttentionImpl = "auto", layout: OnMesh = None, layers: int = 1
 ) -> Float[Array, "B L H K"]:
-    """Scaled dot-product attention among equal segment ids (Vaswani et al. 2017, section 3.2.1).
+    """Attend to the keys of equal segment ids (Vaswani et al. 2017, section 3.2.1).
 
-    A query whose id no key has gets the plain mean of all values (from `cudnn` some other finite
-    vector): finite and without meaning.
-
-    Args:
-      q: queries.
-      k: keys, of G heads; H / G heads of queries share one.
-      v: values.
-      q_segment_ids: segment of each query; 0 is padding, which sees padding only.
-      kv_segment_ids: segment of each key.
-      dropout_rate: rate of the dropout of the attention probabilities.
-      stream: names of the dropout masks; None means no dropout.
-      site: number of this dropout in the model.
-      window: largest distance of a key that a query sees; None for no limit.
-      causal: whether a query sees only its own place and earlier places.
-      q_places: places of the queries in the row, for `xla`; None: query i lies at i.
-      angles: rotation of queries and keys that is part of the attention; None for none.
-      impl: the implementation; `auto` picks the fastest that can do what is asked. `fused` and
-        `splash` run in Pallas's interpreter on a CPU, for tests.
-      layout: layout of the arguments on a mesh; None on one device, and inside a shard_map.
-      layers: layers whose scores `xla` keeps at a time, for the warning.
-
-    Raises:
-      UserError: the implementation cannot do it; says what can.
+    `auto` picks the fastest implementation that can do what is asked; a UserError says what can do
+    what another cannot. `fused` and `splash` run in Pallas's interpreter on a CPU, for tests.
+    `layout` is None on one device, and inside a shard_map. `layers`, whose scores `xla` keeps at a
+    time, are for the warning.
     """
-    rate = 0.0 if stream is None else dropout_rate
-    sizes = q.shape[1], k.shape[1], q.shape[3]
-    work = Work(platform(layout), *sizes, q.dtype, rate, window, causal)
-    band = work.band if q_places is None else None
-    when_kept = None
+    if asked.stream is None:
+        asked = asked._replace(dropout_rate=0.0)
+    q, k, v = asked[:3]
+    here = platform(layout)
+    keeps_half = here == "gpu" and np.dtype(q.dtype).itemsize == 2
+    in_band, when_kept = is_banded(asked), None
     if impl == "auto":
-        impl = choose(work)
-        if impl == "xla" and band is None and (cause := _fell_back(work)):
-            when_kept = partial(_warn_of_scores, cause, work, q.shape[2], layers)
+        impl = choose(here, asked)
+        if impl == "xla" and not in_band and (cause := _fell_back(here, asked)):
+            when_kept = partial(_warn_once, _scores_kept(cause, asked, keeps_half, layers))
     elif impl != "xla":  # which takes everything, sizes that are not known yet included
-        _refuse(impl, work)
-    if impl == "cudnn" and band is not None:
+        _refuse(impl, here, asked)
+    if impl == "cudnn" and in_band:
         impl = "xla"
-        _note_band()
-    if angles is not None and not _rotates_inside(impl, layout):
-        q, k = rotate(q, *angles), rotate(k, *angles)
-        angles = None
+        _warn_once(
+            "model.attention_impl is 'cudnn', which has a window on one side of a query only: "
+            "local layers take 'xla', block by block"
+        )
+    if asked.angles is not None and not _rotates_inside(impl, layout):
+        q, k = (rotate(x, *asked.angles) for x in (q, k))
+        asked = asked._replace(angles=None)
     if k.shape[2] != q.shape[2]:
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    arrays = [q, k, v, q_segment_ids, kv_segment_ids]
-    if impl == "xla" and band is not None:
-        return banded_attention(*arrays, window=band, causal=causal, keeps_half=work.keeps_half)
+    asked = asked._replace(q=q, k=k, v=v)
     if impl == "xla":
-        return xla_attention(
-            *arrays,
-            dropout_rate=rate,
-            stream=stream,
-            site=site,
-            window=window,
-            q_places=q_places,
-            causal=causal,
-            when_kept=when_kept,
-            keeps_half=work.keeps_half,
-        )
+        if in_band:
+            return banded_attention(asked, keeps_half)
+        return xla_attention(asked, when_kept, keeps_half)
 
-    from bert_jax.model.attention import cudnn, fused, splash  # Pallas takes its time to import
+    from bert_jax.model.attention import fused, library  # Pallas takes its time to import
 
+    arrays = list(asked[:5])
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
-    kernels: dict[str, Callable[..., Array]] = {
-        "fused": partial(fused.fused_attention, dropout_rate=rate, window=window),
-        "splash": partial(splash.splash_attention, window=window, causal=causal),
-        "cudnn": partial(cudnn.cudnn_attention, window=window, causal=causal),
-    }
-    run = kernels[impl]
     if impl == "fused":
         arrays += [
             jnp.arange(q.shape[2], dtype=jnp.uint32),
-            *(stream or (jnp.uint32(0), jnp.zeros(q.shape[0], jnp.uint32))),
-            jnp.asarray(site, jnp.uint32),
-            *(angles or ()),
+            *(asked.stream or (jnp.uint32(0), jnp.zeros(q.shape[0], jnp.uint32))),
+            jnp.asarray(asked.site, jnp.uint32),
+            *(asked.angles or ()),
         ]
         axes += [("heads",), (), ("batch",), ()]
-        axes += [("batch", "length", None)] * len(angles or ())
-    if layout is not None:
-        run = layout.local(run, axes, _HEAD_AXES)
-    return run(*arrays)
+        axes += [("batch", "length", None)] * len(asked.angles or ())
+
+    def run(q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array, *others: Array) -> Array:
+        """Attend with the parts of the arrays that a device has."""
+        mine = asked._replace(q=q, k=k, v=v, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
+        if impl == "splash":
+            return library.splash_attention(mine)
+        if impl == "cudnn":
+            return library.cudnn_attention(mine)
+        heads, seed, row_index, site, *angles = others
+        mine = mine._replace(stream=DropoutStream(seed, row_index), site=site)
+        if angles:
+            mine = mine._replace(angles=(angles[0], angles[1]))
+        return fused.fused_attention(mine, heads)
+
+    return (run if layout is None else layout.local(run, axes, _HEAD_AXES))(*arrays)
 
 
-def choose(work: Work) -> AttentionImpl:
-    """Choose the implementation for `auto`.
+def choose(platform: str, asked: Asked) -> AttentionImpl:
+    """Choose the implementation for `auto` on a platform.
 
     On a GPU a window that leaves out most scores goes to `xla`, which computes the others only;
     cuDNN has a window only on one side of a query, and takes this one as a mask of all scores.
     """
-    if work.platform == "gpu" and work.band is not None:
+    if platform == "gpu" and is_banded(asked):
         return "xla"
-    if work.platform == "tpu" and min(work.queries, work.keys) < FUSED_FROM_LENGTH:
+    if platform == "tpu" and min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return "xla"
-    for impl, reason in _obstacles(work).items():
-        if reason is None and (not work.rate or _KERNELS[impl].has_dropout):
+    for impl, reason in _obstacles(platform, asked).items():
+        if reason is None and (not asked.dropout_rate or impl in _HAS_DROPOUT):
             return impl
     return "xla"
 
 
-def _obstacles(work: Work) -> dict[AttentionImpl, str | None]:
+def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
     """Say of each kernel of the platform why it cannot take these arrays, or None."""
-    return {
-        impl: _unsupported(impl, work)
-        for impl, kernel in _KERNELS.items()
-        if kernel.platform == work.platform
-    }
+    return {impl: _unsupported(impl, asked) for impl in _PLATFORMS if _PLATFORMS[impl] == platform}
 
 
-def _unsupported(impl: AttentionImpl, work: Work) -> str | None:
+def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
     """Say why `impl` cannot take such arrays on its platform; None if it can."""
-    from bert_jax.model.attention import cudnn, fused, splash
+    from bert_jax.model.attention import fused, library
 
+    sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
     if impl == "cudnn":
-        return cudnn.unsupported(work.queries, work.keys, work.head_dim, work.dtype)
+        return library.cudnn_unsupported(*sizes, asked.q.dtype)
     if impl == "splash":
-        return splash.unsupported(work.queries, work.keys)
-    if work.causal:
+        return library.splash_unsupported(*sizes[:2])
+    if asked.causal:
         return "queries that see the keys after them too, not the causal ones of a decoder"
-    return fused.unsupported(work.queries, work.keys, work.head_dim)
+    return fused.unsupported(*sizes)
 
 
-def _fell_back(work: Work) -> str | None:
+def _fell_back(platform: str, asked: Asked) -> str | None:
     """Say why `auto` has taken `xla`, and what avoids it; None where nothing is lost."""
-    if min(work.queries, work.keys) < FUSED_FROM_LENGTH:
+    if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
-    reasons = _obstacles(work)
+    reasons = _obstacles(platform, asked)
     for impl, reason in reasons.items():
         if reason is None:  # only the dropout stands in the way
             return f"{impl!r} has no dropout: model.attention_dropout_rate=0 takes it"
     return "; ".join(f"{impl!r} wants {reason}" for impl, reason in reasons.items())
 
 
-@lru_cache
-def _warn_of_scores(cause: str, work: Work, heads: int, layers: int) -> None:
-    """Say once what `xla` computes in float32, and what it keeps for the backward pass."""
-    size = layers * heads * work.queries * work.keys * (2 if work.keeps_half else 4) / 2**30
-    stored = f"probabilities in {np.dtype(work.dtype).name}" if work.keeps_half else "scores"
+def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str:
+    """Say what `xla` computes in float32, and what it keeps for the backward pass."""
+    _, queries, heads, _ = asked.q.shape
+    size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
+    stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"
     kept = "model.remat=full keeps one layer's" if layers > 1 else "of one layer at a time"
-    log.warning(
-        "attention takes 'xla', which computes scores in float32 and keeps %.2g GiB of %s for each "
-        "row of %d tokens until the backward pass (%s). %s",
-        size, stored, work.queries, kept, cause,
-    )  # fmt: skip
-
-
-@lru_cache
-def _note_band() -> None:
-    """Say once that local layers do not run on cuDNN."""
-    log.warning(
-        "model.attention_impl is 'cudnn', which has a window on one side of a query only: local "
-        "layers take 'xla', block by block"
+    return (
+        f"attention takes 'xla', which computes scores in float32 and keeps {size:.2g} GiB of "
+        f"{stored} for each row of {queries} tokens until the backward pass ({kept}). {cause}"
     )
 
 
-def _refuse(impl: AttentionImpl, work: Work) -> None:
+@lru_cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
+
+
+def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
     """Raise a UserError where `impl` cannot do what is asked."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
-    platform, kernel = work.platform, _KERNELS[impl]
-    if platform != kernel.platform and "gpu" in (platform, kernel.platform):
+    wanted = _PLATFORMS[impl]
+    if here != wanted and "gpu" in (here, wanted):
+        raise UserError(f"{where} runs on {wanted.upper()}s; this is a {here.upper()}: {instead}")
+    if asked.dropout_rate and impl not in _HAS_DROPOUT:
+        other = "'xla'" if here == "gpu" else "'fused' or 'xla'"
         raise UserError(
-            f"{where} runs on {kernel.platform.upper()}s; this is a {platform.upper()}: {instead}"
+            f"{where} has no dropout, and model.attention_dropout_rate is {asked.dropout_rate}: "
+            f"set model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
         )
-    if work.rate and not kernel.has_dropout:
-        other = "'xla'" if platform == "gpu" else "'fused' or 'xla'"
-        raise UserError(
-            f"{where} has no dropout, and model.attention_dropout_rate is {work.rate}: set "
-            f"model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
-        )
-    if reason := _unsupported(impl, work):
+    if reason := _unsupported(impl, asked):
         raise UserError(f"{where} wants {reason}: {instead}")
 
 
-def _rotates_inside(impl: AttentionImpl, layout: Layout | None) -> bool:
+def _rotates_inside(impl: AttentionImpl, layout: OnMesh) -> bool:
     """Say whether queries and keys are left to the implementation to rotate."""
     if impl != "fused":
         return False

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Integer, UInt32
+from jaxtyping import Array, Float, UInt32
 
 from bert_jax.model.attention import fused_long
 from bert_jax.model.attention.fused_plan import (
@@ -39,7 +39,8 @@ from bert_jax.model.attention.fused_plan import (
     product,
     visible_keys,
 )
-from bert_jax.model.attention.xla import MASKED_SCORE
+from bert_jax.model.attention.xla import MASKED_SCORE, Asked
+from bert_jax.model.layers import differentiable
 from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
@@ -58,25 +59,14 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
     return None
 
 
-def fused_attention(
-    q: Float[Array, "B L H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
-    q_segment_ids: Integer[Array, "B L"],
-    kv_segment_ids: Integer[Array, "B S"],
-    head_index: UInt32[Array, " H"],
-    seed: UInt32[Array, ""],
-    row_index: UInt32[Array, " B"],
-    site: UInt32[Array, ""],
-    *angles: Float[Array, "B L J"],
-    dropout_rate: float,
-    window: int | None = None,
-) -> Float[Array, "B L H K"]:
-    """Attend as `attention.attend` does, on one device, for sizes that are not `unsupported`.
+def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
+    """Attend on one device, for sizes that are not `unsupported`; heads of keys are not shared.
 
     `head_index` numbers the heads in the model: under a mesh a device has some of them only.
-    `angles`: cosines and sines of the rotations of queries and keys, if they are to be rotated.
     """
+    q, k, v, q_segment_ids, kv_segment_ids, dropout_rate, stream, site, window, *_ = asked
+    assert stream is not None
+    angles = asked.angles or ()
     rows, queries, num_heads, head_dim = q.shape
     plan = Plan(rows, queries, k.shape[1], num_heads, head_dim, dropout_rate, window)
     if angles and plan.is_long:
@@ -85,7 +75,7 @@ def fused_attention(
         q, k = rotate(q, *angles), rotate(k, *angles)
     q_ids, kv_ids = (x.astype(jnp.int32)[:, None, :] for x in (q_segment_ids, kv_segment_ids))
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
-    words = [seed[None], site[None], head_index, row_index]
+    words = [stream.seed[None], jnp.asarray(site)[None], head_index, stream.row_index]
     out = _attention(
         plan,
         *(jnp.moveaxis(x, 1, 3).reshape(plan.rows, -1, x.shape[1]) for x in (q, k, v)),
@@ -97,13 +87,8 @@ def fused_attention(
     return jnp.moveaxis(out.reshape(plan.rows, plan.num_heads, plan.head_dim, -1), 3, 1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, q, k, v, q_ids, kv_ids, words, *angles):
-    """Return the attended values, (B, HK, L); cosines and sines are (B, J, L)."""
-    return _forward(plan, q, k, v, q_ids, kv_ids, words, *angles)[0]
-
-
 def _forward(plan: Plan, q, k, v, q_ids, kv_ids, words, *angles):
+    """Return the attended values, (B, HK, L); cosines and sines are (B, J, L)."""
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
@@ -126,14 +111,15 @@ def _backward(plan: Plan, residuals, gradient):
     operands = [*operands, log_sum, gradient]
     call = partial(_call, plan, name="attention_backward", num_products=5, out_shapes=shapes)
     if plan.is_long:
-        scratch = [*fused_long.frame(plan, shapes[1].dtype), *fused_long.sums(plan)]
+        sums = pltpu.VMEM((plan.head_dim, plan.frame), jnp.float32)  # of gradients, over chunks
+        scratch = [*fused_long.frame(plan, shapes[1].dtype), sums, sums]
         grads = call(fused_long.backward_kernel, [*operands, out], words, scratch)
     else:
         grads = call(_backward_kernel, operands, words)
     return *grads, *not_learned
 
 
-_attention.defvjp(_forward, _backward)
+_attention = differentiable(_forward, _backward, static=(0,))
 
 
 def _call(
@@ -276,16 +262,15 @@ class _Sums:
         """Begin with zeros, in blocks that a chunk sees whole or not at all."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
-        self.blocks = [(zeros, zeros)] * (plan.keys // self.width)
+        self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)
 
-    def add(self, first: int, dk: Float[Array, "K S"], dv: Float[Array, "K S"]) -> None:
-        """Add gradients of the keys from `first` on."""
-        for start in range(0, dk.shape[1], self.width):
+    def add(self, first: int, *grads: Float[Array, "K S"]) -> None:
+        """Add gradients of the keys, and of the values, from `first` on."""
+        for start in range(0, grads[0].shape[1], self.width):
             here, part = (first + start) // self.width, slice(start, start + self.width)
-            old = self.blocks[here]
-            self.blocks[here] = (old[0] + dk[:, part], old[1] + dv[:, part])
+            both = zip(self.blocks[here], grads, strict=True)
+            self.blocks[here] = tuple(old + new[:, part] for old, new in both)
 
-    def total(self) -> tuple[Array, Array]:
+    def total(self) -> list[Array]:
         """Join the blocks."""
-        dk, dv = (jnp.concatenate(blocks, axis=1) for blocks in zip(*self.blocks, strict=True))
-        return dk, dv
+        return [jnp.concatenate(blocks, axis=1) for blocks in zip(*self.blocks, strict=True)]

@@ -45,16 +45,12 @@ def framed_ids(plan: Plan, ids: Integer[Array, "B 1 S"]) -> Integer[Array, "B 1 
     return jnp.pad(ids, ((0, 0), (0, 0), around), constant_values=-1)
 
 
-def sums(plan: Plan) -> list:
-    """Return the arrays in which gradients of keys and values are added up."""
-    return [pltpu.VMEM((plan.head_dim, plan.frame), jnp.float32)] * 2
-
-
 def forward_kernel(
     plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
 ):  # fmt: skip
     """Write the attended values and log2 of each query's sum of exponentials."""
-    angles, (out_ref, log_sum_ref, *laid) = _apart(plan, others)
+    *angles, out_ref, log_sum_ref = others[: 2 * plan.rotates + 2]
+    laid = others[2 * plan.rotates + 2 :]
     factor = LOG2_E / math.sqrt(plan.head_dim)
     place = pl.program_id(0), pl.program_id(1)
     keys, values = _laid(plan, k_ref, v_ref, angles, laid)
@@ -69,7 +65,8 @@ def forward_kernel(
             largest, total, out = sums
             there = _keys(plan, here, number)
             visible = seen(q_ids, kv_ids_ref[0, :, there], here.start, there.start)
-            scores = _times(product(keys(there).T, q, NN), left)
+            scores = product(keys(there).T, q, NN)
+            scores = scores if left is None else scores * left
             scores = jnp.where(visible, scores, MASKED_SCORE)
             new = jnp.maximum(largest, scores.max(0, keepdims=True))
             weights, shrink = jnp.exp2(scores - new), jnp.exp2(largest - new)
@@ -95,7 +92,7 @@ def backward_kernel(
     plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
 ):  # fmt: skip
     """Write the gradients of queries, keys and values."""
-    angles, others = _apart(plan, others)
+    angles, others = others[: 2 * plan.rotates], others[2 * plan.rotates :]
     log_sum_ref, gradient_ref, out_ref, dq_ref, dk_ref, dv_ref, *laid, dk_sums, dv_sums = others
     scale = 1 / math.sqrt(plan.head_dim)
     kept_share = 1 - plan.dropout_rate
@@ -124,7 +121,8 @@ def backward_kernel(
             there = _keys(plan, here, number)
             k, v = keys(there), values(there)
             visible = seen(q_ids, kv_ids_ref[0, :, there], here.start, there.start)
-            scores = _times(product(k.T, q, NN), left)
+            scores = product(k.T, q, NN)
+            scores = scores if left is None else scores * left
             weights = jnp.exp2(jnp.where(visible, scores, masked) - log_sum)
             dweights = product(v.T, gradient, NN)
             dropped = weights
@@ -189,15 +187,8 @@ def _query(plan: Plan, q_ref, angles, here, factor: float):
     return _turned(plan, q, angles, here, factor=factor).astype(q.dtype), None
 
 
-def _times(scores, factor: float | None):
-    return scores if factor is None else scores * factor
-
-
 def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: bool = False):
-    """Rotate some places of a row, (K, n), as `rotation.rotate` does; `back`: by -angle.
-
-    The factor multiplies before the result is rounded.
-    """
+    """Rotate places of a row, (K, n), as `rotation.rotate`, by -angle with `back`, then round."""
     x = x.astype(jnp.float32)
     if not plan.rotates:
         return x
@@ -207,12 +198,6 @@ def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: b
     sin = -sin if back else sin
     first, second = x[: x.shape[0] // 2], x[x.shape[0] // 2 :]
     return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), 0)
-
-
-def _apart(plan: Plan, refs):
-    """Take cosines and sines, where there are any, from the front of a kernel's arguments."""
-    count = 2 * plan.rotates
-    return refs[:count], refs[count:]
 
 
 def _laid(plan: Plan, k_ref, v_ref, angles, laid):

@@ -149,10 +149,7 @@ def is_near(window: int, shape: tuple[int, int], offset):
 
 
 def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):
-    """Return the dropout mask of a head, (keys, queries): `dropout.keep_mask` transposed.
-
-    `head` is counted in the call; `query` and `key` are the first places.
-    """
+    """Return a head's dropout mask, (keys, queries), from these first places on."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, dims, axis) for axis, dims in (
         (0, (shape[0], 1)), (1, (1, shape[1]))
     ))  # fmt: skip

@@ -9,22 +9,50 @@ products of the layer's attention take.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.dropout import Number, Stream, dropout
 from bert_jax.model.layers import einsum_float32
+from bert_jax.model.rotation import Rotation
 
 MASKED_SCORE = -1e30
 """Score of a key that a query must not see: finite, so that no row is ever 0/0, and far enough
 below any real score that its probability is exactly 0 in float32."""
-
-
 _SMALLEST_BLOCK = 16
 """Queries of a block of `banded_attention`, whatever the window: smaller products cost more."""
+
+
+class Asked(NamedTuple):
+    """Scaled dot-product attention of L queries to S keys, and what is known about both.
+
+    A query whose id no key has gets the plain mean of all values (from `cudnn` some other finite
+    vector): finite and without meaning.
+    """
+
+    q: Float[Array, "B L H K"]
+    k: Float[Array, "B S G K"]
+    """Keys of G heads; H / G heads of queries share one."""
+    v: Float[Array, "B S G K"]
+    q_segment_ids: Integer[Array, "B L"]
+    """Segment of each query; 0 is padding, which sees padding only."""
+    kv_segment_ids: Integer[Array, "B S"]
+    dropout_rate: float = 0.0
+    """Rate of the dropout of the attention probabilities."""
+    stream: Stream = None
+    site: Number = 0
+    """Number of this dropout in the model."""
+    window: int | None = None
+    """Largest distance of a key that a query sees; None for no limit."""
+    causal: bool = False
+    """Whether a query sees only its own place and earlier places."""
+    q_places: Integer[Array, "B L"] | None = None
+    """Places of the queries in the row, for `xla`; None: query i lies at i."""
+    angles: Rotation | None = None
+    """Rotation of queries and keys that is part of the attention."""
 
 
 def visible_keys(
@@ -36,9 +64,7 @@ def visible_keys(
 ) -> Bool[Array, "B 1 L S"]:
     """Return the mask of keys that each query sees: in its segment, at most `window` away.
 
-    With `causal` a query sees its own place and those before. Segments are contiguous, so that
-    distances in the row are distances in the text. The same for all heads; `q_places` is None where
-    query i lies at i.
+    Segments are contiguous, so that distances in the row are distances in the text. See `Asked`.
     """
     visible = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
     if window is None and not causal:
@@ -51,62 +77,41 @@ def visible_keys(
 
 
 def xla_attention(
-    q: Float[Array, "B L H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
-    q_segment_ids: Integer[Array, "B L"],
-    kv_segment_ids: Integer[Array, "B S"],
-    *,
-    dropout_rate: float,
-    stream: DropoutStream | None,
-    site: int | Integer[Array, ""],
-    window: int | None = None,
-    q_places: Integer[Array, "B L"] | None = None,
-    causal: bool = False,
-    when_kept: Callable[[], None] | None = None,
-    keeps_half: bool = False,
+    asked: Asked, when_kept: Callable[[], None] | None = None, keeps_half: bool = False
 ) -> Float[Array, "B L H K"]:
-    """Attend as `attention.attend` does, keeping float32 scores for the backward pass.
+    """Attend, keeping float32 scores for the backward pass; keys have as many heads as queries.
 
-    `when_kept` is called where a trace is differentiated, and therefore keeps them. `keeps_half`:
-    keep probabilities in the type of `v` instead, those that the forward pass multiplies values by.
+    `when_kept` is called where a trace is differentiated, and therefore keeps them. With
+    `keeps_half` it keeps the probabilities that values are multiplied by, in the type of `v`.
     """
     # Heads in front of positions by hand: left to the einsums, XLA on CPU chooses transposed
     # operands (forward 7.5 against 5.1 ms at B=16, L=128, H=4, K=64); on TPU it is free.
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    visible = visible_keys(q_segment_ids, kv_segment_ids, window, q_places, causal)
-    drop = (stream, jnp.asarray(site, jnp.uint32))
-    return _attention(q, k, v, visible, drop, dropout_rate, when_kept, keeps_half).swapaxes(1, 2)
+    q, k, v = (x.swapaxes(1, 2) for x in asked[:3])
+    segments = asked.q_segment_ids, asked.kv_segment_ids
+    visible = visible_keys(*segments, asked.window, asked.q_places, asked.causal)
+    drop = (asked.stream, jnp.asarray(asked.site, jnp.uint32))
+    out = _attention(q, k, v, visible, drop, asked.dropout_rate, when_kept, keeps_half)
+    return out.swapaxes(1, 2)
 
 
-def is_banded(queries: Any, keys: Any, window: int | None) -> bool:
-    """Say whether `banded_attention` takes these sizes, with fewer scores than all.
-
-    Sizes that are not known yet, of a program for rows of any length, are not taken.
-    """
-    if window is None or not (isinstance(queries, int) and isinstance(keys, int)):
+def is_banded(asked: Asked) -> bool:
+    """Say whether `banded_attention` can do it, with fewer scores; not for sizes still unknown."""
+    queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
+    if window is None or asked.dropout_rate or asked.q_places is not None:
         return False
-    return queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
+    is_known = isinstance(queries, int) and isinstance(keys, int)
+    return is_known and queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
 
 
-def banded_attention(
-    q: Float[Array, "B L H K"],
-    k: Float[Array, "B L H K"],
-    v: Float[Array, "B L H K"],
-    q_segment_ids: Integer[Array, "B L"],
-    kv_segment_ids: Integer[Array, "B L"],
-    *,
-    window: int,
-    causal: bool = False,
-    keeps_half: bool = False,
-) -> Float[Array, "B L H K"]:
-    """Attend as `attention.attend` does with a window and without dropout, block by block.
+def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B L H K"]:
+    """Attend with a window, without dropout, block by block, to L keys of as many heads.
 
     A block of queries, as long as the window, meets the keys of its own block and of those before
     and after it: 3 L window scores instead of L * L.
     """
-    rows, length = q.shape[:2]
-    block = max(window, _SMALLEST_BLOCK)
+    assert asked.window is not None
+    rows, length = asked.q.shape[:2]
+    block = max(asked.window, _SMALLEST_BLOCK)
     count = -(-length // block)
 
     def blocks(x: Array, fill: int = 0) -> Array:
@@ -126,9 +131,10 @@ def banded_attention(
 
     # Padding is in segments of its own: -1 for queries, -2 for keys.
     places = jnp.broadcast_to(jnp.arange(block, 2 * block), (rows * count, block))
-    segments = own(q_segment_ids, -1), neighbours(kv_segment_ids, -2)
-    visible = visible_keys(*segments, window, places, causal)
-    q, k, v = (x.swapaxes(1, 2) for x in (own(q), neighbours(k), neighbours(v)))
+    segments = own(asked.q_segment_ids, -1), neighbours(asked.kv_segment_ids, -2)
+    visible = visible_keys(*segments, asked.window, places, asked.causal)
+    arrays = own(asked.q), neighbours(asked.k), neighbours(asked.v)
+    q, k, v = (x.swapaxes(1, 2) for x in arrays)
     drop = (None, jnp.uint32(0))
     out = _attention(q, k, v, visible, drop, 0.0, None, keeps_half).swapaxes(1, 2)
     return out.reshape(rows, count * block, *out.shape[2:])[:, :length]
@@ -136,18 +142,16 @@ def banded_attention(
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _attention(q, k, v, visible, drop, rate, when_kept, keeps_half):
-    """Attend with heads in front: q (B, H, L, K), k and v (B, H, S, K), visible (B, 1, L, S).
-
-    `drop` names the masks of the dropout: stream and site.
-    """
+    """Attend with heads in front: q (B, H, L, K), k, v (B, H, S, K), visible (B, 1, L, S)."""
     return _forward(q, k, v, visible, drop, rate)[0]
 
 
 def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     if when_kept is not None:
         when_kept()
+    scale = 1 / math.sqrt(q.shape[-1])
     # Scores, their scale, softmax and its sums in float32 whatever the compute type.
-    scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * _scale(q)
+    scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * scale
     scores = jnp.where(visible, scores, MASKED_SCORE)
     # The difference is kept, not the scores: a TPU writes it where it adds the powers up, which
     # takes a quarter of the cycles of only adding them up.
@@ -156,7 +160,7 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     weights = (jnp.exp(scores) * inverse).astype(v.dtype)
     out = jnp.einsum("BHLS,BHSK->BHLK", dropout(weights, rate, *drop), v)
     # A query that sees no key has a mean of values that depends on no score.
-    slope = jnp.where(visible.any(-1, keepdims=True), _scale(q), 0.0)
+    slope = jnp.where(visible.any(-1, keepdims=True), scale, 0.0)
     kept = (weights, None) if keeps_half else (scores, inverse)
     return out, (q, k, v, slope, drop, kept, out)
 
@@ -178,7 +182,3 @@ def _backward(rate, when_kept, keeps_half, residuals, gradient):
 
 
 _attention.defvjp(_forward, _backward)
-
-
-def _scale(q: Float[Array, "B H L K"]) -> float:
-    return 1 / math.sqrt(q.shape[-1])

@@ -41,10 +41,6 @@ class Restart(NamedTuple):
         return jax.tree.map(lambda new, old: jnp.where(at, new, old), self.fresh, state)
 
 
-def _tanh(x: Array, recurrent: Array, state: State) -> State:
-    return (jnp.tanh(x + recurrent),)
-
-
 def _gru(x: Array, recurrent: Array, state: State) -> State:
     reset, update, new = jnp.split(x, 3, axis=-1)
     to_reset, to_update, to_new = jnp.split(recurrent, 3, axis=-1)
@@ -73,7 +69,7 @@ class CellKind(NamedTuple):
 
 
 CELLS: dict[CellName, CellKind] = {
-    "tanh": CellKind(1, 1, _tanh),
+    "tanh": CellKind(1, 1, lambda x, recurrent, _: (jnp.tanh(x + recurrent),)),
     "gru": CellKind(3, 1, _gru, recurrent_bias=True),
     "lstm": CellKind(4, 2, _lstm),
 }
@@ -127,10 +123,7 @@ class Cell(nnx.Module):
 
 
 def looped(affine: Affine, dtype: Any) -> Callable[[Array], Array]:
-    """Return an affine map for use inside a loop: products in `dtype`, results in float32.
-
-    Weights enter the loop in float32, so that their gradients are added up in float32.
-    """
+    """Return an affine map for a loop: products in `dtype`, weights and gradients in float32."""
     kernel = affine.kernel[...].astype(jnp.float32)
     bias = jnp.float32(0) if affine.bias is None else affine.bias[...]
 
@@ -150,12 +143,8 @@ def run(
 ) -> tuple[Float[Array, "T ... D"], State]:
     """Take a cell along its places, from a given state; return its outputs and the last state.
 
-    Args:
-      cell: the cell.
-      projected: the cell's products with its inputs, places on axis 0.
-      state: state before the first place; of the batch before, where states are carried on.
-      restart: places where segments begin (with `reverse`: end), if the rows are packed.
-      reverse: whether the way leads from the last place to the first.
+    `projected` are the cell's products with its inputs, places on axis 0. `restart` has the places
+    where segments begin, or end with `reverse`, which leads from the last place to the first.
     """
     step = cell.stepper()
 

@@ -13,29 +13,29 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Integer
 
-from bert_jax.model.attention.attend import attend
-from bert_jax.model.attention.xla import MASKED_SCORE, visible_keys
-from bert_jax.model.config import LayerKind, ModelConfig
-from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.attention.xla import MASKED_SCORE, Asked, visible_keys
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.dropout import Number, Stream, dropout
 from bert_jax.model.encoder import (
     SITE_ATTENTION_OUTPUT,
     SITE_MLP_OUTPUT,
     Attention,
-    Embeddings,
     Mlp,
     SelfAttention,
+    Stack,
     attention_weights,
 )
 from bert_jax.model.layers import Norm, einsum_float32
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import Context, make_context
-from bert_jax.model.stack import run_layers
 
 SITE_DECODER = 1 << 17
 """First dropout site: the embeddings; layer n has the five numbers from 1 + 5 n on."""
 SITES_PER_LAYER = 5
 SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the sites that an encoder's layer has, too
 
+Attend = Callable[[Array], Array]
+"""Attention of a layer, as a map of its input."""
 _GLOBAL = "G"  # letter of all layers of a decoder
 
 
@@ -75,11 +75,7 @@ def memory_of(keys: Float[Array, "B S G D"], values: Float[Array, "B S G D"]) ->
 def attend_slots(
     query: Float[Array, "B K H D"], memory: Memory, visible: Bool[Array, "B C S"]
 ) -> Float[Array, "B K H D"]:
-    """Attend from one token of each of K beams to slots; H / G heads of queries share a key.
-
-    All operands have heads in front of the products' axes: XLA on CPU is slow where it transposes
-    slots (docs/experiments.md).
-    """
+    """Attend from a token of each of K beams to slots, heads in front (docs/experiments.md)."""
     keys, values = memory
     rows, beams, heads, dim = query.shape
     groups = keys.shape[1]
@@ -106,11 +102,7 @@ class CausalSelfAttention(SelfAttention):
         visible: Bool[Array, "B K S"],
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend from one token of each of R = B * K beams, the token of step `at`.
-
-        `memory` has the tokens before; the result has this token, too. `visible` tells each
-        beam's own tokens from the other beams' tokens.
-        """
+        """Attend from the token of step `at` of R = B * K beams; `memory` has those before."""
         beams = visible.shape[:2]
 
         def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:
@@ -143,31 +135,12 @@ class CrossAttention(Attention):
         return self.output(attend_slots(beams, memory, visible).reshape(query.shape))
 
     def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        states: Float[Array, "B S D"],
-        segment_ids: Integer[Array, "B T"],
-        source_segment_ids: Integer[Array, "B S"],
-        stream: DropoutStream | None = None,
-        site: int | Integer[Array, ""] = 0,
-        layout: Layout | None = None,
+        self, x: Float[Array, "B T D"], context: Context, source: Source, site: Number = 0
     ) -> Float[Array, "B T D"]:
         """Attend from all tokens."""
-        config = self.config
-        attended = attend(
-            self.query(x),
-            self.key(states),
-            self.value(states),
-            segment_ids,
-            source_segment_ids,
-            dropout_rate=config.attention_dropout_rate,
-            stream=stream,
-            site=site,
-            impl=config.attention_impl,
-            layout=layout,
-            layers=config.num_layers if config.remat == "none" else 1,
-        )
-        return self.output(attended)
+        query, key, value = self.query(x), self.key(source.states), self.value(source.states)
+        asked = Asked(query, key, value, context.segment_ids, source.segment_ids, site=site)
+        return self.attended(asked, context, self.config.attention_impl)
 
     def weights(
         self, x: Float[Array, "B T D"], states: Array, visible: Bool[Array, "B 1 T S"]
@@ -189,26 +162,17 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = Norm(config)
 
     def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        context: Context,
-        source: Source,
-        stream: DropoutStream | None,
-        index: int | Integer[Array, ""],
-        layout: Layout | None = None,
+        self, x: Float[Array, "B T D"], context: Context, source: Source, index: Number
     ) -> Float[Array, "B T D"]:
         """Apply the layer to all places; `index`, its number, numbers the dropout sites."""
         site = SITE_DECODER + index * SITES_PER_LAYER
-        segments = context.segment_ids, source.segment_ids
-
-        def attend_target(y: Array) -> Array:
-            return self.attention(y, context, stream, site, _GLOBAL, layout)
-
-        def attend_source(y: Array) -> Array:
-            number = site + SITE_CROSS_WEIGHTS
-            return self.cross(y, source.states, *segments, stream, number, layout)
-
-        return self._joined(x, attend_target, attend_source, stream, site)
+        return self._joined(
+            x,
+            lambda y: self.attention(y, context, site, _GLOBAL),
+            lambda y: self.cross(y, context, source, site + SITE_CROSS_WEIGHTS),
+            context.stream,
+            site,
+        )
 
     def step(
         self,
@@ -227,9 +191,7 @@ class DecoderLayer(nnx.Module):
             y, written = self.attention.step(y, context, target, visible.target, at)
             return y
 
-        def attend_source(y: Array) -> Array:
-            return self.cross.step(y, source, visible.source)
-
+        attend_source = partial(self.cross.step, memory=source, visible=visible.source)
         return self._joined(x, attend_target, attend_source, None, 0), written
 
     def weights(
@@ -240,23 +202,18 @@ class DecoderLayer(nnx.Module):
 
         def attend_target(y: Array) -> Array:
             found.append(self.attention.weights(y, context, _GLOBAL))
-            return self.attention(y, context, None, 0, _GLOBAL)
+            return self.attention(y, context, 0, _GLOBAL)
 
         def attend_source(y: Array) -> Array:
             segments = context.segment_ids, source.segment_ids
             found.append(self.cross.weights(y, source.states, visible_keys(*segments)))
-            return self.cross(y, source.states, *segments)
+            return self.cross(y, context, source)
 
         x = self._joined(x, attend_target, attend_source, None, 0)
         return x, found[0], found[1]
 
     def _joined(
-        self,
-        x: Array,
-        attend_target: Callable[[Array], Array],
-        attend_source: Callable[[Array], Array],
-        stream: DropoutStream | None,
-        site: int | Integer[Array, ""],
+        self, x: Array, attend_target: Attend, attend_source: Attend, stream: Stream, site: Number
     ) -> Array:
         """Join the three parts, whatever the attentions read."""
         hidden, mlp = self.config.hidden_dropout_rate, self.config.rate_of("mlp")
@@ -271,48 +228,32 @@ class DecoderLayer(nnx.Module):
         return x
 
 
-class Decoder(nnx.Module):
-    """Embeddings and `num_layers` decoder layers, which are stored stacked on axis 0."""
+class Decoder(Stack):
+    """Stack of decoder layers over looked-up tokens."""
 
     def __init__(self, config: ModelConfig, has_table: bool, rngs: nnx.Rngs):
         """Make a decoder; without `has_table` it embeds by the table of the encoder."""
-        self.config = config
-        self.embeddings = Embeddings(config, rngs, has_table=has_table)
-        stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(DecoderLayer, config)))
-        self.layers: DecoderLayer = stack(rngs)
-        if config.norm_order == "pre":
-            self.final_norm = Norm(config)
+        super().__init__(config, DecoderLayer, has_table, rngs)
 
     def __call__(
         self,
         vectors: Float[Array, "B T E"],
         segment_ids: Integer[Array, "B T"],
         source: Source,
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
+        stream: Stream = None,
+        layout: OnMesh = None,
     ) -> Float[Array, "B T D"]:
         """Return the last states, normed, of looked-up tokens, in the compute type."""
-        context = make_context(self.config, segment_ids)
-        gather = None if layout is None else layout.gather
-        x = self._embedded(vectors, context.segment_ids, stream)
-        graphdef, stacked = nnx.split(self.layers)
-
-        def apply_layer(kind: LayerKind, params, x, index):
-            if layout is not None:  # as in the encoder: rows stay where they are
-                x = layout.constrain(x, "batch", "length", "embed")
-            if gather is not None:
-                params = gather(nnx.to_pure_dict(params))
-            return nnx.merge(graphdef, params)(x, context, source, stream, index, layout)
-
-        return self._end(run_layers(self.config, apply_layer, stacked, x, gather is not None))
+        context = make_context(self.config, segment_ids, None, stream, layout)
+        x = self._embedded(vectors, context)
+        return self.run(x, context, lambda layer, x, at, _: layer(x, context, source, at))[-1]
 
     def weights(
         self, vectors: Float[Array, "B T E"], segment_ids: Integer[Array, "B T"], source: Source
     ) -> tuple[Float[Array, "M B H T T"], Float[Array, "M B H T S"]]:
         """Compute the weights of both attentions of every layer, without dropout."""
         context = make_context(self.config, segment_ids)
-        x = self._embedded(vectors, context.segment_ids, None)
-        found = []
+        x, found = self._embedded(vectors, context), []
         for layer in self.each_layer():
             x, *both = layer.weights(x, context, source)
             found.append(both)
@@ -329,14 +270,12 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "R 1 D"], list[Memory]]:
         """Return the last states of one token of each of R = B * K beams, and what is kept."""
         places = jnp.broadcast_to(at, (len(vectors), 1))
-        ones = jnp.ones_like(places)
-        context = make_context(self.config, ones, places)
-        x = self._embedded(vectors, ones, None, places)
-        written = []
+        context = make_context(self.config, jnp.ones_like(places), places)
+        x, written = self._embedded(vectors, context), []
         for layer, own, cross in zip(self.each_layer(), target, source, strict=True):
             x, memory = layer.step(x, context, own, cross, visible, at)
             written.append(memory)
-        return self._end(x), written
+        return self.end(x), written
 
     def each_layer(self) -> list[DecoderLayer]:
         """Take the stack apart."""
@@ -346,15 +285,5 @@ class Decoder(nnx.Module):
             for n in range(self.config.num_layers)
         ]
 
-    def _embedded(
-        self,
-        vectors: Array,
-        segment_ids: Array,
-        stream: DropoutStream | None,
-        places: Array | None = None,
-    ) -> Array:
-        types = jnp.zeros_like(segment_ids)
-        return self.embeddings(vectors, types, segment_ids, stream, SITE_DECODER, places)
-
-    def _end(self, x: Array) -> Array:
-        return self.final_norm(x) if self.config.norm_order == "pre" else x
+    def _embedded(self, vectors: Array, context: Context) -> Array:
+        return self.embeddings(vectors, jnp.zeros_like(context.segment_ids), context, SITE_DECODER)

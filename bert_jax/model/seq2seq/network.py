@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.layout import Layout
+from bert_jax.model.dropout import Stream
+from bert_jax.model.layout import OnMesh
 
 Tree = Any
 """Nested dict of arrays."""
@@ -69,12 +69,7 @@ class Network(ABC):
 
     @abstractmethod
     def logits(
-        self,
-        params: Tree,
-        source: Side,
-        target: Side,
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
+        self, params: Tree, source: Side, target: Side, stream: Stream = None, layout: OnMesh = None
     ) -> Float[Array, "B T V"]:
         """Compute the logits of the token after each target place, float32.
 
@@ -84,10 +79,7 @@ class Network(ABC):
 
     @abstractmethod
     def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Read one source a row (segment ids 1, and 0 for padding) and make room for the search.
-
-        `max_length` is the largest number of steps.
-        """
+        """Read one source a row (segment ids 1, padding 0), and make room for so many steps."""
 
     @abstractmethod
     def step(

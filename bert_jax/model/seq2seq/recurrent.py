@@ -11,24 +11,28 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream, dropout
+from bert_jax.model.dropout import Stream, dropout
 from bert_jax.model.encoder import look_up
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, vocabulary_flops
 from bert_jax.model.heads import MaskedLMHead, init_params, logical_axes, with_params
 from bert_jax.model.layers import compute_dtype
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import restarting_positions
-from bert_jax.model.seq2seq.alignment import Memory, Places
 from bert_jax.model.seq2seq.cells import CELLS, Restart
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Tree, Weights
-from bert_jax.model.seq2seq.recurrent_config import (
+from bert_jax.model.seq2seq.recurrent_layers import (
     SITE_READOUT,
     SITE_SOURCE,
     SITE_TARGET,
+    Decoded,
+    Memory,
+    Places,
     RecurrentConfig,
+    RecurrentDecoder,
+    RecurrentEncoder,
+    TokenTable,
+    readout_inputs,
 )
-from bert_jax.model.seq2seq.recurrent_decoder import Decoded, RecurrentDecoder, readout_inputs
-from bert_jax.model.seq2seq.recurrent_encoder import RecurrentEncoder, TokenTable
 
 
 class Recurrent(nnx.Module):
@@ -42,43 +46,34 @@ class Recurrent(nnx.Module):
         head = replace(config, head_transform=False, decoder_bias=True)
         self.output = MaskedLMHead(replace(head, tied=settings.tying != "none"), rngs)
 
-    def read(self, source: Side, stream: DropoutStream | None = None) -> Float[Array, "B S D"]:
+    def read(self, source: Side, stream: Stream = None) -> Float[Array, "B S D"]:
         """Compute the encoder's states, in the compute type."""
         x = self._embed(self.encoder.embeddings, source.tokens, stream, SITE_SOURCE)
         states = self.encoder(x.swapaxes(0, 1), source.segment_ids.T, stream)
         return states.swapaxes(0, 1)
 
-    def embed_target(
-        self, tokens: Integer[Array, "B T"], stream: DropoutStream | None = None
-    ) -> Float[Array, "B T E"]:
+    def embed_target(self, tokens: Array, stream: Stream = None) -> Float[Array, "B T E"]:
         """Embed the decoder's tokens, in the compute type."""
         return self._embed(self._target_table, tokens, stream, SITE_TARGET)
 
     def memory(
-        self,
-        states: Float[Array, "B S D"],
-        source: Side,
-        summary: Float[Array, "*places D"],
+        self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
         """Return the decoder's input: the source, or without attention its summary."""
         if not self.settings.attends:
             return summary
-        memory: Memory = self.decoder.attention.remember(states, source.segment_ids)
-        return memory
+        return self.decoder.attention.remember(states, source.segment_ids)
 
     def write(self, readout: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         """Compute logits."""
-        logits: Array = self.output(readout, self._target_table.token[...])
-        return logits
+        return self.output(readout, self._target_table.token[...])
 
     @property
     def _target_table(self) -> TokenTable:
         side = self.encoder if self.settings.tying == "all" else self.decoder
         return side.embeddings
 
-    def _embed(
-        self, table: TokenTable, tokens: Array, stream: DropoutStream | None, site: int
-    ) -> Array:
+    def _embed(self, table: TokenTable, tokens: Array, stream: Stream, site: int) -> Array:
         x = look_up(self.config, table.token[...], tokens).astype(compute_dtype(self.config))
         return dropout(x, self.config.rate_of("embedding"), stream, site)
 
@@ -91,7 +86,6 @@ class RecurrentNetwork(Network):
     """Cells and wiring."""
 
     def __post_init__(self) -> None:
-        """Refuse a width that two directions cannot share."""
         if self.settings.bidirectional and self.model.hidden_dim % 2:
             raise UserError(
                 f"model.hidden_dim is {self.model.hidden_dim}; with objective.bidirectional it "
@@ -108,12 +102,7 @@ class RecurrentNetwork(Network):
 
     @override
     def logits(
-        self,
-        params: Tree,
-        source: Side,
-        target: Side,
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
+        self, params: Tree, source: Side, target: Side, stream: Stream = None, layout: OnMesh = None
     ) -> Float[Array, "B T V"]:
         module = self._module(params)
         readout = self._decoded(module, source, target, stream).readout[:, :, 0].swapaxes(0, 1)
@@ -170,11 +159,10 @@ class RecurrentNetwork(Network):
         return TRAIN_OVER_FORWARD * (2 * products + head)
 
     def _module(self, params: Tree) -> Recurrent:
-        module: Recurrent = with_params(params, Recurrent, self.model, self.settings)
-        return module
+        return with_params(params, Recurrent, self.model, self.settings)
 
     def _decoded(
-        self, module: Recurrent, source: Side, target: Side, stream: DropoutStream | None = None
+        self, module: Recurrent, source: Side, target: Side, stream: Stream = None
     ) -> Decoded:
         """Take encoder and decoder along all places of packed rows."""
 

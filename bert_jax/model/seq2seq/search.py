@@ -42,7 +42,6 @@ class SearchConfig(Bounded):
     """Hypotheses to return for each source, at most `num_beams`."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
         super().__post_init__()
         if self.nbest > self.num_beams:
             raise UserError(
@@ -50,12 +49,7 @@ class SearchConfig(Bounded):
             )
 
     def limits(self, lengths: Any, most: int) -> Any:
-        """Return the greatest target length of sources of some lengths, an integer or an array.
-
-        Args:
-            lengths: Tokens of the sources, special tokens included.
-            most: Largest number of target tokens that the model takes.
-        """
+        """Return the greatest target lengths of sources with special tokens, at most `most`."""
         most = min(most, self.max_length or most)
         if not self.max_length_rate:
             return np.full_like(lengths, most)
@@ -118,25 +112,14 @@ def search(
 ) -> Found:
     """Find the best target sequences of each source by beam search; one beam is greedy search.
 
-    Args:
-        network: Network whose `start` and `step` are called.
-        params: Parameters of the network.
-        source: One source a row.
-        limits: Greatest number of target tokens of each row, from 1 to `max_length`.
-        prefix: Tokens with which targets begin.
-        settings: Number of beams and length penalty.
-        max_length: Largest number of steps (T).
-        begin: Token that the decoder reads first.
-        end: Token that ends a target.
+    The source has one text a row. `limits` are the greatest numbers of target tokens of the rows,
+    of at most `max_length` steps (T). The decoder reads `begin` first; `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
     forced = nothing if prefix is None else prefix
     limits = jnp.minimum(limits, max_length)
     greatest = settings.penalty(jnp.maximum(limits - forced.lengths, 1).astype(jnp.float32))
-
-    def go_on(state: _State) -> Array:
-        return state.open.any()
 
     def grow(state: _State) -> _State:
         step = state.step
@@ -199,17 +182,13 @@ def search(
         found=none,
         open=jnp.ones(count, bool),
     )
-    return jax.lax.while_loop(go_on, grow, first).found
+    return jax.lax.while_loop(lambda state: state.open.any(), grow, first).found
 
 
 def continuations(
     logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Return sums, beams and tokens of the `most` probable continuations, best first.
-
-    These lie in as many blocks of columns, the blocks with the greatest maxima. Only the columns
-    of those blocks are sorted.
-    """
+    """Return sums, beams, tokens of the `most` best continuations, by maxima of blocks."""
     rows, beams, columns = logits.shape
     blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
     maxima = blocks.max(-1)

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.dropout import DropoutStream
-from bert_jax.model.encoder import Encoder, VectorEncoder, look_up
+from bert_jax.model.dropout import Stream
+from bert_jax.model.encoder import Encoder, look_up
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, decoder_flops, encoder_flops, vocabulary_flops
 from bert_jax.model.heads import (
     MaskedLMHead,
@@ -27,7 +27,7 @@ from bert_jax.model.heads import (
     with_params,
 )
 from bert_jax.model.layers import Affine, compute_dtype
-from bert_jax.model.layout import Layout
+from bert_jax.model.layout import OnMesh
 from bert_jax.model.seq2seq.decoder import Decoder, Source, Visible, memory_of
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Tying, Weights
 
@@ -46,30 +46,23 @@ class _Transformer(nnx.Module):
         features = network.feature_dim
         if features:
             self.features = FeatureMap(config, features, rngs)
-        self.encoder = (VectorEncoder if features else Encoder)(config, rngs)
+        self.encoder = Encoder(config, not features, rngs=rngs)
         self.decoder = Decoder(network.decoder, network.tying != "all", rngs)
         self.output = MaskedLMHead(network.decoder, rngs)
 
 
 @dataclass(frozen=True)
 class TransformerNetwork(Network):
-    """Encoder and decoder of attention layers.
-
-    Parameters: `encoder` as in masked LM, without a pooler; `decoder`, whose layers have a
-    cross-attention in addition; `output`, a masked-LM head.
-    """
+    """Encoder and decoder of attention layers, and `output`, a masked-LM head."""
 
     num_decoder_layers: int = 0
     """Layers of the decoder; 0: as many as the encoder has."""
     tying: Tying = "all"
-    """`all`: one token table for source, target and output; `output`: one for target and output,
-    and one for the source; `none`: three."""
     feature_dim: int = 0
     """Width of the vectors (B, S, F) that the encoder reads in the place of tokens, such as those
     of an image; 0: tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse networks that cannot be built."""
         if self.feature_dim and self.tying == "all":
             raise UserError(
                 f"objective.feature_dim is {self.feature_dim}: a source of vectors has no token "
@@ -103,12 +96,7 @@ class TransformerNetwork(Network):
         return logical_axes(self.model, _Transformer, self)
 
     def logits(
-        self,
-        params: Any,
-        source: Side,
-        target: Side,
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
+        self, params: Any, source: Side, target: Side, stream: Stream = None, layout: OnMesh = None
     ) -> Float[Array, "B T V"]:
         """Compute the logits of the token after each target place, float32."""
         read = self._read(params, source, stream, layout)
@@ -131,12 +119,9 @@ class TransformerNetwork(Network):
         slots = len(states), max_length * num_beams, heads, decoder.head_dim
         empty = jnp.zeros(slots, compute_dtype(decoder))
         beams = len(states), num_beams
+        target = [memory_of(empty, empty)] * decoder.num_layers
         return Cache(
-            shared={
-                "source": memories,
-                "segment_ids": segment_ids,
-                "target": [memory_of(empty, empty)] * decoder.num_layers,
-            },
+            shared={"source": memories, "segment_ids": segment_ids, "target": target},
             beams={
                 # (B, K, T) beam that wrote each token of this beam; -1: no token yet.
                 "writers": jnp.full((*beams, max_length), -1, jnp.int32),
@@ -150,20 +135,16 @@ class TransformerNetwork(Network):
     ) -> tuple[Float[Array, "B K V"], Cache]:
         """Add a token to each beam, [CLS] first, and compute the logits of the next, float32."""
         shared, length = cache.shared, cache.beams["length"]
-        at, beams = length[0, 0], jnp.arange(tokens.shape[1])
-        writers = cache.beams["writers"].at[:, :, at].set(beams)
-        own = (writers[..., None] == beams).reshape(*tokens.shape, -1)
-        states, target = self._decoder(params).step(
-            self._looked_up(params, tokens.reshape(-1, 1)),
-            shared["target"],
-            shared["source"],
-            Visible(own, (shared["segment_ids"] == 1)[:, None]),
-            at,
-        )
+        at, numbers = length[0, 0], jnp.arange(tokens.shape[1])
+        writers = cache.beams["writers"].at[:, :, at].set(numbers)
+        own = (writers[..., None] == numbers).reshape(*tokens.shape, -1)
+        vectors = self._looked_up(params, tokens.reshape(-1, 1))
+        visible = Visible(own, (shared["segment_ids"] == 1)[:, None])
+        memories = shared["target"], shared["source"]
+        states, target = self._decoder(params).step(vectors, *memories, visible, at)
         logits = self._output(params, states.reshape(*tokens.shape, -1))
-        return logits, Cache(
-            {**shared, "target": target}, {"writers": writers, "length": length + 1}
-        )
+        beams = {"writers": writers, "length": length + 1}
+        return logits, Cache({**shared, "target": target}, beams)
 
     def weights(self, params: Any, source: Side, target: Side) -> Weights:
         """Compute the attention weights of a teacher-forced pass, without dropout."""
@@ -171,9 +152,8 @@ class TransformerNetwork(Network):
         outputs = layer_outputs(self.model, params, *inputs, with_weights=True)
         states = outputs.states[-1].astype(compute_dtype(self.model))
         vectors = self._looked_up(params, target.tokens)
-        weights = self._decoder(params).weights(
-            vectors, target.segment_ids, Source(states, inputs[2])
-        )
+        read = Source(states, inputs[2])
+        weights = self._decoder(params).weights(vectors, target.segment_ids, read)
         return Weights(outputs.weights, *weights)
 
     def decoder_from(self, encoder: Any, head: Any) -> Any:
@@ -191,14 +171,10 @@ class TransformerNetwork(Network):
 
     def flops(self, source_length: int, target_length: int) -> int:
         """Count the floating-point operations of one row of both lengths in a training step."""
-        features = 2 * source_length * self.feature_dim * self.model.embedding_width
-        forward = (
-            features
-            + encoder_flops(self.model, source_length)
-            + decoder_flops(self.decoder, source_length, target_length)
-            + vocabulary_flops(self.decoder, target_length)
-        )
-        return TRAIN_OVER_FORWARD * forward
+        read = encoder_flops(self.model, source_length)
+        read += 2 * source_length * self.feature_dim * self.model.embedding_width
+        written = decoder_flops(self.decoder, source_length, target_length)
+        return TRAIN_OVER_FORWARD * (read + written + vocabulary_flops(self.decoder, target_length))
 
     def _inputs(self, params: Any, source: Side) -> tuple[Array, Array, Array]:
         """Return an encoder's inputs from a source: tokens or vectors, types and segments."""
@@ -209,31 +185,22 @@ class TransformerNetwork(Network):
         return tokens, jnp.zeros_like(segment_ids), segment_ids
 
     def _read(
-        self,
-        params: Any,
-        source: Side,
-        stream: DropoutStream | None = None,
-        layout: Layout | None = None,
+        self, params: Any, source: Side, stream: Stream = None, layout: OnMesh = None
     ) -> Source:
         inputs = self._inputs(params, source)
         return Source(encode(self.model, params, *inputs, stream, layout), inputs[2])
 
     def _decoder(self, params: Any) -> Decoder:
-        decoder: Decoder = with_params(
-            params["decoder"], Decoder, self.decoder, self.tying != "all"
-        )
-        return decoder
+        return with_params(params["decoder"], Decoder, self.decoder, self.tying != "all")
 
     def _table(self, params: Any) -> Array:
-        table: Array = params["encoder" if self.tying == "all" else "decoder"]["embeddings"][
-            "token"
-        ]
+        side = params["encoder" if self.tying == "all" else "decoder"]
+        table: Array = side["embeddings"]["token"]
         return table
 
     def _looked_up(self, params: Any, tokens: Integer[Array, "B T"]) -> Float[Array, "B T E"]:
         return look_up(self.decoder, self._table(params), tokens)
 
     def _output(self, params: Any, states: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        head: MaskedLMHead = with_params(params["output"], MaskedLMHead, self.decoder)
-        logits: Array = head(states, self._table(params))
-        return logits
+        head = with_params(params["output"], MaskedLMHead, self.decoder)
+        return head(states, self._table(params))

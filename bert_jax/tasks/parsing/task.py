@@ -97,7 +97,7 @@ class ParsingSplit(Split):
         return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 
     def _trees(self, outputs: Outputs) -> list[Tree]:
-        """Return the best tree of each sentence from outputs (L, L, 2); see `objectives.arcs`."""
+        """Return the best tree of each sentence from outputs (L, L, 2); see `objectives.task`."""
         names, found = self._task.spec.labels, []
         unread = _UNREAD if _UNREAD in names else names[0]
         for sentence, positions, values in zip(

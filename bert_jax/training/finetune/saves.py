@@ -29,7 +29,7 @@ from bert_jax.distributed.checkpoint.manager import Report
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.objectives.embedding import EmbeddingObjective
-from bert_jax.objectives.frozen import with_trained
+from bert_jax.objectives.objective import with_trained
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.overlap import example_keys
 from bert_jax.tasks.task import Split, Task

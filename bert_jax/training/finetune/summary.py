@@ -16,7 +16,7 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import has_transform
-from bert_jax.objectives.frozen import trains_all
+from bert_jax.objectives.objective import trains_all
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.steps.trials import state_sizes

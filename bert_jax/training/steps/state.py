@@ -20,8 +20,7 @@ from bert_jax.distributed.parallel.sharding import (
     param_shardings,
     replicated,
 )
-from bert_jax.objectives.frozen import trained
-from bert_jax.objectives.objective import Objective
+from bert_jax.objectives.objective import Objective, trained
 from bert_jax.training.steps.guard import GuardConfig, GuardState, fresh_guard
 from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate, make_optimizer
 from bert_jax.training.steps.optim_parts import layer_rates, scaled

@@ -25,8 +25,15 @@ from bert_jax.distributed.parallel.sharding import (
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.layers import compute_dtype
 from bert_jax.model.layout import Layout
-from bert_jax.objectives.frozen import trained, with_trained
-from bert_jax.objectives.objective import Batch, CoupledObjective, Forward, Scalars, measure
+from bert_jax.objectives.objective import (
+    Batch,
+    CoupledObjective,
+    Forward,
+    Scalars,
+    measure,
+    trained,
+    with_trained,
+)
 from bert_jax.training.steps.guard import forget_losses, judge
 from bert_jax.training.steps.optim import learning_rate_schedule
 from bert_jax.training.steps.optim_parts import is_head

@@ -24,7 +24,7 @@ from bert_jax.distributed.parallel.sharding import (
     row_spec,
 )
 from bert_jax.errors import UserError
-from bert_jax.objectives.frozen import trained, trains_all, with_trained
+from bert_jax.objectives.objective import trained, trains_all, with_trained
 from bert_jax.training.steps.guard import GuardState
 from bert_jax.training.steps.state import (
     StepConfig,

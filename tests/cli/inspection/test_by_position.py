@@ -20,7 +20,7 @@ from bert_jax.data.pipeline import EvalBatches
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.objectives.by_position import position_buckets
+from bert_jax.objectives.masked_lm import position_buckets
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 from bert_jax.training.pretrain.evaluate import EVAL_SEED

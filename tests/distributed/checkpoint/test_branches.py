@@ -14,7 +14,7 @@ from bert_jax.distributed.checkpoint import (
     saved_steps,
     verify_checkpoint,
 )
-from bert_jax.distributed.checkpoint.branches import kept_steps
+from bert_jax.distributed.checkpoint.retention import kept_steps
 from bert_jax.errors import UserError
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import attend as attention
 
-from bert_jax.model.attention.attend import attend as attention
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.dropout import keep_mask as dropout_mask
 

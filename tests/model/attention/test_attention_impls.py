@@ -11,14 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import asked_of, attend
 from jax.sharding import PartitionSpec
 
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, partition_spec
 from bert_jax.errors import UserError
 from bert_jax.model.attention import attend as attention
-from bert_jax.model.attention import cudnn, fused, fused_plan
-from bert_jax.model.attention.attend import Work, attend, choose
-from bert_jax.model.attention.cudnn import Gpu
+from bert_jax.model.attention import fused, fused_plan, library
+from bert_jax.model.attention.attend import choose
+from bert_jax.model.attention.library import Gpu
+from bert_jax.model.attention.xla import Asked, is_banded
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.heads import encode, init_params
@@ -182,7 +184,8 @@ def test_on_a_mesh_with_split_heads_and_inside_a_shard_map(impl, rate):
 def test_cudnn_call_by_xla():
     (q, k, v, _), segments = inputs()
     for window in (None, 20):
-        run = jax.jit(partial(cudnn.cudnn_attention, implementation="xla", window=window))
+        asked = partial(Asked, window=window)
+        run = jax.jit(lambda *arrays, asked=asked: library.cudnn_attention(asked(*arrays), "xla"))
         out = run(q, k, v, *segments.values())
         expected = jitted(q, k, v, **segments, impl="xla", window=window)
         np.testing.assert_allclose(out, expected, atol=2e-6)
@@ -203,7 +206,7 @@ def gpu(monkeypatch):
     """Sets the GPU that this process has; an H100 with cuDNN to begin with."""
 
     def become(found: Gpu):
-        monkeypatch.setattr(cudnn, "local_gpu", lambda: found)
+        monkeypatch.setattr(library, "local_gpu", lambda: found)
 
     become(H100)
     return become
@@ -234,8 +237,8 @@ def gpu(monkeypatch):
 )
 def test_auto(gpu, platform, shape, rate, dtype, expected):
     _, length, _, head_dim = shape
-    work = Work(platform, length, length, head_dim, jnp.dtype(dtype), rate)
-    assert choose(work) == expected
+    asked = asked_of(length, length, head_dim, dtype, rate)
+    assert choose(platform, asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -244,16 +247,16 @@ def test_auto(gpu, platform, shape, rate, dtype, expected):
 def test_a_chip_with_little_room_gets_rows_that_are_rotated(monkeypatch, kind, inside):
     found = []
 
-    def kernel(q, k, v, *rest, **options):
-        found.append(len(rest))
-        return q
+    def kernel(asked, heads):
+        found.append(len(asked.angles or ()))
+        return asked.q
 
     monkeypatch.setattr(attention, "device_kind", lambda layout: kind)
     monkeypatch.setattr(fused, "fused_attention", kernel)
     (q, k, v, _), segments = inputs()
     angles = rotation(jnp.arange(128)[None].repeat(B, 0), 10_000.0, K)
     jax.eval_shape(partial(attend, impl="fused"), q, k, v, **segments, angles=angles)
-    assert found == [6 + len(angles) * inside]  # segments, heads, stream and site come before
+    assert found == [len(angles) * inside]
 
 
 @pytest.mark.parametrize(
@@ -267,8 +270,8 @@ def test_a_chip_with_little_room_gets_rows_that_are_rotated(monkeypatch, kind, i
     ],
 )
 def test_windows_on_a_gpu(gpu, length, rate, dtype, banded, expected):
-    work = Work("gpu", length, length, 64, jnp.dtype(dtype), rate, window=64)
-    assert (work.band is not None, choose(work)) == (banded, expected)
+    asked = asked_of(length, length, 64, dtype, rate, window=64)
+    assert (is_banded(asked), choose("gpu", asked)) == (banded, expected)
 
 
 @pytest.mark.parametrize(("impl", "notes"), [("cudnn", 1), ("auto", 0)])
@@ -276,7 +279,7 @@ def test_local_layers_take_the_band_in_place_of_cudnn_and_say_so(
     gpu, monkeypatch, caplog, impl, notes
 ):
     monkeypatch.setattr(attention, "platform", lambda layout: "gpu")
-    attention._note_band.cache_clear()
+    attention._warn_once.cache_clear()
     arrays, segments = inputs(dtype=jnp.bfloat16)
     ours = value_and_gradients(arrays, **segments, window=20, impl=impl)
     monkeypatch.undo()
@@ -316,7 +319,7 @@ def test_probabilities_kept_in_bfloat16_have_the_gradients_of_float32_scores(
 )
 def test_auto_takes_cudnn_where_the_card_has_it(gpu, found, expected):
     gpu(found)
-    assert choose(Work("gpu", 512, 512, 64, jnp.dtype(jnp.bfloat16), 0.0)) == expected
+    assert choose("gpu", asked_of(512, 512, 64, jnp.bfloat16)) == expected
 
 
 @pytest.mark.parametrize(
@@ -329,7 +332,7 @@ def test_the_local_gpu_is_the_one_that_jax_has(monkeypatch, capability, version,
     monkeypatch.setattr(jax, "local_devices", lambda backend: asked.append(backend) or [card])
     versions = SimpleNamespace(cudnn_get_version=lambda: version) if version else None
     monkeypatch.setattr("jax._src.lib.cuda_versions", versions)
-    assert cudnn.local_gpu() == expected
+    assert library.local_gpu() == expected
     assert asked == ["gpu"]
 
 
@@ -352,7 +355,7 @@ def test_scores_that_xla_keeps_are_said_once(
 ):
     gpu(found)
     monkeypatch.setattr(attention, "platform", lambda layout: platform)
-    attention._warn_of_scores.cache_clear()
+    attention._warn_once.cache_clear()
     q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     ids = jax.device_put(np.ones(shape[:2], np.int32))
     options = dropout_of(rate, rows=shape[0])
@@ -383,7 +386,7 @@ def test_scores_that_xla_keeps_are_said_once(
 )
 def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platform, shape, rate):
     monkeypatch.setattr(attention, "platform", lambda layout: platform)
-    attention._warn_of_scores.cache_clear()
+    attention._warn_once.cache_clear()
     q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     ids = jax.device_put(np.ones(shape[:2], np.int32))
     options = dropout_of(rate, rows=shape[0])
@@ -402,7 +405,7 @@ def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platfor
 )
 def test_the_model_says_how_many_layers_keep_scores(gpu, monkeypatch, caplog, remat, layers, dtype):
     monkeypatch.setattr(attention, "platform", lambda layout: "gpu")
-    attention._warn_of_scores.cache_clear()
+    attention._warn_once.cache_clear()
     config = ModelConfig(vocab_size=32, num_positions=128, hidden_dim=32, num_layers=3,
                          num_heads=2, mlp_dim=32, remat=remat, dtype=dtype)  # fmt: skip
     params = jax.eval_shape(partial(init_params, config), jax.random.key(0))

@@ -7,12 +7,12 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from attending import attend
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 
 from bert_jax.chips import CHIPS
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, partition_spec
-from bert_jax.model.attention.attend import attend
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
 from bert_jax.plan.hlo_cost.cost import op_seconds

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import asked_of, attend
 from test_attention_impls import STATIC, assert_all_close, inputs
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention import cudnn
-from bert_jax.model.attention.attend import Work, attend, choose
-from bert_jax.model.attention.xla import visible_keys
+from bert_jax.model.attention import library
+from bert_jax.model.attention.attend import choose
+from bert_jax.model.attention.xla import Asked, visible_keys
 
 
 @partial(jax.jit, static_argnames=(*STATIC, "causal"))
@@ -107,9 +108,10 @@ def test_values_and_gradients_are_the_formula(impl, window):
 
 def test_the_call_of_cudnn():
     (*qkv, _), ids = inputs()
-    run = jax.jit(partial(cudnn.cudnn_attention, implementation="xla", causal=True))
+    run = jax.jit(lambda *arrays: library.cudnn_attention(Asked(*arrays, causal=True), "xla"))
+    found = run(*qkv, *ids.values())
     expected = jax.jit(partial(attend, causal=True))(*qkv, **ids)
-    np.testing.assert_allclose(run(*qkv, *ids.values()), expected, atol=2e-6)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_fused_is_refused_by_name_and_passed_over():
@@ -118,7 +120,7 @@ def test_fused_is_refused_by_name_and_passed_over():
         UserError, match=r"'fused', which wants .* not the causal ones of a decoder"
     ):
         jax.eval_shape(partial(attend, impl="fused", causal=True), *qkv, **ids)
-    work = Work("tpu", 128, 128, 64, jnp.bfloat16, 0.0)
-    assert choose(work) == "fused"
-    assert choose(work._replace(causal=True)) == "splash"
-    assert choose(work._replace(causal=True, rate=0.1)) == "xla"
+    asked = asked_of(128, 128, 64, jnp.bfloat16)
+    assert choose("tpu", asked) == "fused"
+    assert choose("tpu", asked._replace(causal=True)) == "splash"
+    assert choose("tpu", asked._replace(causal=True, dropout_rate=0.1)) == "xla"

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attending import asked_of, attend
 from test_attention_impls import B, H, K, dropout_of, inputs, jitted, value_and_gradients
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention import fused_plan
-from bert_jax.model.attention.attend import Work, attend, choose
-from bert_jax.model.attention.xla import banded_attention, is_banded, visible_keys
+from bert_jax.model.attention.attend import choose
+from bert_jax.model.attention.xla import Asked, banded_attention, is_banded, visible_keys
 from bert_jax.model.rotation import restarting_positions, rotate, rotation
 
 WINDOW = 20
@@ -45,7 +46,7 @@ def test_a_query_sees_as_many_tokens_on_both_sides_and_no_other_segment():
 @pytest.mark.parametrize("window", [5, WINDOW])
 def test_blocks_compute_the_formula(length, window):
     (q, k, v, _), ids = inputs(length, length)
-    assert is_banded(length, length, window)
+    assert is_banded(asked_of(length, length, 16, jnp.float32, window=window))
     out = jitted(q, k, v, **ids, window=window)
     expected = by_hand(q, k, v, np.asarray(ids["q_segment_ids"]), window)
     np.testing.assert_allclose(out, expected, atol=1e-5)
@@ -129,9 +130,9 @@ def test_scores_of_a_row_grow_with_its_length_alone():
         """Count the numbers of the largest array of the program."""
         shapes = jax.ShapeDtypeStruct((1, length, H, K), jnp.float32)
         ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
-        jaxpr = jax.make_jaxpr(lambda q, k, v, i: banded_attention(q, k, v, i, i, window=16))(
-            shapes, shapes, shapes, ids
-        )
+        jaxpr = jax.make_jaxpr(
+            lambda q, k, v, i: banded_attention(Asked(q, k, v, i, i, window=16))
+        )(shapes, shapes, shapes, ids)
         found = []
 
         def visit(jaxpr):
@@ -148,10 +149,10 @@ def test_scores_of_a_row_grow_with_its_length_alone():
 
 
 def test_auto_and_refusals():
-    work = Work("gpu", 512, 512, 64, jnp.bfloat16, 0.0, window=64)
-    assert choose(work) == "xla"
-    assert choose(work._replace(platform="tpu")) == "fused"
-    assert choose(work._replace(platform="tpu", queries=8192, keys=8192)) == "fused"
+    asked = asked_of(512, 512, 64, jnp.bfloat16, window=64)
+    assert choose("gpu", asked) == "xla"
+    assert choose("tpu", asked) == "fused"
+    assert choose("tpu", asked_of(8192, 8192, 64, jnp.bfloat16, window=64)) == "fused"
     (q, k, v, _), ids = inputs()
     with pytest.raises(UserError, match="'cudnn'"):
         jitted(q, k, v, **ids, window=4, impl="cudnn")

@@ -12,7 +12,7 @@ from packed_pairs import SPECIAL, pack
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.objectives.losses import cross_entropy
 from bert_jax.objectives.translation import next_tokens

@@ -15,11 +15,10 @@ from scipy.special import softmax
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, keep_at
-from bert_jax.model.seq2seq import recurrent, recurrent_config
-from bert_jax.model.seq2seq.alignment import Alignment, Places
+from bert_jax.model.seq2seq import recurrent, recurrent_layers
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import Alignment, Places, RecurrentConfig
 
 MODEL = ModelConfig(
     vocab_size=21, embedding_dim=6, hidden_dim=8, num_layers=2, num_heads=1, mlp_dim=8,
@@ -238,7 +237,7 @@ def test_every_dropout_has_a_site_of_its_own_and_the_rate_of_its_part(name, monk
         return keep_at(rate, seed, site, *rest)
 
     monkeypatch.setattr(recurrent, "dropout", recording(recurrent.dropout))
-    monkeypatch.setattr(recurrent_config, "keep_at", keep)
+    monkeypatch.setattr(recurrent_layers, "keep_at", keep)
     rates = {"hidden_dropout_rate": 0.5, "embedding_dropout_rate": 0.1}
     net = replace(CASES[name], model=replace(CASES[name].model, **rates))
     stream = DropoutStream(np.uint32(3), np.arange(4, dtype=np.uint32))

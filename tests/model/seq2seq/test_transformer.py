@@ -208,14 +208,14 @@ def test_every_dropout_has_a_site_of_its_own_and_the_rate_of_its_part(monkeypatc
         used.append(rate)
         return dropout(x, rate, stream, site)
 
-    def attending(*arrays, site=0, dropout_rate=0.0, **options):
-        sites.append(site)
-        used.append(dropout_rate)
-        return attend(*arrays, site=site, dropout_rate=dropout_rate, **options)
+    def attending(asked, *options):
+        sites.append(asked.site)
+        used.append(asked.dropout_rate)
+        return attend(asked, *options)
 
     for module in (encoder, decoder):
         monkeypatch.setattr(module, "dropout", dropping)
-        monkeypatch.setattr(module, "attend", attending)
+    monkeypatch.setattr(encoder, "attend", attending)
     model = replace(
         VASWANI, embedding_dropout_rate=0.1, attention_dropout_rate=0.2, hidden_dropout_rate=0.3,
         mlp_dropout_rate=0.4, scan_unroll=VASWANI.num_layers,  # no loop

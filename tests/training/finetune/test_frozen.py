@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applied_task import apply_task
 
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.stack import run_layers
-from bert_jax.model.task_heads import TaskHeadConfig, apply_task
-from bert_jax.objectives.frozen import trained, with_trained
+from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.objectives.objective import trained, with_trained
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.rows import Rows, TrainBatches, choose_buckets
 from bert_jax.training.steps.optim import OptimizerConfig

@@ -6,11 +6,12 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from applied_task import apply_task
 
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.task_heads import TaskHeadConfig, apply_task, init_task_params
+from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.rows import Rows, TrainBatches, choose_buckets, eval_batches
 from bert_jax.training.steps.optim import OptimizerConfig

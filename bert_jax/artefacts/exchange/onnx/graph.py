@@ -11,9 +11,8 @@ import numpy as np
 from bert_jax.artefacts.formats.huggingface_config import LOGITS
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.attention.xla import MASKED_SCORE
-from bert_jax.model.biaffine import RELATION_WIDTH, SLOPE
 from bert_jax.model.rotation import frequencies, sinusoids, thetas
-from bert_jax.model.task_heads import has_transform
+from bert_jax.model.task_heads import RELATION_WIDTH, SLOPE, has_transform
 
 OPSET, IR_VERSION = 20, 9
 """ONNX versions: the first opset with Gelu, and the file version of that release."""

@@ -14,7 +14,7 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.pooling import Pooled
+from bert_jax.model.embedding import Pooled
 from bert_jax.model.task_heads import TaskHeadConfig, starting_params
 from bert_jax.objectives.embedding import ContrastConfig
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective

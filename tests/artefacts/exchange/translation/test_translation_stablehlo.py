@@ -13,7 +13,7 @@ from bert_jax.artefacts.exchange.proof import ProofFailedError, proof_rows
 from bert_jax.artefacts.exchange.stablehlo import prove, write
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
-from bert_jax.model.seq2seq.recurrent_config import RecurrentConfig
+from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 
 ROWS = 4
 

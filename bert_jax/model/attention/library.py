@@ -1,0 +1,148 @@
+"""Kernels of libraries, without dropout: JAX's for TPUs (any length), and cuDNN's for GPUs.
+
+Sources: jax.experimental.pallas.ops.tpu.splash_attention; `jax.nn.dot_product_attention`.
+"""
+
+import math
+import re
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
+from jaxtyping import Array, Float
+
+from bert_jax.model.attention.xla import Asked, visible_keys
+
+_LANES, _LONGEST_BLOCK = 128, 512
+_MAX_HEAD_DIM = 128
+_AMPERE = (8, 0)
+_LEAST_VERSION = {(10, 3): 91100}
+"""cuDNN that a compute capability needs beyond what JAX's CUDA plugin asks for."""
+
+
+class Gpu(NamedTuple):
+    """A GPU as far as cuDNN is concerned."""
+
+    capability: tuple[int, int] | None
+    """CUDA's compute capability; None on other GPUs."""
+    cudnn: int | None
+    """Version of cuDNN, 91100 for 9.11; None where there is none."""
+
+
+def local_gpu() -> Gpu:
+    """Return the first GPU of this process."""
+    # Private, but the same place as JAX's own check, which raises in the middle of a trace.
+    from jax._src.lib import cuda_versions
+
+    said = str(getattr(jax.local_devices(backend="gpu")[0], "compute_capability", ""))
+    match = re.fullmatch(r"(\d+)\.(\d+)", said)
+    return Gpu(
+        (int(match[1]), int(match[2])) if match else None,
+        cuda_versions.cudnn_get_version() if cuda_versions else None,
+    )
+
+
+def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
+    """Why these arrays cannot be run on the GPU at hand, in words; None if they can.
+
+    The same constraints as JAX's `check_is_flash_attention`, with a mask and in training, and the
+    compute capability, which JAX leaves to cuDNN to refuse.
+    """
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"model.dtype 'bfloat16', not {np.dtype(dtype).name}"
+    if head_dim > _MAX_HEAD_DIM or head_dim % 8:
+        return f"a head_dim that is a multiple of 8 up to {_MAX_HEAD_DIM}, not {head_dim}"
+    if queries % 2 or keys % 2:
+        return f"even lengths, not {queries} and {keys}"
+    capability, version = local_gpu()
+    if capability is None or capability < _AMPERE:
+        has = "" if capability is None else f", not {capability[0]}.{capability[1]}"
+        return f"an NVIDIA GPU of compute capability 8.0 (Ampere) or later{has}"
+    least = _LEAST_VERSION.get(capability, 0)
+    if version is None or version < least:
+        return "cuDNN, which JAX does not find" if version is None else f"cuDNN {least} or later"
+    return None
+
+
+def cudnn_attention(
+    asked: Asked, implementation: Literal["cudnn", "xla"] = "cudnn"
+) -> Float[Array, "B L H K"]:
+    """Attend on one device, without dropout; "xla" runs the call without a GPU, for tests."""
+    # One mask for all heads, (B, 1, L, S): segment ids are data, and whether a row is packed or
+    # merely padded (for which cuDNN could take lengths) is not known when compiling.
+    mask = visible_keys(asked.q_segment_ids, asked.kv_segment_ids, asked.window)
+    return jax.nn.dot_product_attention(
+        *asked[:3], mask=mask, is_causal=asked.causal, implementation=implementation
+    )
+
+
+def splash_unsupported(queries: int, keys: int) -> str | None:
+    """Why these lengths cannot be run, in words; None if they can."""
+    if queries % _LANES or keys % _LANES:
+        return f"lengths that are multiples of {_LANES}, not {queries} and {keys}"
+    return None
+
+
+def block_sizes(
+    queries: int, keys: int, window: int | None = None
+) -> splash_attention_kernel.BlockSizes:
+    """Return the largest blocks of at most 512 that divide the lengths, in all passes.
+
+    One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
+    for dq, dk and dv) needs no sum over blocks afterwards. For longer rows, up to four blocks of
+    keys are in memory together, so that fewer parts of dq are written and added up. With a window
+    blocks are about as wide as what a query sees, as they are computed or skipped whole; the fused
+    backward pass would skip none.
+    """
+    longest = _LONGEST_BLOCK
+    if window is not None:
+        longest = min(longest, -(-2 * window // _LANES) * _LANES)
+    block_q, block_kv = (
+        max(b for b in range(_LANES, longest + 1, _LANES) if n % b == 0) for n in (queries, keys)
+    )
+    held = max(n for n in range(1, 5) if keys % (n * block_kv) == 0) if window is None else 1
+    return splash_attention_kernel.BlockSizes(
+        block_q=block_q, block_kv=held * block_kv, block_kv_compute=block_kv,
+        block_q_dkv=block_q, block_kv_dkv=held * block_kv, block_kv_dkv_compute=block_kv,
+        block_q_dq=None if window is None else block_q,
+        block_kv_dq=None if window is None else block_kv,
+        use_fused_bwd_kernel=window is None,
+    )  # fmt: skip
+
+
+def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
+    """Attend on one device, without dropout, for lengths of 128 n; heads of keys are not shared."""
+    _, queries, heads, head_dim = asked.q.shape
+    window, causal = asked.window, asked.causal
+    shape = (queries, asked.k.shape[1])
+    one_head: splash_attention_mask.Mask = splash_attention_mask.FullMask(shape)
+    if window is not None:
+        after = 0 if causal else window
+        one_head = splash_attention_mask.LocalMask(shape, (window, after), offset=0)
+    elif causal:
+        one_head = splash_attention_mask.CausalMask(shape)
+    mask = splash_attention_mask.MultiHeadMask([one_head] * heads)
+
+    def run(q, k, v, q_ids, kv_ids, *, interpret: bool):
+        kernel = splash_attention_kernel.make_splash_mha(
+            mask,
+            block_sizes=block_sizes(*shape, window),
+            head_shards=1,
+            q_seq_shards=1,
+            interpret=interpret,
+        )
+        segments = splash_attention_kernel.SegmentIds(q=q_ids, kv=kv_ids)
+        # The kernel takes heads in front of positions and queries that are already scaled.
+        q, k, v = (x.swapaxes(1, 2) for x in (q * (1 / math.sqrt(head_dim)), k, v))
+        return jax.vmap(kernel)(q, k, v, segments).swapaxes(1, 2)
+
+    # Chosen when lowering: a step compiled ahead of time for a TPU is traced on another machine.
+    ids = asked.q_segment_ids.astype("int32"), asked.kv_segment_ids.astype("int32")
+    on_tpu, elsewhere = (partial(run, interpret=interpret) for interpret in (False, True))
+    return jax.lax.platform_dependent(*asked[:3], *ids, tpu=on_tpu, default=elsewhere)
