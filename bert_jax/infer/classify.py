@@ -1,21 +1,20 @@
 """Classes, several labels or scores of texts and pairs of texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
-from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.infer.predictor import Answer, Prepared, TextPredictor, check_count
+from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.text.rows import text_rows
 
 
-class TextPredictor(Predictor[TextExample]):
-    """A verb for texts and pairs of texts."""
+class RowPredictor(TextPredictor):
+    """A verb for texts and pairs of texts that fill one row, or several."""
 
     FIELDS = ("text", "text_b")
 
@@ -23,12 +22,6 @@ class TextPredictor(Predictor[TextExample]):
     def long(self) -> LongTexts:
         """Treatment of texts with more tokens than a row."""
         return CUT
-
-    @override
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
-        text = text_field(fields, "text", origin)
-        pair = None if fields.get("text_b") is None else text_field(fields, "text_b", origin)
-        return TextExample("", text, pair, None, origin)
 
     @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
@@ -45,7 +38,7 @@ class TextPredictor(Predictor[TextExample]):
 
 
 @dataclass(eq=False)
-class Classifier(TextPredictor):
+class Classifier(RowPredictor):
     """A model with a classification head; options as in `LoadedModel.classify`."""
 
     top: int | None = None

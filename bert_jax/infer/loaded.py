@@ -16,7 +16,7 @@ from bert_jax.infer.batching import MAX_TOKENS
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder, Kind
 from bert_jax.infer.fill_mask import MaskFiller
-from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor, check_count
+from bert_jax.infer.predictor import Answer, Cuts, Predictor, check_count
 from bert_jax.infer.tag import Tagger
 from bert_jax.infer.translate import Translator
 from bert_jax.model.pooling import Pooling
@@ -219,24 +219,17 @@ class LoadedModel:
         """
         return attention(forward.layers_stacked(self.model), text, pair)
 
-    def _ask(self, predictor: Predictor[Example], columns: dict[str, list[Any]]) -> list[Any]:
+    def _ask(self, predictor: Predictor[Any], columns: dict[str, list[Any]]) -> list[Any]:
         predictor.batch_tokens = self.batch_tokens
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())
             raise UserError(f"got {given}; the numbers must match")
-        examples = [
-            predictor.example(dict(zip(columns, values, strict=True)), Given("text", number))
-            for number, values in enumerate(zip(*columns.values(), strict=True), 1)
-        ]
-        if not examples:
-            return []
-        prepared = predictor.prepare(examples)
         cuts = Cuts()
-        cuts.add(prepared)
+        parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():
             warnings.warn(warning, stacklevel=3)  # at the caller of the method
-        return list(predictor.predict(prepared))
+        return [answer for part in parts for answer in predictor.predict(part)]
 
 
 def _several(texts: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """The interface of inference verbs: fields to examples, to rows, to answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -13,7 +13,7 @@ from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.errors import UserError
 from bert_jax.infer.batching import MAX_TOKENS, row_batches
 from bert_jax.infer.forward import task_logits
-from bert_jax.tasks.examples import Origin
+from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.problems import SHOWN
 from bert_jax.tasks.rows import Batch, Rows
 
@@ -21,6 +21,9 @@ Answer = dict[str, Any]
 """Answer, as in a JSON line."""
 
 Example = TypeVar("Example")
+
+PART = 1024
+"""Examples between two signs of progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +155,38 @@ class Predictor(ABC, Generic[Example]):
     def predict(self, prepared: Prepared[Example]) -> Sequence[Any]:
         """Return the answer to each prepared example."""
         return self.answers(prepared, self.outputs(prepared.rows))
+
+    def parts(
+        self, columns: Mapping[str, Sequence[Any]], *, what: str = "text", most: int = PART,
+        cuts: Cuts | None = None, advance: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[Prepared[Example]]:  # fmt: skip
+        """Yield prepared examples, at most so many at once, of columns by field.
+
+        `what` names an example in messages, `cuts` counts the examples that are cut, and `advance`
+        takes the number of examples after each part.
+        """
+        examples = [
+            self.example(dict(zip(columns, values, strict=True)), Given(what, number))
+            for number, values in enumerate(zip(*columns.values(), strict=True), 1)
+        ]
+        for begin in range(0, len(examples), most):
+            prepared = self.prepare(examples[begin : begin + most])
+            if cuts is not None:
+                cuts.add(prepared)
+            yield prepared
+            advance(len(prepared.examples))
+
+
+class TextPredictor(Predictor[TextExample]):
+    """A verb for texts, each perhaps with a second one, the field after `FIELDS[0]`."""
+
+    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
+        """Make an example."""
+        first, *more = self.FIELDS
+        text = text_field(fields, first, origin)
+        given = [name for name in more if fields.get(name) is not None]
+        pair = text_field(fields, given[0], origin) if given else None
+        return TextExample("", text, pair, None, origin)
 
 
 def check_count(name: str, value: int) -> None:

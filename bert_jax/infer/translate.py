@@ -1,6 +1,6 @@
 """Translations of texts, with scores, further hypotheses and the attention between words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,16 +13,16 @@ from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
+from bert_jax.infer.predictor import Answer, Prepared, TextPredictor
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import Found, Prefix, SearchConfig, search
-from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 
 @dataclass(eq=False)
-class Translator(Predictor[TextExample]):
+class Translator(TextPredictor):
     """A model that translates; options as in `LoadedModel.translate`.
 
     A row is the source, and behind it, as its second part, the tokens with which its translation
@@ -39,12 +39,6 @@ class Translator(Predictor[TextExample]):
         """Refuse a model that does not translate."""
         self.model.require("translate", "decoder")
         self.num_cut = 0
-
-    @override
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
-        text = text_field(fields, "text", origin)
-        prefix = None if fields.get("prefix") is None else text_field(fields, "prefix", origin)
-        return TextExample("", text, prefix, None, origin)
 
     @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:

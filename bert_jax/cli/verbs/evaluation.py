@@ -212,7 +212,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.infer.forward import on_device
-        from bert_jax.infer.search import evaluation
+        from bert_jax.infer.search.evaluation import Evaluation, score_lines
         from bert_jax.infer.search.rerank import Reranker
         from bert_jax.tasks.retrieval.collection import read_collection
 
@@ -228,23 +228,18 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         model = on_device(read_model(self.model), None)
         reranker = Reranker(on_device(read_model(self.rerank), None)) if self.rerank else None
         with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            evaluation = Evaluation(model, self.dimensions, bar.update)
             if self.retrieval:
-                result = evaluation.evaluate_retrieval(
-                    model, read_collection(self.retrieval), self.dimensions, reranker=reranker,
-                    candidates=self.candidates, advance=bar.update,
-                )  # fmt: skip
+                collection = read_collection(self.retrieval)
+                result = evaluation.retrieval(collection, reranker, self.candidates)
+            elif self.sts:
+                result = evaluation.similarity(self.sts, columns, **written)
             else:
-                evaluate = (
-                    evaluation.evaluate_similarity if self.sts else (evaluation.evaluate_clustering)
-                )
-                result = evaluate(
-                    model, self.sts or self.clustering or "", columns, self.dimensions,
-                    advance=bar.update, **written,
-                )  # fmt: skip
+                result = evaluation.clustering(self.clustering or "", columns, **written)
         if warning := result.pop("warning"):
             print(f"Warning: {warning}", file=sys.stderr)
         if self.json:
             print(json.dumps(result, indent=2))
         else:
-            print("\n".join(evaluation.score_lines(result)))
+            print("\n".join(score_lines(result)))
         return 0

@@ -106,9 +106,9 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     """Model of the index, where the model has moved since the index was made."""
 
     def __call__(self) -> int:
+        from bert_jax.infer.embed import text_vectors
         from bert_jax.infer.search import index
         from bert_jax.infer.search.rerank import Reranker
-        from bert_jax.infer.search.vectors import text_vectors
 
         top = self.top or 10
         opened = index.Index(self.index)

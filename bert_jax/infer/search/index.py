@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError, needs_package
 from bert_jax.files.checks import crc_of
 from bert_jax.files.staging import staged_file
 from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.exact_search import BLOCK, top_k_of_blocks
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.passages import Passage
-from bert_jax.infer.search.vectors import model_digest, text_vectors
 
 _KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
 LINK = ".model"
@@ -222,6 +222,14 @@ class Index:
 
     def _damaged(self, fault: str) -> UserError:
         return UserError(f"{self.path} is damaged: {fault}; rerun `bert-jax index`")
+
+
+def model_digest(model: SavedModel) -> str:
+    """Compute the SHA-256 of what determines vectors: weights, tokenizer, pooling, prefixes."""
+    own = None if model.embedding is None else asdict(model.embedding)
+    told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
+    parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}
+    return digest_of(parts, told)
 
 
 def _digest(table: Any, name: str) -> str:

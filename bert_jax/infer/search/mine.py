@@ -16,9 +16,9 @@ import numpy as np
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
+from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts
-from bert_jax.infer.search.vectors import text_vectors
 from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.embedding.sources import text_key
 from bert_jax.tasks.text.tables import read_texts

@@ -12,12 +12,10 @@ from jaxtyping import Float
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.infer.classify import Classifier
-from bert_jax.infer.predictor import Cuts, Given
+from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.index import Hit
 
 Item = TypeVar("Item")
-_PART = 1024
-"""Pairs between two signs of progress."""
 
 
 class Reranker:
@@ -48,24 +46,13 @@ class Reranker:
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
         """Score pairs, the higher the better: scores, or log odds of the second class.
 
-        Args:
-            queries: Query of each pair.
-            passages: Passage of each pair.
-            cuts: Counts the pairs that are cut.
-            advance: Takes the number of pairs after each part of them.
+        `cuts` and `advance` are as in `Predictor.parts`.
         """
         reader, found = self._classifier, [np.zeros(0, np.float32)]
-        for begin in range(0, len(queries), _PART):
-            some = range(begin, min(begin + _PART, len(queries)))
-            prepared = reader.prepare([
-                reader.example({"text": queries[n], "text_b": passages[n]}, Given("pair", n + 1))
-                for n in some
-            ])  # fmt: skip
-            if cuts is not None:
-                cuts.add(prepared)
-            logits = np.stack(reader.outputs(prepared.rows))
+        pairs = {"text": queries, "text_b": passages}
+        for part in reader.parts(pairs, what="pair", cuts=cuts, advance=advance):
+            logits = np.stack(reader.outputs(part.rows))
             found.append(logits[:, 1] - logits[:, 0] if self._two else logits[:, 0])
-            advance(len(some))
         return np.concatenate(found)
 
     def order(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
