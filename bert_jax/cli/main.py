@@ -66,11 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verb_class(name: str) -> type[Verb]:
-    """Import a verb.
-
-    Raises:
-        UserError: There is no such verb; the message names the nearest verb, or the new name.
-    """
+    """Import a verb; refuse an unknown one by the nearest verb, or the new name."""
     if name not in MODULES:
         if new := _OLD.get(name):
             raise UserError(f"the verb is now {new}")

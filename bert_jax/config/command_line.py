@@ -39,18 +39,15 @@ _BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0"
 
 
 def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration file and apply overrides.
+    """Read a configuration file and apply overrides such as `--config.training.num_steps=100`.
 
-    Args:
-        cls: The dataclass to build.
-        spec: Path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`. A
-            path that does not exist is looked for among the package's own configurations, where
-            NAME_ARG is NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
-        overrides: Arguments such as `--config.training.num_steps=100`. Others are refused.
+    `spec` is the path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`.
+    A path that does not exist is looked for among the package's own configurations, where NAME_ARG
+    is NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
 
     Raises:
-        UserError: No such file, a file that fails or has no `get_config`, an unknown field, a value
-            of the wrong type.
+        UserError: No such file, a file that fails or has no `get_config`, an unknown field or
+            argument, a value of the wrong type.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
@@ -63,11 +60,7 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
 
 def overridden(config: Config, overrides: Sequence[str]) -> Config:
-    """Return a configuration with the fields of arguments such as `--config.model.num_layers=12`.
-
-    Raises:
-        UserError: An unknown argument or field, a value of the wrong type.
-    """
+    """Return a configuration with the fields of `--config.model.num_layers=12` and the like."""
     values = to_dict(config)
     _override(type(config), values, overrides)
     return build(type(config), values, where=_WHERE)

@@ -14,16 +14,12 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
-    """Build a dataclass from a nested mapping, strictly.
+    """Build a dataclass from a nested mapping, strictly; `where` names the source in messages.
 
-    Whole numbers are accepted for floats and lists for tuples, nothing else is converted.
-
-    Args:
-        cls: A dataclass; its fields may be dataclasses, scalars, `Literal`, `X | None`,
-            `tuple[X, ...]`. `RENAMED`, a class attribute, has new names of old fields for errors.
-            `VARIANTS`, another, holds its subclasses by the value of the field `CHOSEN_BY`.
-        mapping: Values by field name; what is missing takes its default.
-        where: Names the source in error messages.
+    Whole numbers are accepted for floats and lists for tuples, nothing else is converted; what is
+    missing takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
+    ...]`. Of the class's attributes, `RENAMED` has new names of old fields for errors, and
+    `VARIANTS` the subclasses by the value of the field `CHOSEN_BY`.
 
     Raises:
         UserError: An unknown field (with the nearest known one) or a value of the wrong type (with
@@ -70,13 +66,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
-    """Return the fields that differ, as (dotted name, value in a, value in b).
-
-    Args:
-        a: Configuration.
-        b: Configuration of the same kind.
-        free: Fields, or whole sections, that are left out.
-    """
+    """List what differs, as (dotted name, value in a, in b), but for `free` fields and sections."""
     left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
@@ -88,11 +78,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Choose the subclass of a dataclass that its values name; the class itself without variants.
-
-    Raises:
-        UserError: No subclass of that name.
-    """
+    """Choose the subclass that the values name, or the class without variants; refuse others."""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
         return cls

@@ -72,14 +72,8 @@ class WorkDir:
         Process 0 confirms its lease on the directory first, then uploads; the others return at
         once. Call it before each save, so that a run that is restarted from that save finds the
         metrics up to it, and when the run ends. An upload that fails is logged as an error and
-        tried again at the next call.
-
-        Args:
-            required: Whether a failed upload raises; for the first of a run.
-
-        Raises:
-            UserError: `required`, and the bucket or the rights are missing.
-            ConnectionError: `required`, and an upload failed otherwise.
+        tried again at the next call; a `required` one, as the first of a run, raises UserError
+        where the bucket or the rights are missing, and else ConnectionError.
         """
         if jax.process_index() != 0:
             return

@@ -34,9 +34,9 @@ class PreparedSplit(NamedTuple):
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Return a split of a data set that is prepared; download nothing.
+    """Return a split of a data set that is prepared, such as glue/cola; download nothing.
 
-    Messages begin with `name`, which the user wrote; `dataset` is for example glue/cola.
+    Messages begin with `name`, which the user wrote.
 
     Raises:
         UserError: tensorflow-datasets is missing, there is no such data set or split, or it is not

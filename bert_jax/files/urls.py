@@ -65,11 +65,7 @@ def uncached_listings() -> None:
 
 
 def file_system(url: str) -> Any:
-    """Return the file system of fsspec for a URL.
-
-    Raises:
-        UserError: The scheme is not known, or its package is not installed.
-    """
+    """Return fsspec's file system for a URL; refuse unknown schemes and missing packages."""
     kind = scheme(url) or ""
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:
@@ -88,11 +84,7 @@ def file_system(url: str) -> Any:
 
 
 def file_state(name: str) -> FileState:
-    """Return size and version of a file.
-
-    Raises:
-        UserError: There is no such file, or it cannot be reached.
-    """
+    """Return size and version of a file; refuse a file that is missing or out of reach."""
     with _read_failures(name):
         if not is_url(name):
             status = os.stat(name)
@@ -106,22 +98,14 @@ def file_state(name: str) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Readable]:
-    """Open a file for reading; a file in a store is read in ranges.
-
-    Raises:
-        UserError: The file cannot be opened, or reading fails in the body.
-    """
+    """Open a file to read, in a store by ranges; failures, in the body too, are `UserError`s."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
 
 
 def match_urls(pattern: str) -> list[str]:
-    """Return the files that a URL names, which may have `*`, `?` and `**`; sorted.
-
-    Raises:
-        UserError: The store cannot be reached.
-    """
+    """List the files, sorted, that a URL names, perhaps with `*`, `?` and `**`."""
     files = file_system(pattern)
     prefix = pattern[: pattern.index("://") + 3]
     with _read_failures(pattern):
@@ -135,10 +119,8 @@ def match_urls(pattern: str) -> list[str]:
 def upload(directory: Path, url: str) -> None:
     """Copy what lies in a local directory to below a URL; each file appears whole.
 
-    Manifests, `corpus.json`, come last: what they describe is there.
-
-    Raises:
-        UserError: The store cannot be written.
+    Manifests, `corpus.json`, come last: what they describe is there. A store that cannot be written
+    is a `UserError`.
     """
     files = file_system(url)
     with failures_named(f"cannot write {url}", url):

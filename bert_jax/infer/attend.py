@@ -71,11 +71,9 @@ class Attention:
 def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attention:
     """Compute the attention weights of a text, and make their page.
 
-    Args:
-        saved: A model; its masked-LM head is used where a text has masks.
-        text: Text that the model reads; masks are written as for `MaskFiller`.
-        text_b: Second text of a pair; of a model that translates a translation of the text, None
-            for the model's own.
+    Masks are written as for `MaskFiller`, and filled where the model has a masked-LM head. `text_b`
+    is the second text of a pair; of a model that translates a translation of the text, None for the
+    model's own.
 
     Raises:
         UserError: A text without tokens, or more than `MAX_TOKENS` or the model takes; a network

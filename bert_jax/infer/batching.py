@@ -18,13 +18,9 @@ A last batch, or a small call, has the next power of 2 of rows."""
 def shape_for(
     longest: int, count: int, limit: int, max_tokens: int = MAX_TOKENS
 ) -> tuple[int, int]:
-    """Return rows and length of a batch.
+    """Return rows and length of a batch: the longest row has so many tokens, and `count` are left.
 
-    Args:
-        longest: Tokens of the longest row.
-        count: Rows that are left.
-        limit: Max tokens in a row.
-        max_tokens: Max tokens in a batch of more than one row.
+    A row has at most `limit` tokens, a batch of more than one row at most `max_tokens`.
     """
     length = next((length for length in LENGTHS if longest <= length < limit), limit)
     most = max(1, max_tokens // length)

@@ -26,11 +26,7 @@ Kind = Literal["query", "document"]
 
 
 def parse_layers(text: str) -> tuple[int, ...] | slice:
-    """`-1`, `1,6,12`, or `-4:-1` for a first and a last layer.
-
-    Raises:
-        UserError: Something else.
-    """
+    """Read `-1`, `1,6,12`, or `-4:-1` for a first and a last layer; refuse anything else."""
     if ends := re.fullmatch(r"\s*(-?\d+)?:(-?\d+)?\s*", text):
         return slice(*(None if end is None else int(end) for end in ends.groups()))
     if re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)*\s*", text):

@@ -23,17 +23,11 @@ def top_k(
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find the documents with the largest inner products with each query.
 
-    Args:
-        queries: Vectors of queries.
-        documents: Vectors of documents; a memory-mapped file is read block by block.
-        k: Number of documents for each query.
+    A memory-mapped file of documents is read block by block.
 
     Returns:
         Inner products in float32, best first, and numbers of documents; K is the smaller of k and
         N. Of equal products the document with the smaller number comes first.
-
-    Raises:
-        UserError: k is below 1.
     """
     step = BLOCK * jax.local_device_count()
     return top_k_of_blocks(

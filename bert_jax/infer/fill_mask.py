@@ -69,12 +69,7 @@ class MaskFiller(TextPredictor):
         return answers
 
     def candidates(self, count: int, output: Any) -> list[list[Answer]]:
-        """Return token, id and probability of the candidates for the first masks of a row.
-
-        Args:
-            count: Number of masks.
-            output: Row of the result of `forward`.
-        """
+        """Return token, id and probability of the candidates for a row's first `count` masks."""
         tokenizer = self.model.tokenizer
         masks = []
         for probabilities, ids in zip(output[0][:count], output[1][:count], strict=True):

@@ -34,13 +34,9 @@ def on_device(
 ) -> SavedModel:
     """Lay a model out for the functions below: on one device, its layers in a list.
 
-    A model that translates keeps its own layout.
-
-    Args:
-        saved: From `read_model`.
-        device: Platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
-            first device of all.
-        max_length: Tokens in a row at most; None: as the model says.
+    A model that translates keeps its own layout. `device` is a platform, such as cpu, gpu or tpu,
+    or one of its devices, such as gpu:1; None: the first device of all. `max_length` bounds the
+    tokens in a row; None: as the model says.
 
     Raises:
         UserError: There is no such device, or the length is out of range.
@@ -110,17 +106,9 @@ def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[
 def top_tokens(
     model: SavedModel, batch: Batch, places: Int[np.ndarray, "B P"], top: int, banned: np.ndarray
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
-    """Find the most probable tokens at some positions.
+    """Find the most probable tokens at some positions: shares of the whole vocabulary, and ids.
 
-    Args:
-        model: A model on a device.
-        batch: The rows.
-        places: Positions in the rows.
-        top: Number of tokens.
-        banned: (V,) 0, or -inf for a token that is not to be among them.
-
-    Returns:
-        Probabilities over the whole vocabulary, and ids.
+    `banned` (V,) is 0, or -inf for a token that is not to be among them.
     """
     found: tuple[Array, Array] = _top_tokens(
         model.config, top, *_before_end(model, batch), places, banned
@@ -137,12 +125,8 @@ def pooled(
 ) -> Float[Array, "B D"]:
     """Compute one vector for each row, in float32.
 
-    Args:
-        model: A model on a device.
-        batch: The rows.
-        pooling: Choice of the states that make the vector.
-        layers: Layers to average, ascending; 0 is the embeddings.
-        special_tokens: Whether [CLS] and [SEP] count in mean and max.
+    `layers` are averaged, ascending; 0 is the embeddings. `special_tokens` says whether [CLS] and
+    [SEP] count in mean and max.
     """
     config, segment_ids = model.config, batch["segment_ids"]
     if pooling in ("cls", "pooler") and layers == (config.num_layers,):
@@ -160,10 +144,7 @@ def pooled(
 
 
 def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], Context]:
-    """Compute the states (B, L, D) after the embeddings and after each of `count` layers.
-
-    The second value is what all layers share.
-    """
+    """Compute the states (B, L, D) after embeddings and `count` layers, and what layers share."""
     config, encoder = model.config, model.params["encoder"]
     types = np.minimum(batch["type_ids"], np.int32(max(config.num_types, 1) - 1))
     inputs = batch["tokens"], types, batch["segment_ids"]

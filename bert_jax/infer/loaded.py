@@ -210,13 +210,7 @@ class LoadedModel:
         return np.stack(found) if found else np.zeros((0, embedder.width), np.float32)
 
     def attend(self, text: str, pair: str | None = None) -> Attention:
-        """Compute what the tokens of a text attend to in every layer and head.
-
-        Args:
-            text: Text that the model reads.
-            pair: Second text of a pair; of a model that translates a translation of the text, None
-                for the model's own.
-        """
+        """Compute what the tokens of a text attend to in every layer and head; see `attention`."""
         return attention(forward.layers_stacked(self.model), text, pair)
 
     def _ask(self, predictor: Predictor[Any], columns: dict[str, list[Any]]) -> list[Any]:

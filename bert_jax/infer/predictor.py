@@ -100,19 +100,11 @@ class Predictor(ABC, Generic[Example]):
 
     @abstractmethod
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Example:
-        """Make an example.
-
-        Raises:
-            UserError: A field is missing or is of another type.
-        """
+        """Make an example; refuse a field that is missing or of another type."""
 
     @abstractmethod
     def prepare(self, examples: Sequence[Example]) -> Prepared[Example]:
-        """Make rows of tokens.
-
-        Raises:
-            UserError: An example cannot be asked about.
-        """
+        """Make rows of tokens; refuse an example that cannot be asked about."""
 
     def forward(self, batch: Batch) -> Any:
         """Run a batch, and return arrays with rows on axis 0: logits of the fine-tuned head."""
@@ -131,11 +123,7 @@ class Predictor(ABC, Generic[Example]):
         raise NotImplementedError
 
     def outputs(self, rows: Rows) -> list[Any]:
-        """Compute what `forward` returns for each row.
-
-        Raises:
-            UserError: Outputs are not finite.
-        """
+        """Compute what `forward` returns for each row; refuse outputs that are not finite."""
         model = self.model
         found: list[Any] = [None] * len(rows)
         pad = model.tokenizer.special_ids.pad
@@ -190,21 +178,13 @@ class TextPredictor(Predictor[TextExample]):
 
 
 def check_count(name: str, value: int) -> None:
-    """Refuse a number below 1.
-
-    Raises:
-        UserError: Names the option and the value.
-    """
+    """Refuse a number below 1 by the name of its option."""
     if value < 1:
         raise UserError(f"{name} is {value}; it must be at least 1")
 
 
 def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
-    """Return a field that is text.
-
-    Raises:
-        UserError: There is none.
-    """
+    """Return a field that is text; refuse another, or none."""
     if name not in fields:
         there = ", ".join(map(repr, list(fields)[:8])) or "no field"
         raise UserError(f"{origin}: there is no field {name!r} but {there:.200}")

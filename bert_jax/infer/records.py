@@ -60,13 +60,7 @@ PAUSE = Record(Origin("", 0), {})
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
     """Return the format of a file; "auto" remains only for standard input.
 
-    Args:
-        source: The file.
-        format: Format that was asked for.
-        other: Format of files with another suffix than those that are known.
-
-    Raises:
-        UserError: The suffix is not known, and there is no `other`.
+    `other` is the format of files whose suffix is not known; without it they are refused.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):

@@ -24,12 +24,9 @@ def answer_records(
 ) -> Iterator[list[Record]]:
     """Yield the records with their answers, in chunks.
 
-    Args:
-        predictor: The verb.
-        records: Records to ask about.
-        on_error: fail raises at the first record that cannot be asked about; skip leaves the record
-            without answer and says why in its `problem`.
-        say: Takes warnings: the first few records skipped, and at the end what was cut.
+    `on_error` fail raises at the first record that cannot be asked about; skip leaves the record
+    without answer and says why in its `problem`. `say` takes warnings: the first few records
+    skipped, and at the end what was cut.
 
     Raises:
         UserError: A record cannot be asked about, on `fail`; or the model's outputs are not finite.

@@ -182,12 +182,8 @@ def word_attention(
     """Return for each target word the source word with the most attention.
 
     Attention is no alignment: what a decoder looks at is often, not always, the word it translates.
-
-    Args:
-        tokenizer: Tokenizer of both.
-        source: Row of the source, with [CLS] and [SEP], which are no candidates.
-        target: Tokens of the translation, without the end token.
-        weights: Result of `mean_attention` for a row; T and S may be padded.
+    `source` is a row with [CLS] and [SEP], which are no candidates, `target` has no end token, and
+    `weights` are a row of `mean_attention`, where T and S may be padded.
 
     Returns:
         For each target word `target` and `source`, the words; `places`, their numbers; and

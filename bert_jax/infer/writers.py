@@ -27,16 +27,10 @@ Form = Literal["people", "json", "plain"]
 def write_answers(
     predictor: Predictor[Any], chunks: Chunks, out: Path | KeptLines | None, *, form: Form
 ) -> None:
-    """Write answers; a file appears whole or not at all.
+    """Write answers to standard output, or to a file that appears whole or not at all.
 
-    Args:
-        predictor: Formats answers for people, and knows the width of vectors.
-        chunks: Records with their answers.
-        out: A file that `check_out` accepts, or whose lines are kept; None: standard output.
-        form: Form of answers that are no vectors in a file.
-
-    Raises:
-        UserError: The file cannot be written.
+    `out` is a file that `check_out` accepts, or whose lines are kept; `form` is for answers that
+    are no vectors in a file.
     """
     write_line = partial(_LINES[form], predictor)
     if out is None:
@@ -61,13 +55,7 @@ def write_answers(
 def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
     """Refuse a file whose suffix promises something else than what would be written.
 
-    Args:
-        path: From `--out`.
-        vectors: Whether answers are vectors.
-        plain: Whether answers may be lines of text, in a file of any other suffix.
-
-    Raises:
-        UserError: Names the suffixes that there are.
+    `plain` answers may be lines of text, in a file of any suffix but the others'.
     """
     if path is None:
         return
@@ -142,11 +130,7 @@ def _npy_header(count: int, width: int) -> bytes:
 
 
 def _write_parquet(file: File, chunks: Chunks, width: int) -> None:
-    """Write columns id, embedding (fixed-size lists of float32) and error, null where absent.
-
-    Raises:
-        UserError: pyarrow is not installed.
-    """
+    """Write columns id, embedding (fixed-size lists of float32) and error, null where absent."""
     with needs_package(
         "parquet needs pyarrow: pip install 'bert_jax[data]', or name a .npy or .jsonl file"
     ):

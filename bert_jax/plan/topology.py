@@ -70,11 +70,7 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """Read `CHIP:AxB[xC][,slices=N]`.
-
-    Raises:
-        UserError: no such chip or shape; the message names existing slices near it.
-    """
+    """Read `CHIP:AxB[xC][,slices=N]`; refuse other slices by naming the nearest ones."""
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
         raise UserError(
@@ -135,11 +131,7 @@ def devices(topology: Topology) -> list[Any]:
 
 
 def prepare_environment() -> None:
-    """Set what libtpu reads when it is loaded, and keep JAX itself on the CPU.
-
-    Raises:
-        UserError: libtpu is not installed.
-    """
+    """Set what libtpu reads when it is loaded, keep JAX on the CPU, and refuse without libtpu."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, the chips are left to who uses them

@@ -56,12 +56,9 @@ RECIPES = {
 def run_demo(recipe: Recipe, workdir: Path) -> int:
     """Run the demo in `workdir`; a second call continues an unfinished first run.
 
-    Returns:
-        0 when the model is good enough, and when a signal stopped the demo with everything saved; 1
-        when the model has not learned enough.
-
-    Raises:
-        UserError: `workdir` cannot be used, or holds a run of another configuration.
+    Return 0 when the model is good enough, and when a signal stopped the demo with everything
+    saved; 1 when the model has not learned enough. A `workdir` that cannot be used, or holds a run
+    of another configuration, is a `UserError`.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, recipe.config), workdir / "run"

@@ -51,12 +51,9 @@ class Sides(NamedTuple):
 def run_demo(config_name: str, workdir: Path) -> int:
     """Run the demo in `workdir`; a second call continues an unfinished first run.
 
-    Returns:
-        0 when at least `LEAST_EXACT` of the unseen numbers are right, and when a signal stopped the
-        training with everything saved; 1 when fewer are right.
-
-    Raises:
-        UserError: `workdir` cannot be used, or holds a run of another configuration.
+    Return 0 when at least `LEAST_EXACT` of the unseen numbers are right, and when a signal stopped
+    the training with everything saved; 1 when fewer are right. A `workdir` that cannot be used, or
+    holds a run of another configuration, is a `UserError`.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, config_name), workdir / "run"

@@ -8,11 +8,7 @@ from bert_jax.training.pretrain.workdir import read_config
 
 
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
-    """Return the configuration of the run that a directory holds; None where there is no run.
-
-    Raises:
-        UserError: the run has another objective than `config`.
-    """
+    """Return the configuration of the run that is there, if any; refuse another objective."""
     if not (run / "config.json").exists():
         return None
     there = read_config(run)

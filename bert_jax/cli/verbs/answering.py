@@ -31,10 +31,8 @@ def run_verb(
 ) -> int:
     """Answer the texts on the command line, or the lines of files; without both, standard input.
 
-    Args:
-        asked: The verb.
-        make: Makes the verb of a model on a device.
-        **same: Fields with the same value for all records; None: not given.
+    `make` makes the predictor of a model on a device; `same` are fields with the same value for all
+    records, None where they are not given.
 
     Raises:
         UserError: Nothing to read, a bad record, or a file that cannot be read or written.
@@ -103,11 +101,7 @@ def run_verb(
 
 
 def check_files(asked: Asking) -> TableFormat:
-    """Refuse files that cannot be read or written as they are named, before a model is loaded.
-
-    Raises:
-        UserError: A file cannot be used; the message names the file or the option.
-    """
+    """Refuse files that cannot be read or written as named, before a model is loaded."""
     for source in asked.input:
         _format(asked, source)
     check_out(asked.out, vectors=asked.VECTORS, plain=asked.PLAIN)

@@ -32,11 +32,7 @@ class Cleaning(Verb):
     """Directory for samples of dropped documents, with the reason."""
 
     def cleaning(self) -> "CleaningConfig":
-        """Return the rules that the options set.
-
-        Raises:
-            UserError: a value has no meaning, or options contradict each other.
-        """
+        """Return the rules that the options set; refuse options without sense or effect."""
         from bert_jax.data.corpus.cleaning.config import CleaningConfig
 
         language, colon, threshold = self.language.partition(":")

@@ -62,11 +62,7 @@ class Configured(Verb):
         return PretrainConfig
 
     def loaded(self) -> Any:
-        """Read the configuration.
-
-        Raises:
-            UserError: The configuration is wrong, or made for the other kind of run.
-        """
+        """Read the configuration; refuse a wrong one, or one for the other kind of run."""
         from bert_jax.config.command_line import load_config
 
         try:

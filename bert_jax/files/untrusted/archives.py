@@ -54,21 +54,10 @@ def _extract(
     max_files: int = MAX_FILES,
     max_ratio: int = MAX_RATIO,
 ) -> list[str]:
-    """Unpack an archive into a new directory.
+    """Unpack an archive into a new directory, and return the names of the files, sorted.
 
-    Args:
-        read: the reader of the archive's format.
-        path: the archive.
-        target: the directory, which must not exist yet.
-        max_bytes: limit for all files together.
-        max_files: limit for the number of entries.
-        max_ratio: limit for unpacked bytes, times the size of the archive.
-
-    Returns:
-        The names of the files, sorted.
-
-    Raises:
-        UserError: names the archive and the entry; nothing is left at `target` then.
+    The limits are for all files together, for entries, and for unpacked bytes as a multiple of the
+    archive's size. A `UserError` names the archive and the entry, and leaves nothing at `target`.
     """
     path, target = Path(path), Path(os.path.abspath(target))
     if os.path.lexists(target):

@@ -27,16 +27,11 @@ _BLOCK = 1 << 20
 
 
 def read_json(path: Path, *, max_bytes: int, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """Return a JSON file as Python values.
+    """Return a JSON file, with or without a byte order mark, as Python values.
 
-    Args:
-        path: the file, UTF-8 with or without a byte order mark.
-        max_bytes: limit, checked before the file is read.
-        max_depth: limit of nested lists and objects.
-        allow_nan: accept `NaN`, `Infinity` and numbers that a float64 cannot hold.
-
-    Raises:
-        UserError: names the file and, where there is one, the line.
+    `max_bytes` is checked before the file is read, `max_depth` bounds nested lists and objects, and
+    `allow_nan` accepts `NaN`, `Infinity` and numbers that a float64 cannot hold. A `UserError`
+    names the file and, where there is one, the line.
     """
     raw = read_bytes(path, max_bytes=max_bytes)
     return parse_json(raw, where=f"{path}", max_depth=max_depth, allow_nan=allow_nan)

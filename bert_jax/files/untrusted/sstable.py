@@ -35,11 +35,7 @@ def masked_crc32c(data: bytes | memoryview) -> int:
 
 
 def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
-    """Return an unsigned number of 64 bits at most, 7 in a byte, and the position behind it.
-
-    Raises:
-        UserError: It reaches beyond `end`, or is longer.
-    """
+    """Return a number of 64 bits at most, 7 in a byte, and where it ends; refuse others."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -57,11 +53,7 @@ def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
 def read_sstable(
     path: Path, *, max_bytes: int, max_entries: int, max_key: int
 ) -> dict[bytes, bytes]:
-    """Read a file whole and return all entries, in the order of their keys; `max_key` is in bytes.
-
-    Raises:
-        UserError: Another format, a block that is damaged or compressed, a bound passed.
-    """
+    """Return all entries by key, in order; refuse other formats, damage, and passed bounds."""
     raw = read_bytes(path, max_bytes=max_bytes)
     end = len(raw) - _FOOTER
     if end < 0 or int.from_bytes(raw[-8:], "little") != MAGIC:

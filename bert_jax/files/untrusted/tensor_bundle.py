@@ -102,11 +102,7 @@ class BundleTensor:
 
 
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
-    """Return the tensors of PREFIX.index by name; the data files are not read yet.
-
-    Raises:
-        UserError: It is not sound, or beyond the bounds of this module.
-    """
+    """Return the tensors of a sound PREFIX.index by name; the data files are not read yet."""
     index = Path(index)
     table = read_sstable(
         index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME

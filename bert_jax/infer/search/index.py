@@ -54,11 +54,7 @@ class Hit:
 
 
 def check_index_name(path: Path) -> None:
-    """Refuse a name that is not a parquet file's.
-
-    Raises:
-        UserError: Names the suffix.
-    """
+    """Refuse a name that is not a parquet file's."""
     if path.suffix.lower() != _SUFFIX or path.is_dir():
         raise UserError(f"{path}: an index is one parquet file; name a file that ends in {_SUFFIX}")
 
@@ -67,21 +63,12 @@ def write_index(
     path: Path, model: SavedModel, place: str | Path, passages: Iterable[Passage], *,
     dimensions: int | None = None, advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[int, str]:  # fmt: skip
-    """Write an index; the file appears whole or not at all.
+    """Write an index, whole or not at all; return the number of passages, and a warning of cuts.
 
     The file has the columns id, source, text and vector (float32, of length 1), in row groups of
-    `infer.search.BLOCK` passages, so that memory does not grow with their number.
-
-    Args:
-        path: File that `check_index_name` accepts.
-        model: The model on a device.
-        place: Directory of the model.
-        passages: Passages.
-        dimensions: Numbers of each vector that are kept; None: all.
-        advance: Takes the number of passages after each part of them.
-
-    Returns:
-        The number of passages, and a warning about passages that were cut, or "".
+    `infer.search.BLOCK` passages, so that memory does not grow with their number. `place` is the
+    directory of the model, `dimensions` the numbers of each vector that are kept (None: all), and
+    `advance` takes the number of passages after each part of them.
 
     Raises:
         UserError: There is no passage, pyarrow is not installed, or the file cannot be written.
@@ -119,11 +106,8 @@ def write_index(
 class Index:
     """An index on the disk; vectors are read block by block, passages when they are found.
 
-    Args:
-        path: File that `write_index` wrote.
-
     Raises:
-        UserError: The file is no index, or pyarrow is not installed.
+        UserError: The file is no index of `write_index`, or pyarrow is not installed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,11 +143,7 @@ class Index:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
-        """Refuse a model that did not make the index's vectors.
-
-        Raises:
-            UserError: Names both.
-        """
+        """Refuse a model that did not make the index's vectors, and name both."""
         if model_digest(model) != self.by.digest:
             raise UserError(
                 f"{self.path} has the vectors of another model than {model.name}: {self.by.model} "
@@ -172,12 +152,7 @@ class Index:
             )
 
     def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
-        """Find the nearest passages of each query, best first; exact.
-
-        Args:
-            queries: Vectors of length 1.
-            top: Number of passages.
-        """
+        """Find the nearest passages of each query, a vector of length 1, best first; exact."""
         scores, numbers = top_k_of_blocks(queries, self._blocks(), min(top, max(len(self), 1)))
         known = self._passages(numbers)
         return [

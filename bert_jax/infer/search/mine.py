@@ -93,14 +93,7 @@ def read_pairs(
 ) -> list[Pair]:
     """Read the pairs of a CSV, TSV, JSON lines or parquet file, but for rows with an empty text.
 
-    Args:
-        source: The file.
-        query: Column of the query.
-        document: Column of the document.
-        **written: How the file is written, fields of `TableConfig` such as `header`.
-
-    Raises:
-        UserError: The file or a column cannot be read.
+    `query` and `document` are columns; `written` are fields of `TableConfig` such as `header`.
     """
     table = TableConfig(text=query, text_pair=document, empty="skip", **written)
     found = read_texts(source, table, labelled=False)
@@ -111,17 +104,11 @@ def mine(
     model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
 ) -> Mined:  # fmt: skip
-    """Find the hard negatives of pairs by exact search.
+    """Find the hard negatives of pairs by exact search, in the pairs' documents and a `corpus`.
 
     A text that is the query, or a document of another pair of the query, is never a negative; texts
     that differ only in case and blanks are the same. The result does not depend on chance.
-
-    Args:
-        model: A model on a device.
-        pairs: Pairs.
-        config: Choice of the negatives.
-        corpus: More documents beside the pairs' documents.
-        advance: Takes the number of texts after each part of them.
+    `advance` takes the number of texts after each part of them.
     """
     documents: dict[bytes, str] = {}
     for text in (*(pair.document for pair in pairs), *corpus):
@@ -156,11 +143,8 @@ def mine(
 def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
     """Write JSON lines with query, document and negatives, as `task.kind=embedding` reads them.
 
-    Args:
-        path: The file, which appears whole or not at all.
-        mined: Pairs and negatives.
-        labelled: Whether each pair and each negative has a line, with the label 1 or 0, as
-            `task.kind=table` reads them to train a reranker.
+    With `labelled` each pair and each negative has a line, with the label 1 or 0, as
+    `task.kind=table` reads them to train a reranker.
     """
     with staged_file(path) as file:
         for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):

@@ -31,17 +31,9 @@ class Passage(NamedTuple):
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources that files, directories and other names stand for (see `corpus.sources`).
 
-    Hidden and empty files of a directory, and files of other kinds, are passed over.
-
-    Args:
-        names: Names.
-        field: Field of JSON lines and tables that holds the text.
-
-    Returns:
-        The sources, and the number of files that were passed over.
-
-    Raises:
-        UserError: There is nothing to read.
+    Hidden and empty files of a directory, and files of other kinds, are passed over and counted in
+    the second value. `field` of JSON lines and tables holds the text. Nothing to read is a
+    `UserError`.
     """
     files: list[str | Source] = []
     passed = 0

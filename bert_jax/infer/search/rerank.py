@@ -21,9 +21,6 @@ Item = TypeVar("Item")
 class Reranker:
     """A model with one score, or with two classes whose second says that a passage answers.
 
-    Args:
-        model: A model on a device.
-
     Raises:
         UserError: The model has another head, or none.
     """
