@@ -119,10 +119,7 @@ def _print_fields(verb: Any, argv: Sequence[str]) -> int:
     """List the fields of the configuration in the arguments, or of the default configuration."""
     from bert_jax.config.command_line import fields_help, load_config, overridden
 
-    parser = Parser(verb, prog="bert-jax")
-    for action in parser._actions:
-        action.required = False
-    given, fields = parser.parse_known_args(argv)
+    given, fields = Parser(verb, lax=True, prog="bert-jax").parse_known_args(argv)
     if "config" in given:
         config = load_config(verb.kind(), given.config, fields)
     else:

@@ -24,8 +24,7 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from bert_jax.config.bounds import wanted
-from bert_jax.config.mapping import build, chosen, leaves, to_dict, unknown_field
-from bert_jax.config.notes import notes
+from bert_jax.config.mapping import build, chosen, leaves, notes, to_dict, unknown_field
 from bert_jax.errors import UserError, nearest
 
 Config = TypeVar("Config")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.demo.console import heading, print_commands
-from bert_jax.cli.demo.workdir import config_there
+from bert_jax.cli.demo.console import config_there, heading, print_commands
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.demo.console import heading, print_commands
-from bert_jax.cli.demo.workdir import config_there
+from bert_jax.cli.demo.console import config_there, heading, print_commands
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import is_corpus
 from bert_jax.data.corpus.build_pairs import build_pairs

@@ -1,6 +1,5 @@
 """Verbs that account for text and models; imports are made when a verb runs."""
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,10 +41,7 @@ class Lineage(groups.Json):
                 print(text, file=sys.stderr)
 
         found = check_lineage(self.directory, self.near, quick=self.quick, say=say)
-        if self.json:
-            print(json.dumps(found.as_json(), indent=2))
-        else:
-            print("\n".join(lineage_lines(found)))
+        self.show(found.as_json(), lineage_lines(found))
         return 1 if has_difference(found) else 0
 
 
@@ -85,12 +81,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
                 draw_lengths(look, self.plot)
             except OSError as error:
                 raise UserError(f"--plot: {self.plot} cannot be written: {error}") from error
-        if self.json:
-            print(json.dumps(look.as_json(), indent=2, ensure_ascii=False))
-            return 0
-        print("\n".join(corpus_lines(look)))
-        if self.plot is not None:
-            print(f"\nlengths  {self.plot}")
+        drawn = [] if self.plot is None else ["", f"lengths  {self.plot}"]
+        self.show(look.as_json(), [*corpus_lines(look), *drawn], ensure_ascii=False)
         return 0
 
 
@@ -149,10 +141,8 @@ class Contamination(groups.Workers, groups.Json):
                 place = self.out
             if place is not None:
                 report.save(place)
-            if self.json:
-                print(json.dumps(report.summary() | {"counts": report.counts()}))
-            else:
-                print("\n".join([*report.lines(), *([f"report  {place}"] if place else []), ""]))
+            lines = [*report.lines(), *([f"report  {place}"] if place else []), ""]
+            self.show(report.summary() | {"counts": report.counts()}, lines, indent=None)
         return 0
 
     def _compare_heldout(self, corpus: Path, workers: int) -> None:
@@ -163,10 +153,8 @@ class Contamination(groups.Workers, groups.Json):
         found = heldout_twins(corpus, threshold=self.similarity, num_workers=workers, show=_bar)
         place = self.out or heldout_path(corpus)
         found.save(place)
-        if self.json:
-            print(json.dumps(asdict(found), ensure_ascii=False))
-        else:
-            print("\n".join([*found.lines(), f"report  {place}", ""]))
+        lines = [*found.lines(), f"report  {place}", ""]
+        self.show(asdict(found), lines, indent=None, ensure_ascii=False)
 
 
 def _bar(items: Sequence[T]) -> Iterable[T]:

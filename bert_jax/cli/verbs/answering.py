@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.verbs.groups import Asking
+from bert_jax.cli.verbs.groups import Asking, AskingRows
 from bert_jax.errors import UserError
 from bert_jax.files.checks import crc_of
 from bert_jax.infer.forward import on_device
@@ -25,9 +25,7 @@ from bert_jax.tokenization.tokenizer import replace_surrogates
 
 
 def run_verb(
-    asked: Asking,
-    make: Callable[[SavedModel], Predictor[Any]],
-    **same: str | None,
+    asked: Asking, make: Callable[[SavedModel], Predictor[Any]], **same: str | None
 ) -> int:
     """Answer the texts on the command line, or the lines of files; without both, standard input.
 
@@ -45,7 +43,8 @@ def run_verb(
             f"constant prediction has {found[1]:.4g}",
             file=sys.stderr,
         )
-    predictor = make(on_device(saved, asked.device, asked.max_row))
+    most = asked.max_length if isinstance(asked, AskingRows) else None
+    predictor = make(on_device(saved, asked.device, most))
     predictor.batch_tokens = asked.batch_tokens or predictor.batch_tokens
     texts, inputs, out = asked.texts, asked.input, asked.out
     if texts == (STDIN,):

@@ -1,6 +1,8 @@
 """Options that several verbs share."""
 
+import json
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from bert_jax.cli.verbs.options import (
@@ -41,6 +43,11 @@ class Json(Verb):
 
     json: bool = False
     """Print JSON, in place of lines for people."""
+
+    def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
+        """Print JSON, written in so many ways of `json.dumps`, or lines."""
+        written = {"indent": 2, **how}
+        print(json.dumps(found, **written) if self.json else "\n".join(lines))
 
 
 class Rows(Verb):
@@ -155,12 +162,7 @@ class Columns(Verb):
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
             field, _, column = (word.strip() for word in part.partition("="))
-            if f"{field}={column}" in (
-                "header=True",
-                "header=False",
-                "quoting=True",
-                "quoting=False",
-            ):
+            if field in ("header", "quoting") and column in ("True", "False"):
                 written[field] = column == "True"
             elif field == "delimiter" and column:
                 written[field] = column.replace("\\t", "\t")
@@ -256,11 +258,6 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     VECTORS: ClassVar[bool] = False
     """Whether answers are vectors."""
 
-    @property
-    def max_row(self) -> int | None:
-        """Limit of the tokens of a row."""
-        return None
-
 
 class AskingRows(Asking):
     """A verb that answers texts of a limited length."""
@@ -268,8 +265,3 @@ class AskingRows(Asking):
     max_length: Annotated[int | None, "N"] = None
     """Largest number of tokens in a row, special tokens included; longer texts are cut or read in
     windows (default: the model's)."""
-
-    @property
-    def max_row(self) -> int | None:
-        """Limit of the tokens of a row."""
-        return self.max_length

@@ -19,19 +19,12 @@ import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    TypeVar,
-    dataclass_transform,
-)
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
+
+from typing_extensions import dataclass_transform
 
 from bert_jax.config.bounds import faults
-from bert_jax.config.notes import notes
+from bert_jax.config.mapping import notes
 from bert_jax.errors import UserError, nearest
 
 T = TypeVar("T")
@@ -172,13 +165,15 @@ def options(verb: type[Verb]) -> list[Option]:
 class Parser(argparse.ArgumentParser):
     """A parser of one verb, whose help is read from the source when somebody asks."""
 
-    def __init__(self, verb: type[Verb] | None = None, **more: Any) -> None:
-        """Add the options of a verb."""
+    def __init__(self, verb: type[Verb] | None = None, lax: bool = False, **more: Any) -> None:
+        """Add the options of a verb; a lax parser lets required ones be missing."""
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **more)
         self.verb = verb
         groups: dict[str, Any] = {"": self}
         for option in options(verb) if verb else ():
+            if lax and option.default is MISSING:
+                option = option._replace(default=None)
             if option.title not in groups:
                 groups[option.title] = self.add_argument_group(option.title)
             option.add_to(groups[option.title])

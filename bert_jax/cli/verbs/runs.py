@@ -260,10 +260,7 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
                     "picture of a fine-tuning run is statistics.png, made at the end"
                 )
             finetuning = finetune_status(work)
-            if self.json:
-                print(json.dumps(dataclasses.asdict(finetuning), indent=2))
-            else:
-                print("\n".join(finetune_lines(finetuning, width=width)))
+            self.show(dataclasses.asdict(finetuning), finetune_lines(finetuning, width=width))
             return 0
         found = pretrain_status(work)
         picture = self.plot or (work.local / "loss.png" if work.mirror is None else None)
@@ -293,10 +290,7 @@ class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
 
         work = open_workdir(self.workdir)
         verdicts = audit(work.checkpoints, only=self.step, progress=sys.stderr.isatty())
-        if self.json:
-            print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
-        else:
-            print("\n".join(audit_report(verdicts)))
+        self.show([dataclasses.asdict(verdict) for verdict in verdicts], audit_report(verdicts))
         if all(verdict.intact for verdict in verdicts):
             return 0
         return 1 if any(verdict.intact for verdict in verdicts) else 5
