@@ -50,22 +50,20 @@ class Lease:
     """A claim on a directory, renewed by a thread."""
 
     def __init__(
-        self,
-        claims: Claims,
-        name: str,
-        times: Times,
-        *,
-        say: Callable[[str], None],
-        exit: Callable[[int], Any] = os._exit,
-        writer: str = "run",
-        place: str = "work directory",
-    ):
+        self, claims: Claims, name: str, times: Times, *, say: Callable[[str], None],
+        exit: Callable[[int], Any] = os._exit, writer: str = "run", place: str = "work directory",
+    ):  # fmt: skip
         """Take nothing yet; `name` is the directory of `claims`, for messages."""
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
-        self._writer = writer
-        self._content = json.dumps(_myself()).encode()
+        self._say, self._writer, self._place = say, writer, place
+        self._own = json.dumps(_myself()).encode()
         self._number = 0
-        self._watched = _Watched(name, times, say, writer, place)
+        self._content: bytes | None = None
+        """Content of another writer's lease at the last look; below, what that look saw."""
+        self._version: Any = None
+        self._since = self._seen = 0.0
+        """Times of the first look at this holder, and of the last change."""
+        self._beats = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -78,7 +76,7 @@ class Lease:
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
-        if there and not self._watched.is_over(*there[max(there)]):
+        if there and not self._is_over(*there[max(there)]):
             return False
         over = {each: content for each, (content, _) in there.items()}
         if not self._create(max(there, default=0) + 1, over):
@@ -88,7 +86,7 @@ class Lease:
 
     def _create(self, number: int, over: dict[int, bytes]) -> bool:
         """Create the claim, and remove the claims of holders that are gone."""
-        if not self._claims.create(number, self._content):
+        if not self._claims.create(number, self._own):
             return False
         others = [each for each in self._claims.numbers() if each != number]
         now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
@@ -108,7 +106,7 @@ class Lease:
             if not self._number or self._done.is_set():
                 return
             try:
-                held = self._claims.renew(self._number, self._content)
+                held = self._claims.renew(self._number, self._own)
             except Exception as error:  # whatever a network brings: the next beat tries again
                 _log.warning("The lease on %s cannot be renewed: %s", self._name, error)
                 return
@@ -125,7 +123,7 @@ class Lease:
         self._thread.join(self._times.beat)
         try:
             claim = self._claims.read(number)
-            if claim is not None and claim[0] == self._content:
+            if claim is not None and claim[0] == self._own:
                 self._claims.remove(number)
         except Exception as error:
             _log.warning(
@@ -147,27 +145,8 @@ class Lease:
             os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
         self._exit(EXIT_CODE)
 
-
-class _Watched:
-    """Lease of another writer, and its renewals since the first look."""
-
-    def __init__(
-        self, name: str, times: Times, say: Callable[[str], None], writer: str, place: str
-    ):
-        self._name, self._times, self._say = name, times, say
-        self._writer, self._place = writer, place
-        self._content: bytes | None = None
-        self._version: Any = None
-        self._since = self._seen = 0.0
-        """Times of the first look at this holder, and of the last change."""
-        self._beats = 0
-
-    def is_over(self, content: bytes, version: Any) -> bool:
-        """Say whether the holder is gone, given the newest state of the lease; called repeatedly.
-
-        Raises:
-            UserError: The holder lives.
-        """
+    def _is_over(self, content: bytes, version: Any) -> bool:
+        """Say whether a holder is gone, by the newest state of its lease; refuse if it lives."""
         now, holder = time.monotonic(), _parsed(content)
         if content != self._content:
             if lives := _lives_here(holder):
@@ -190,13 +169,8 @@ class _Watched:
             return True
         if now - self._since > self._times.patience and self._beats:
             seen = now - self._seen
-            raise UserError(
-                self._refusal(
-                    holder,
-                    f"The last sign of life was {seen:.0f} s ago; {self._times.lapse:g} s after "
-                    "the last one the directory is free",
-                )
-            )
+            state = f"The last sign of life was {seen:.0f} s ago; {self._times.lapse:g} s after "
+            raise UserError(self._refusal(holder, f"{state}the last one the directory is free"))
         return False
 
     def _refusal(self, holder: dict[str, Any], state: str) -> str:

@@ -12,14 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.plan import output
 from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
 from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import (
-    Found,
-    Pace,
-    Settings,
-    accumulation_field,
-    settings_of,
-    with_phase,
-)
+from bert_jax.plan.search import Pace, Settings, accumulation_field, settings_of, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.stages import check_stages, warmup_lines, with_batch_unit
@@ -29,43 +22,40 @@ _FEW_TOKENS = 2048
 
 
 def run_plan(
-    config: PretrainConfig,
-    topologies: Sequence[str],
-    *,
-    phase: str,
-    batch_per_chip: int | None,
-    fit: bool,
-    fast: bool,
-    as_json: bool,
-    plot: Path | None,
-    cache: Path | None,
-) -> int:
+    config: PretrainConfig, topologies: Sequence[str], *, phase: str, batch: str, as_json: bool,
+    plot: Path | None, cache: Path | None,
+) -> int:  # fmt: skip
     """Compile and print; return 0 if all fits, else 1 (then print settings that would fit).
 
     Raises:
         UserError: a topology, phase or batch that does not exist, or no libtpu.
     """
     parsed = [parse_topology(name) for name in topologies]
-    phases = _phases(config, phase)
+    count = len(config.training.phases)
+    if phase != "all" and not (phase.isdecimal() and int(phase) < count):
+        raise UserError(
+            f"--phase is {phase!r}; the configuration has 0 to {count - 1}, or `all` for all"
+        )
+    phases = range(count) if phase == "all" else [int(phase)]
     config, vocabulary = with_vocabulary(config)
     if plot is not None and not plot.absolute().parent.is_dir():
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
-        if not (fit or fast or batch_per_chip):  # which plan other batches
+        if not batch:  # else other batches are planned
             for line in startable(config, topology):
                 print(f"{topology.name}: {line}", file=sys.stderr)
         for number in phases:
             batched = config
-            if batch_per_chip is not None:
-                batched = with_rows_per_chip(config, number, topology, batch_per_chip)
+            if batch.isdecimal():
+                batched = with_rows_per_chip(config, number, topology, int(batch))
             cases.append((batched, number, topology))
     if not as_json:
         print(vocabulary)
     answers: list[_Answer] = []
     for case in cases:
         planner = Planner(*case, cache=cache)
-        answer = (_fit if fit else _fast if fast else _as_configured)(planner)
+        answer = {"fit": _fit, "fast": _fast}.get(batch, _as_configured)(planner)
         answers.append(answer)
         if not as_json:
             print("\n" + "\n".join([*answer.before, output.as_text(answer.plan), *answer.after]))
@@ -113,17 +103,6 @@ def with_rows_per_chip(
     return with_phase(config, phase, batch_size=batch_size)
 
 
-def _phases(config: PretrainConfig, wanted: str) -> list[int]:
-    count = len(config.training.phases)
-    if wanted == "all":
-        return list(range(count))
-    if not wanted.isdecimal() or int(wanted) >= count:
-        raise UserError(
-            f"--phase is {wanted!r}; the configuration has 0 to {count - 1}, or `all` for all"
-        )
-    return [int(wanted)]
-
-
 def _as_configured(planner: Planner) -> _Answer:
     """Return the configured settings, or settings that fit with the overrides for them."""
     plan = planner.plan(planner.configured)
@@ -144,14 +123,20 @@ def _as_configured(planner: Planner) -> _Answer:
         )
         return _Answer(plan, {**record, "overrides": None}, after=nothing)
     overrides = planner.overrides(found.settings)
-    before = (
+    before = [
         output.as_text(plan),
         "",
         "what fits, and is the fastest found, with the same rows a step; add to the command:",
         "  " + " ".join(overrides),
-        *_tried_lines(found),
-        "",
-    )
+        "tried on the way:",
+    ]
+    for settings, guess, how in found.tried:
+        before.append(
+            f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
+            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB a "
+            f"device, {guess.seconds * 1e3:.1f} ms ({how})"
+        )
+    before.append("")
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
@@ -172,10 +157,8 @@ def _fit(planner: Planner) -> _Answer:
     overrides = planner.overrides(best)
     largest, fastest = (planner.rows_per_chip(settings, rows) for rows in (fit.largest, fit.best))
     mfus = {
-        f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(
-            planner.rows(settings, rows), seconds
-        )
-        for rows, seconds in fit.predicted.items()
+        f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(planner.rows(settings, rows), s)
+        for rows, s in fit.predicted.items()
     }
     record |= {
         "overrides": overrides,
@@ -298,15 +281,4 @@ def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
     for rows, row in table.items():
         cells = "".join(f"{share:8.1%}" for share in row.values()) or "does not fit"
         lines.append(f"  {rows:>6}  {cells}")
-    return lines
-
-
-def _tried_lines(found: Found) -> list[str]:
-    lines = ["tried on the way:"]
-    for settings, guess, how in found.tried:
-        lines.append(
-            f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
-            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB a "
-            f"device, {guess.seconds * 1e3:.1f} ms ({how})"
-        )
     return lines

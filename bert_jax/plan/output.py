@@ -62,9 +62,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "ideal_seconds": plan.ideal_seconds,
         "tokens_per_second": plan.tokens_per_second,
         "mfu": plan.mfu,
-        "parts": {} if cost is None else dict(cost.parts),
-        "hidden": {} if cost is None else dict(cost.hidden),
-        "how": {} if cost is None else dict(cost.how),
+        **{n: dict(getattr(cost, n)) if cost else {} for n in ("parts", "hidden", "how")},
         "top": [
             {"seconds": seconds, "source": source, "name": name}
             for seconds, source, name in (() if cost is None else cost.top)

@@ -1,11 +1,10 @@
 """The search for settings on real compilations, whole or of reduced depth."""
 
-import contextlib
 import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from bert_jax.plan.search import (
     Fit,
     Found,
     Guess,
+    Measure,
     Pace,
     Pass,
     Settings,
@@ -75,12 +75,17 @@ class Planner:
                 model = dataclasses.replace(config.model, num_layers=depth)
                 config = dataclasses.replace(config, model=model)
                 part = f", {depth} of {layers} layers"
-            with _progress(
-                f"compiling {self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, tensor "
-                f"{settings.tensor}, {settings.rows} rows, accumulation {settings.accumulation}, "
-                f"remat {settings.remat}{part}"
-            ):
+            line = (
+                f"[plan] compiling {self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, "
+                f"tensor {settings.tensor}, {settings.rows} rows, accumulation "
+                f"{settings.accumulation}, remat {settings.remat}{part} ..."
+            )
+            print(line, end="", file=sys.stderr, flush=True)
+            begun = time.perf_counter()
+            try:
                 plan = compile_step(config, self.phase, self.topology, cache=self.cache)
+            finally:
+                print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
             self._plans[settings, depth] = plan
         return self._plans[settings, depth]
 
@@ -121,33 +126,21 @@ class Planner:
     def settings_that_fit(self) -> Found | None:
         """Return the fastest mesh, micro-batches and rematerialisation at the configured batch."""
         choices = candidates(
-            self.config,
-            self.phase,
-            self.topology.num_devices,
-            num_slices=self.topology.num_slices,
-            possible=self._mesh_is_possible,
-        )
-        return fastest_that_fits(
-            choices,
-            lambda settings: on_paper(self.config, self.phase, self.topology, settings),
-            self.reduced,
-            self.whole,
-            self.usable,
-        )
+            self.config, self.phase, self.topology.num_devices,
+            num_slices=self.topology.num_slices, possible=self._mesh_is_possible,
+        )  # fmt: skip
+        paper = partial(on_paper, self.config, self.phase, self.topology)
+        return fastest_that_fits(choices, paper, self.reduced, self.whole, self.usable)
 
     def fit(self, settings: Settings) -> Fit:
         """Return the largest batch with mesh, micro-batches and rematerialisation of `settings`."""
 
-        def with_rows(rows: int) -> Settings:
-            return self.with_batch(settings, rows, settings.accumulation)
+        def measured(measure: Measure, rows: int) -> Guess:
+            return measure(self.with_batch(settings, rows, settings.accumulation))
 
         guess = rows_that_may_fit(self.config, self.phase, self.topology, settings, self.usable)
-        return largest_batch(
-            lambda rows: self.reduced(with_rows(rows)),
-            lambda rows: self.whole(with_rows(rows)),
-            self.usable,
-            guess,
-        )
+        reduced, whole = partial(measured, self.reduced), partial(measured, self.whole)
+        return largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
         """Return the fastest size and number of micro-batches, with the mesh of `settings`.
@@ -248,29 +241,13 @@ def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
 
 def _part_seconds(program: Program, topology: Topology) -> float:
     """Compute the seconds of one of `PARTS` micro-batches."""
-
-    def inside(items: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
+    inside: dict[str, Any] = {
+        name: tuple(
             dataclasses.replace(item, runs=item.runs // PARTS)
-            for item in items
+            for item in getattr(program, name)
             if item.runs and item.runs % PARTS == 0
         )
-
-    part = dataclasses.replace(
-        program,
-        ops=inside(program.ops),
-        collectives=inside(program.collectives),
-        transfers=inside(program.transfers),
-    )
+        for name in ("ops", "collectives", "transfers")
+    }
+    part = dataclasses.replace(program, **inside)
     return estimate(part, topology.chip, topology.shape).seconds
-
-
-@contextlib.contextmanager
-def _progress(line: str) -> Iterator[None]:
-    """Report an action and its duration on standard error."""
-    print(f"[plan] {line} ...", end="", file=sys.stderr, flush=True)
-    begun = time.perf_counter()
-    try:
-        yield
-    finally:
-        print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)

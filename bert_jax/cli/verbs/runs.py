@@ -222,19 +222,16 @@ class Plan(Configured, groups.Plot, groups.Json):
         from bert_jax.training.pretrain.start.initial_model import with_architecture
         from bert_jax.training.pretrain.start.teacher import resolve_teacher
 
-        batch, rows = self.batch_per_chip, None
-        if batch not in ("", "fit", "fast"):
-            if not batch.isdecimal():
-                raise UserError(f"--batch-per-chip is {batch!r}; give a number, fit or fast")
-            rows = int(batch)
+        batch = self.batch_per_chip
+        if batch not in ("", "fit", "fast") and not batch.isdecimal():
+            raise UserError(f"--batch-per-chip is {batch!r}; give a number, fit or fast")
         config = self.loaded()
         if config.init:
             initial = read_model(config.init).config
             config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
         config, _ = resolve_teacher(config)
         return run_plan(
-            config, self.topology, phase=self.phase, batch_per_chip=rows, fit=batch == "fit",
-            fast=batch == "fast", as_json=self.json, plot=self.plot,
+            config, self.topology, phase=self.phase, batch=batch, as_json=self.json, plot=self.plot,
             cache=None if self.cache == Path("none") else self.cache or default_cache(),
         )  # fmt: skip
 
