@@ -84,8 +84,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     fills: dict[int, str] = {}
     if saved.network is None:
         row, words = _row(saved, text, text_b)
-        weights = _weights(saved, row)
-        config = saved.config
+        weights, config = _weights(saved, row), saved.config
         windows = [config.window(config.layer_kind(n).letter) for n in range(len(weights))]
         fills = _fills(saved, row)
     else:
@@ -119,11 +118,6 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
         )
     page = _page(data, replace_surrogates(saved.name), of, text, text_b)
     return Attention(tokens, weights, page)
-
-
-def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> str:
-    """Make the page of `attention`."""
-    return attention(saved, text, text_b).page
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
@@ -198,15 +192,11 @@ def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "
     ]
     found = jax.jit(saved.network.weights)(saved.params, *sides)
     source, target = slice(0, start), slice(start, count)
-    parts = [
-        (np.asarray(part)[:, 0], rows, columns)
-        for part, rows, columns in (
-            (found.encoder, source, source),
-            (found.decoder, target, target),
-            (found.cross, target, source),
-        )
-        if part is not None
-    ]
+    placed = (
+        (found.encoder, source, source), (found.decoder, target, target),
+        (found.cross, target, source),
+    )  # fmt: skip
+    parts = [(np.asarray(part)[:, 0], *at) for part, *at in placed if part is not None]
     if not parts:
         raise UserError(f"{saved.name}: the network has no attention, so there is nothing to draw")
     layers, heads = (max(part.shape[axis] for part, _, _ in parts) for axis in (0, 1))

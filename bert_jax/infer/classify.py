@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -27,14 +28,10 @@ class RowPredictor(TextPredictor):
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         length = self.model.max_length
         made = text_rows(examples, self.model.tokenizer, length, None, self.long)
-        return Prepared(
-            examples,
-            made.rows,
-            made.owners,
-            cut=made.long if made.left_out else (),
-            limit=f"texts are longer than {length} tokens, special ones included,",
-            done="lost their middle" if self.long.how == "head_tail" else "were cut there",
-        )
+        limit = f"texts are longer than {length} tokens, special ones included,"
+        done = "lost their middle" if self.long.how == "head_tail" else "were cut there"
+        cut = made.long if made.left_out else ()
+        return Prepared(examples, made.rows, made.owners, cut=cut, limit=limit, done=done)
 
 
 @dataclass(eq=False)
@@ -60,9 +57,7 @@ class Classifier(RowPredictor):
         return CUT if self.model.outputs is None else self.model.outputs.long
 
     @override
-    def answers(
-        self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
-    ) -> list[Answer]:
+    def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[Answer]:
         if not len(outputs):
             return []
         logits = self.long.pooled(np.stack(outputs), prepared.context)

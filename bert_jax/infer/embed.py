@@ -94,9 +94,7 @@ class Embedder(RowPredictor):
         return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override
-    def answers(
-        self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
+    def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[np.ndarray]:
         if not outputs:
             return []
         vectors = np.stack(outputs)[:, : self.dimensions]

@@ -8,7 +8,7 @@ program of twelve layers for as long as the first answer takes (docs/experiments
 import dataclasses
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,12 @@ def on_device(
     """
     chosen = _device(device)
     if max_length is not None:
-        saved = dataclasses.replace(saved, max_length=_checked_length(saved, max_length))
+        if not 8 <= max_length <= saved.config.num_positions:
+            raise UserError(
+                f"max_length is {max_length}; {saved.name} takes 8 to "
+                f"{saved.config.num_positions} tokens, special ones included"
+            )
+        saved = dataclasses.replace(saved, max_length=max_length)
     if saved.network is not None:
         return dataclasses.replace(saved, params=jax.device_put(saved.params, chosen))
     encoder = saved.params["encoder"]
@@ -84,23 +89,12 @@ def _device(name: str | None) -> jax.Device:
         ) from None
 
 
-def _checked_length(saved: SavedModel, length: int) -> int:
-    if not 8 <= length <= saved.config.num_positions:
-        raise UserError(
-            f"max_length is {length}; {saved.name} takes 8 to {saved.config.num_positions} tokens, "
-            "special ones included"
-        )
-    return length
-
-
 def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:
     """Compute the logits of a fine-tuned head, in float32."""
     assert model.outputs is not None  # of `SavedModel.require`
     head = model.outputs.head
-    all_places = reads_all_tokens(model.config, head)
-    end = _before_end(model, batch, all_places=all_places)
-    logits: Array = _task_logits(model.config, head, *end)
-    return logits
+    end = _before_end(model, batch, all_places=reads_all_tokens(model.config, head))
+    return cast(Array, _task_logits(model.config, head, *end))
 
 
 def top_tokens(
@@ -110,18 +104,12 @@ def top_tokens(
 
     `banned` (V,) is 0, or -inf for a token that is not to be among them.
     """
-    found: tuple[Array, Array] = _top_tokens(
-        model.config, top, *_before_end(model, batch), places, banned
-    )
-    return found
+    end = _before_end(model, batch)
+    return cast(tuple[Array, Array], _top_tokens(model.config, top, *end, places, banned))
 
 
 def pooled(
-    model: SavedModel,
-    batch: Batch,
-    pooling: Pooling,
-    layers: tuple[int, ...],
-    special_tokens: bool,
+    model: SavedModel, batch: Batch, pooling: Pooling, layers: tuple[int, ...], special_tokens: bool
 ) -> Float[Array, "B D"]:
     """Compute one vector for each row, in float32.
 
@@ -130,8 +118,7 @@ def pooled(
     """
     config, segment_ids = model.config, batch["segment_ids"]
     if pooling in ("cls", "pooler") and layers == (config.num_layers,):
-        first: Array = _first(config, pooling == "pooler", *_before_end(model, batch))
-        return first
+        return cast(Array, _first(config, pooling == "pooler", *_before_end(model, batch)))
     ids = model.tokenizer.special_ids
     ignored = () if special_tokens or pooling not in ("mean", "max") else (ids.cls, ids.sep)
     states, _ = _states(model, batch, layers[-1])
@@ -139,8 +126,7 @@ def pooled(
     if layers[-1] == config.num_layers:
         wanted[-1] = _normed(config, model.params, wanted[-1])
     weights = {"pooling": model.params.get("pooling", {})}
-    vectors: Array = _pool(pooling, ignored, wanted, batch["tokens"], segment_ids, weights)
-    return vectors
+    return cast(Array, _pool(pooling, ignored, wanted, batch["tokens"], segment_ids, weights))
 
 
 def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], Context]:
@@ -203,12 +189,9 @@ def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @_program(0)
 def _embedded(
-    config: ModelConfig,
-    params: Any,
-    tokens: Int[Array, "B L"],
-    type_ids: Int[Array, "B L"],
+    config: ModelConfig, params: Any, tokens: Int[Array, "B L"], type_ids: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
-) -> tuple[Float[Array, "B L D"], Context]:
+) -> tuple[Float[Array, "B L D"], Context]:  # fmt: skip
     embed = with_params(params, Embeddings, config)
     return embed(tokens, type_ids, segment_ids, None), make_context(config, segment_ids)
 
@@ -258,26 +241,18 @@ def _first(
 
 @_program(0, 1)
 def _pool(
-    pooling: Pooling,
-    ignored: tuple[int, ...],
-    states: list[Float[Array, "B L D"]],
-    tokens: Int[Array, "B L"],
-    segment_ids: Int[Array, "B L"],
-    params: Any,
-) -> Float[Array, "B D"]:
+    pooling: Pooling, ignored: tuple[int, ...], states: list[Float[Array, "B L D"]],
+    tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"], params: Any,
+) -> Float[Array, "B D"]:  # fmt: skip
     counts = segment_ids > 0
     for id in ignored:
         counts &= tokens != id
-    return pool_tokens(pooling, _mean_of(states), counts, params)
+    wanted = [each.astype(jnp.float32) for each in states]
+    mean = sum(wanted[1:], wanted[0]) / len(wanted)
+    return pool_tokens(pooling, mean, counts, params)
 
 
 # Parts of a program, while it is traced
-
-
-def _mean_of(states: list[Float[Array, "B L D"]]) -> Float[Array, "B L D"]:
-    wanted = [each.astype(jnp.float32) for each in states]
-    mean: Array = sum(wanted[1:], wanted[0]) / len(wanted)
-    return mean
 
 
 def _last(

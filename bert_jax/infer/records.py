@@ -146,12 +146,9 @@ def read_records(
 
 
 def _rows(
-    source: str,
-    table: TableFormat,
-    fields: Sequence[str],
-    names: Mapping[str, str],
+    source: str, table: TableFormat, fields: Sequence[str], names: Mapping[str, str],
     more: Mapping[str, Any],
-) -> Iterator[Record]:
+) -> Iterator[Record]:  # fmt: skip
     """Rows of a table; the first field and those that are named must be there."""
     needed = {"tokens" if "tokens" in names else fields[0], *names}
     columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}

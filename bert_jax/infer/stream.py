@@ -16,12 +16,9 @@ _SHOWN = 5
 
 
 def answer_records(
-    predictor: Predictor[Any],
-    records: Iterable[Record],
-    *,
-    on_error: OnError = "fail",
+    predictor: Predictor[Any], records: Iterable[Record], *, on_error: OnError = "fail",
     say: Callable[[str], object],
-) -> Iterator[list[Record]]:
+) -> Iterator[list[Record]]:  # fmt: skip
     """Yield the records with their answers, in chunks.
 
     `on_error` fail raises at the first record that cannot be asked about; skip leaves the record

@@ -174,11 +174,9 @@ def mean_attention(
 
 
 def word_attention(
-    tokenizer: Tokenizer,
-    source: Integer[np.ndarray, " s"],
-    target: Integer[np.ndarray, " t"],
+    tokenizer: Tokenizer, source: Integer[np.ndarray, " s"], target: Integer[np.ndarray, " t"],
     weights: Float[np.ndarray, "T S"],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return for each target word the source word with the most attention.
 
     Attention is no alignment: what a decoder looks at is often, not always, the word it translates.

@@ -15,7 +15,7 @@ from bert_jax.data.corpus.build_pairs import build_pairs
 from bert_jax.data.corpus.numbers import draw_numbers, french_words
 from bert_jax.data.corpus.pairs import open_pairs
 from bert_jax.files.staging import staged_file
-from bert_jax.infer.attend import attention_page
+from bert_jax.infer.attend import attention
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -89,7 +89,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
     heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
     page = workdir / "attention.html"
     with staged_file(page) as file:
-        file.write(attention_page(saved, french_words(_SHOWN), str(_SHOWN)).encode())
+        file.write(attention(saved, french_words(_SHOWN), str(_SHOWN)).page.encode())
     print(f"numbers       {known.words}, {known.digits}\ntokenizer     {vocabulary}")
     print(f"token store   {corpus}\ncheckpoints   {run / 'checkpoints'}")
     print(f"metrics       {run / 'metrics.jsonl'}\nloss curve    {run / 'loss.png'}")

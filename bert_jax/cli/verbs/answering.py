@@ -15,11 +15,10 @@ from bert_jax.cli.verbs.groups import Asking, AskingRows
 from bert_jax.errors import UserError
 from bert_jax.files.checks import crc_of
 from bert_jax.infer.forward import on_device
-from bert_jax.infer.kept import KeptLines
 from bert_jax.infer.predictor import Given, Predictor
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.stream import answer_records
-from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, check_out, write_answers
+from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, KeptLines, check_out, write_answers
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
