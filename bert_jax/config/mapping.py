@@ -41,13 +41,9 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
 
 
 def unknown_field(
-    name: str,
-    section: str,
-    known: Sequence[str],
-    where: str,
-    cls: Any = None,
+    name: str, section: str, known: Sequence[str], where: str, cls: Any = None,
     places: Sequence[str] = (),
-) -> UserError:
+) -> UserError:  # fmt: skip
     """Make the error for a field that `section` (dotted; "" at the top) does not have.
 
     A subclass that `cls` has beside the one that was chosen may have the field; `places` are fields

@@ -186,14 +186,10 @@ def _myself() -> dict[str, Any]:
     except (OSError, KeyError):  # a container without this user
         user = f"user {os.getuid()}"
     return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "user": user,
+        "host": socket.gethostname(), "pid": os.getpid(), "user": user,
         "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "process_start": _process(os.getpid())[1],
-        "token": uuid.uuid4().hex,
-    }
+        "machine": machine(), "process_start": _process(os.getpid())[1], "token": uuid.uuid4().hex,
+    }  # fmt: skip
 
 
 def machine() -> str:

@@ -138,13 +138,9 @@ class StagedDirectory:
     """
 
     def __init__(
-        self,
-        target: str | Path,
-        replaceable: Callable[[Path], bool],
-        *,
-        overwrite: bool = False,
+        self, target: str | Path, replaceable: Callable[[Path], bool], *, overwrite: bool = False,
         resume: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.target = Path(os.path.abspath(target))
         self._replaceable, self._resume = replaceable, resume
         self._overwrite = overwrite

@@ -65,11 +65,9 @@ def answer_records(
 
 
 def _answer(
-    predictor: Predictor[Any],
-    chunk: list[Record],
-    refuse: Callable[[Record, str], None],
+    predictor: Predictor[Any], chunk: list[Record], refuse: Callable[[Record, str], None],
     cuts: Cuts,
-) -> None:
+) -> None:  # fmt: skip
     """Answer the records without a problem; refuse the records that cannot be prepared."""
     asked = [record for record in chunk if record.problem is None and not record.line]
     if not asked:

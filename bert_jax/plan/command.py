@@ -235,16 +235,12 @@ def _batch(
     """Describe a possible batch of a step; `seconds` None: the batch does not fit."""
     rows, tokens = settings.rows, row_tokens(planner.config, planner.phase)
     return {
-        "name": name,
-        "batch_size": rows,
-        "tokens": rows * tokens,
+        "name": name, "batch_size": rows, "tokens": rows * tokens,
         "rows_per_chip": rows / settings.accumulation / planner.topology.num_chips,
-        "accumulation": settings.accumulation,
-        "step_seconds": seconds,
+        "accumulation": settings.accumulation, "step_seconds": seconds,
         "tokens_per_second": seconds and rows * tokens / seconds,
-        "mfu": seconds and planner.mfu(rows, seconds),
-        "overrides": planner.overrides(settings),
-    }
+        "mfu": seconds and planner.mfu(rows, seconds), "overrides": planner.overrides(settings),
+    }  # fmt: skip
 
 
 def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:

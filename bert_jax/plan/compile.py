@@ -211,11 +211,9 @@ def compile_step(
     }
     known = Memory(
         parameters=_bytes_per_device(state.params),
-        optimizer=_bytes_per_device(state._replace(params=None)),
-        batch=_bytes_per_device(batch),
-        temporaries=0,
-        other=0,
-    )
+        optimizer=_bytes_per_device(state._replace(params=None)), batch=_bytes_per_device(batch),
+        temporaries=0, other=0,
+    )  # fmt: skip
     plan = Plan(config, phase, topology, dict(mesh.shape), known, usable_bytes(topology))
     if known.peak > plan.usable:  # no need to ask the compiler
         words = "parameters, optimizer and batch alone are more than the memory"
@@ -242,17 +240,10 @@ def compile_step(
     if needs:
         memory = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
     return dataclasses.replace(
-        plan,
-        memory=memory,
-        usable=has or plan.usable,
-        refused=answer["refused"],
-        needs=needs,
-        program=program,
-        cost=cost,
-        lowering_seconds=lowering_seconds,
-        compile_seconds=answer["seconds"],
-        cached=bool(kept),
-    )
+        plan, memory=memory, usable=has or plan.usable, refused=answer["refused"], needs=needs,
+        program=program, cost=cost, lowering_seconds=lowering_seconds,
+        compile_seconds=answer["seconds"], cached=bool(kept),
+    )  # fmt: skip
 
 
 def usable_bytes(topology: Topology) -> int:
@@ -319,12 +310,10 @@ def _compile(lowered: Any) -> dict[str, Any]:
             refused, text = "", _program_text(compiled, Path(directory))
             stats = compiled.memory_analysis()
             memory = {
-                "argument": stats.argument_size_in_bytes,
-                "output": stats.output_size_in_bytes,
-                "alias": stats.alias_size_in_bytes,
-                "temp": stats.temp_size_in_bytes,
+                "argument": stats.argument_size_in_bytes, "output": stats.output_size_in_bytes,
+                "alias": stats.alias_size_in_bytes, "temp": stats.temp_size_in_bytes,
                 "code": stats.generated_code_size_in_bytes,
-            }
+            }  # fmt: skip
     seconds = time.perf_counter() - begun
     return {"refused": refused, "seconds": seconds, "memory": memory, "hlo": text}
 

@@ -86,13 +86,10 @@ def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Setting
     fsdp = mesh.fsdp if mesh.fsdp > 0 else num_devices // (data * mesh.tensor)
     tensor = mesh.tensor if mesh.tensor > 0 else num_devices // (data * fsdp)
     return Settings(
-        fsdp=fsdp,
-        tensor=tensor,
-        accumulation=config.accumulation_of(phase),
-        remat=config.model.remat,
-        scan_unroll=config.model.scan_unroll,
+        fsdp=fsdp, tensor=tensor, accumulation=config.accumulation_of(phase),
+        remat=config.model.remat, scan_unroll=config.model.scan_unroll,
         rows=config.training.phases[phase].batch_size,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,13 +106,9 @@ Measure = Callable[[Settings], Guess]
 
 
 def candidates(
-    config: PretrainConfig,
-    phase: int,
-    num_devices: int,
-    *,
-    num_slices: int = 1,
+    config: PretrainConfig, phase: int, num_devices: int, *, num_slices: int = 1,
     possible: Callable[[Settings], bool] = lambda settings: True,
-) -> list[Settings]:
+) -> list[Settings]:  # fmt: skip
     """Yield every way to compute a step of the configured rows that the sizes allow.
 
     `data` spans the slices, so its size is a multiple of `num_slices`. `possible` decides whether
@@ -159,12 +152,8 @@ class Found:
 
 
 def fastest_that_fits(
-    choices: Iterable[Settings],
-    paper: Measure,
-    reduced: Measure,
-    whole: Measure,
-    usable: int,
-) -> Found | None:
+    choices: Iterable[Settings], paper: Measure, reduced: Measure, whole: Measure, usable: int,
+) -> Found | None:  # fmt: skip
     """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
 
     `paper` is a prediction that costs nothing, `reduced` a prediction from a compilation of reduced
@@ -229,11 +218,8 @@ class Fit:
 
 
 def largest_batch(
-    reduced: Callable[[int], Guess],
-    whole: Callable[[int], Guess],
-    usable: int,
-    first_guess: int,
-) -> Fit:
+    reduced: Callable[[int], Guess], whole: Callable[[int], Guess], usable: int, first_guess: int,
+) -> Fit:  # fmt: skip
     """Return the most rows per batch shard that fit, and the rows with the highest speed.
 
     Memory and time are lines in the rows: `reduced` gives them at two numbers of rows near

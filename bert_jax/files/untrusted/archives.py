@@ -46,14 +46,9 @@ _PARSER_ERRORS = (
 
 
 def _extract(
-    read: Callable[["_Unpacked", io.BufferedIOBase], None],
-    path: str | Path,
-    target: str | Path,
-    *,
-    max_bytes: int = MAX_BYTES,
-    max_files: int = MAX_FILES,
-    max_ratio: int = MAX_RATIO,
-) -> list[str]:
+    read: Callable[["_Unpacked", io.BufferedIOBase], None], path: str | Path, target: str | Path, *,
+    max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES, max_ratio: int = MAX_RATIO,
+) -> list[str]:  # fmt: skip
     """Unpack an archive into a new directory, and return the names of the files, sorted.
 
     The limits are for all files together, for entries, and for unpacked bytes as a multiple of the
@@ -241,12 +236,9 @@ class _BoundedReads(io.RawIOBase):
     """File that refuses reads beyond a limit of bytes: parsers trust the sizes they find."""
 
     def __init__(
-        self,
-        file: io.BufferedIOBase,
-        path: Path,
-        limit: int,
+        self, file: io.BufferedIOBase, path: Path, limit: int,
         check_end: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.last = b""
         self._file = file
         self._path = path

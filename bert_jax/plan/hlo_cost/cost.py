@@ -80,13 +80,11 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
     for seconds, label, _ in lines:
         by_source[label] += seconds
     return Cost(
-        seconds=math.fsum(parts.values()),
-        parts=dict(parts),
-        how=_how(program, chip),
+        seconds=math.fsum(parts.values()), parts=dict(parts), how=_how(program, chip),
         top=tuple(sorted(lines, reverse=True)[:NUM_TOP]),
         by_source=tuple(sorted(((s, label) for label, s in by_source.items()), reverse=True)),
         hidden=dict(hidden),
-    )
+    )  # fmt: skip
 
 
 def op_seconds(op: Op, device: Chip) -> float:

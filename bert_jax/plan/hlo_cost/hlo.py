@@ -61,12 +61,9 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     walk = _Walk(module, inside, across)
     walk.computation(Scope(module, module.computations[module.entry], lambda _: None), 1)
     return Program(
-        tuple(walk.ops),
-        tuple(walk.collectives),
-        tuple(walk.transfers),
-        tuple(walk.loops),
+        tuple(walk.ops), tuple(walk.collectives), tuple(walk.transfers), tuple(walk.loops),
         math.prod(inside.values()),
-    )
+    )  # fmt: skip
 
 
 def _split_slices(
@@ -215,12 +212,9 @@ class _Walk:
         return cycles
 
     def _fusion(
-        self,
-        instruction: Instruction,
-        computation: Computation,
-        runs: int,
+        self, instruction: Instruction, computation: Computation, runs: int,
         flying: dict[str, _Flight],
-    ) -> tuple[int, list[str]]:
+    ) -> tuple[int, list[str]]:  # fmt: skip
         """Count a leaf, which may start, advance or end a collective that runs inside fusions."""
         called = self.module.computations[instruction.calls or ""]
         inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
@@ -281,17 +275,12 @@ class _Walk:
         operand = sum(map(shape_bytes, computation.operand_shapes(inner)))
         metadata = inner if inner.op_name else outer
         return Collective(
-            name=outer.name,
-            kind=kind,
-            network="ici",
+            name=outer.name, kind=kind, network="ici",
             bytes=operand * size if kind == "all-gather" else operand,
-            axes=axes_of(groups, self.mesh_shape),
-            group_size=size,
-            runs=runs,
-            source=self.module.source(metadata),
-            phase=phase_of(metadata.op_name),
+            axes=axes_of(groups, self.mesh_shape), group_size=size, runs=runs,
+            source=self.module.source(metadata), phase=phase_of(metadata.op_name),
             colors=int(outer.attribute(r"\bcolors:(\d+)") or 0),
-        )
+        )  # fmt: skip
 
     def _between_slices(
         self, send: Instruction, rendezvous: str, scope: Scope, runs: int
@@ -300,16 +289,11 @@ class _Walk:
         kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"') or "send"
         payload = scope.computation.instructions[send.operands[0]]
         return Collective(
-            name=rendezvous,
-            kind=kind.lower().replace("_", "-"),
-            network="dcn",
-            bytes=shape_bytes(payload.shape),
-            axes=tuple(self.slices) or (MIXED,),
-            group_size=math.prod(self.slices.values()),
-            runs=runs,
-            source=self.module.source(payload),
-            phase=phase_of(payload.op_name),
-        )
+            name=rendezvous, kind=kind.lower().replace("_", "-"), network="dcn",
+            bytes=shape_bytes(payload.shape), axes=tuple(self.slices) or (MIXED,),
+            group_size=math.prod(self.slices.values()), runs=runs,
+            source=self.module.source(payload), phase=phase_of(payload.op_name),
+        )  # fmt: skip
 
     def _add(self, exchange: Collective) -> None:
         if exchange.axes:  # else groups of one device: nothing is sent

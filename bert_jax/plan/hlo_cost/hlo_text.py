@@ -165,13 +165,10 @@ def _parse_instruction(line: str) -> Instruction | None:
     close = _closing(line, opcode.end() - 1)
     inner = line[opcode.end() : close]
     return Instruction(
-        name=start.group(2),
-        opcode=opcode.group(1),
-        shape=line[begin:end],
+        name=start.group(2), opcode=opcode.group(1), shape=line[begin:end],
         operands=() if opcode.group(1) == "constant" else tuple(_OPERAND.findall(inner)),
-        literal=inner,
-        attributes=line[close + 1 :],
-    )
+        literal=inner, attributes=line[close + 1 :],
+    )  # fmt: skip
 
 
 def _closing(line: str, start: int) -> int:
