@@ -74,10 +74,7 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Divisor of the sizes at which a torus dimension has wrap-around links ([book]).
-
-        16 on the two-dimensional kinds, 4 on the three-dimensional ones (whole optical cubes).
-        """
+        """Divisor of the sizes at which a torus dimension wraps around: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property

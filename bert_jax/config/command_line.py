@@ -66,10 +66,7 @@ def overridden(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def fields_help(config: Any, prefix: str = "--config") -> str:
-    """List the fields that can be overridden, with their values and notes.
-
-    Each line that begins with -- is an argument that sets the value, quoted for a shell.
-    """
+    """List the fields that can be set, with values and notes; lines that begin with -- set them."""
     cls = type(config)
     hints, texts = typing.get_type_hints(cls), notes(cls)
     bounded = typing.get_type_hints(cls, include_extras=True)

@@ -69,11 +69,7 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def take(self) -> bool:
-        """Take the lease; False where later calls must find out whether its holder is gone.
-
-        Raises:
-            UserError: A living process holds the lease.
-        """
+        """Take the lease; False: ask again later. A holder that lives is refused."""
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
         if there and not self._is_over(*there[max(there)]):

@@ -34,13 +34,9 @@ class PreparedSplit(NamedTuple):
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Return a split of a data set that is prepared, such as glue/cola; download nothing.
+    """Return a split of a data set, such as glue/cola, that is prepared; messages name it `name`.
 
-    Messages begin with `name`, which the user wrote.
-
-    Raises:
-        UserError: tensorflow-datasets is missing, there is no such data set or split, or it is not
-            prepared.
+    A missing library, data set, split or preparation is a `UserError`; nothing is downloaded.
     """
     tfds = _library(name)
     try:
@@ -58,10 +54,9 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
 
 
 def prepare_tfds(dataset: str) -> Path:
-    """Download a data set and write it as array_record files, unless that is done.
+    """Write a data set such as glue/cola as array_record files, once; return its directory.
 
-    The data set, for example glue/cola, goes where TFDS_DATA_DIR says, by default to
-    ~/tensorflow_datasets. Returns its directory.
+    It goes where TFDS_DATA_DIR says, by default to ~/tensorflow_datasets.
 
     Raises:
         UserError: tensorflow-datasets is missing, there is no such data set, its server does not

@@ -43,10 +43,7 @@ class Readable(Protocol):
 
 
 def scheme(path: str | Path) -> str | None:
-    """Return the scheme of a URL, such as "gs"; None for a local path.
-
-    `pathlib` makes one slash of two, so that one is enough.
-    """
+    """Return the scheme of a URL, such as "gs", also with one slash, as of a Path; else None."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 

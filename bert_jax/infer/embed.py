@@ -116,10 +116,7 @@ def text_vectors(
 ) -> Float[np.ndarray, "N D"]:  # fmt: skip
     """Compute the vectors of texts in float32, of length 1, or as they are, to be cut later.
 
-    `cuts` and `advance` are as in `Predictor.parts`.
-
-    Raises:
-        UserError: The model makes no vectors, or they are not finite.
+    `cuts` and `advance` are as in `Predictor.parts`. A model that makes no vectors is refused.
     """
     embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
     parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)

@@ -23,11 +23,9 @@ def top_k(
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find the documents with the largest inner products with each query.
 
-    A memory-mapped file of documents is read block by block.
-
-    Returns:
-        Inner products in float32, best first, and numbers of documents; K is the smaller of k and
-        N. Of equal products the document with the smaller number comes first.
+    Return inner products in float32, best first, and numbers of documents; K is the smaller of k
+    and N. Of equal products the document with the smaller number comes first. Documents may lie in
+    a memory-mapped file, which is read block by block.
     """
     step = BLOCK * jax.local_device_count()
     return top_k_of_blocks(

@@ -28,22 +28,16 @@ PART = 1024
 
 @dataclass(frozen=True, eq=False)
 class Prepared(Generic[Example]):
-    """Examples as rows of tokens.
-
-    Attributes:
-        examples: In their order.
-        rows: One or more an example.
-        context: Values that `answers` needs beside the rows.
-        cut: Positions of the examples that were too long and lost their end.
-        limit: Limit that they exceeded, such as "texts are longer than 128 tokens".
-        done: Treatment of those examples.
-    """
+    """Examples, in their order, as rows of tokens, one or more an example."""
 
     examples: Sequence[Example]
     rows: Rows
     context: Any = None
+    """Values that `answers` needs beside the rows."""
     cut: Sequence[int] = ()
+    """Positions of the examples that were too long and lost their end."""
     limit: str = ""
+    """Limit that they exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
 
 

@@ -103,10 +103,8 @@ def read_records(
 
     Yields:
         Records; one with a problem where the line is too long, no UTF-8, no text or no JSON object,
-        or a row has too few or too many fields. `PAUSE` where a pipe has no line ready.
-
-    Raises:
-        UserError: The file cannot be opened or read, or lacks a column.
+        or a row has too few or too many fields. `PAUSE` where a pipe has no line ready. A file
+        that cannot be read, or lacks a column, is a `UserError`.
     """
     names, more = names or {}, more or {}
     format = format_of(source, format)

@@ -25,11 +25,7 @@ def run_plan(
     config: PretrainConfig, topologies: Sequence[str], *, phase: str, batch: str, as_json: bool,
     plot: Path | None, cache: Path | None,
 ) -> int:  # fmt: skip
-    """Compile and print; return 0 if all fits, else 1 (then print settings that would fit).
-
-    Raises:
-        UserError: a topology, phase or batch that does not exist, or no libtpu.
-    """
+    """Compile and print; return 0 if all fits, else 1 (then print settings that would fit)."""
     parsed = [parse_topology(name) for name in topologies]
     count = len(config.training.phases)
     if phase != "all" and not (phase.isdecimal() and int(phase) < count):

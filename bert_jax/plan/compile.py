@@ -194,10 +194,7 @@ def compile_step(
     """Lower and compile the train step of one phase, and estimate its time; nothing runs.
 
     `config` must have a vocabulary size (`with_vocabulary`). `cache` is a directory of earlier
-    answers; None: neither read nor written.
-
-    Raises:
-        UserError: batch, model or mesh do not fit the number of devices; libtpu is missing.
+    answers; None: neither read nor written. What does not fit the number of devices is refused.
     """
     mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]

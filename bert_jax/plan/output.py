@@ -167,11 +167,7 @@ def _comparison_row(plan: Plan) -> str:
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Draw the use of memory and time, a bar a plan, as a PNG that replaces the file in one rename.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Draw the use of memory and time, a bar a plan, as a PNG that appears whole."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

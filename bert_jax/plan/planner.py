@@ -145,8 +145,8 @@ class Planner:
     def pace(self, settings: Settings) -> Pace | None:
         """Return the fastest size and number of micro-batches, with the mesh of `settings`.
 
-        Steps of one and of two layers, or of periods of the layers' pattern, stand for the whole,
-        continued as a line in the layers. A loop over layers is compiled whole.
+        Steps of one and two layers, or periods of their pattern, stand for the whole as in
+        `reduced`.
         """
         layers = self.config.model.num_layers
         depths: tuple[int, ...] = two_depths(self.config.model, 1)

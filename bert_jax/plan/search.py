@@ -109,10 +109,9 @@ def candidates(
     config: PretrainConfig, phase: int, num_devices: int, *, num_slices: int = 1,
     possible: Callable[[Settings], bool] = lambda settings: True,
 ) -> list[Settings]:  # fmt: skip
-    """Yield every way to compute a step of the configured rows that the sizes allow.
+    """List every way to compute a step of the configured rows; `possible` says what the torus has.
 
-    `data` spans the slices, so its size is a multiple of `num_slices`. `possible` decides whether
-    the torus has a mesh.
+    `data` spans the slices, so its size is a multiple of `num_slices`.
     """
     model = config.model
     batches = [p.batch_size for p in config.training.phases]

@@ -102,11 +102,7 @@ def parse_topology(name: str) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Return the slice's devices, in libtpu's order; they can compile but not run.
-
-    Raises:
-        UserError: libtpu is not installed, or does not know the shape.
-    """
+    """Return the slice's devices in libtpu's order, to compile for; refuse what libtpu lacks."""
     prepare_environment()
     from jax.experimental import topologies  # imports jax: after the environment
 

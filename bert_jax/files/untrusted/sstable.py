@@ -24,10 +24,7 @@ _PIECE = 1 << 18
 
 
 def masked_crc32c(data: bytes | memoryview) -> int:
-    """Compute a CRC-32C, rotated by 15 bits plus a constant: how LevelDB and TensorFlow store it.
-
-    `data` is of contiguous single bytes, and is copied piece by piece.
-    """
+    """Compute a CRC-32C as LevelDB and TensorFlow store it: rotated by 15 bits plus a constant."""
     crc = 0
     for begin in range(0, len(data), _PIECE):  # the library takes nothing but `bytes`
         crc = int(google_crc32c.extend(crc, bytes(data[begin : begin + _PIECE])))

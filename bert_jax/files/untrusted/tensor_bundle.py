@@ -66,12 +66,7 @@ class BundleTensor:
 
     @property
     def array(self) -> np.ndarray:
-        """A read-only view of the mapped file.
-
-        Raises:
-            UserError: A type that is not read, a size that does not fit the shape, a shard
-                that is missing or cut off, bytes that do not fit the checksum.
-        """
+        """A read-only view of the mapped file; what is not sound, or not read here, is refused."""
         where = f"{self._shards.index}, tensor {self.name!r}"
         if self._slices:
             raise UserError(

@@ -33,11 +33,7 @@ Result = dict[str, Any]
 
 @dataclass
 class Evaluation:
-    """Scores of a model's vectors, whole and of their first numbers.
-
-    Raises:
-        UserError: The vectors have fewer numbers than one of `dimensions`.
-    """
+    """Scores of a model's vectors, whole and of their first numbers."""
 
     model: SavedModel
     """Model on a device."""
@@ -63,9 +59,6 @@ class Evaluation:
         Of equal cosines the document that comes first in the corpus comes first. A document with
         the id of the query is left out of the query's ranking, as in BEIR. The reranker orders the
         first `candidates` documents of the ranking by the whole width anew.
-
-        Raises:
-            UserError: The model makes no vectors.
         """
         texts, queries = [*collection.documents.values()], [*collection.queries.values()]
         known, asked = self._vectors(texts, "document"), self._vectors(queries, "query")
@@ -87,13 +80,9 @@ class Evaluation:
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Compare the cosines of pairs of texts with the scores that people gave.
 
-        Args:
-            source: Table of pairs.
-            columns: Columns of the first text (a query), the second (a document) and the score.
-            **written: How the file is written, fields of `TableConfig` such as `header`.
-
-        Raises:
-            UserError: The file or a column cannot be read.
+        `columns` of the table `source` are the first text (a query), the second (a document) and
+        the score; `written` are fields of `TableConfig` such as `header`. A file or a column that
+        cannot be read is a `UserError`.
         """
         fields = dict(zip(("text", "text_pair", "label"), columns, strict=True))
         table = TableConfig(**fields, problem_type="regression", empty="skip", **written)
@@ -118,10 +107,8 @@ class Evaluation:
         """Cluster the vectors of texts into as many clusters as there are classes, several times.
 
         The scores are mean and standard deviation of the V-measure over `CLUSTERINGS` runs.
-        `columns` are the text (a document) and the class; otherwise as `similarity`.
-
-        Raises:
-            UserError: The file or a column cannot be read, or there is only one class.
+        `columns` are the text (a document) and the class; otherwise as `similarity`. A single class
+        is refused.
         """
         text, label = columns
         data = read_texts(source, TableConfig(text=text, label=label, empty="skip", **written))

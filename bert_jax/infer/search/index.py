@@ -68,10 +68,7 @@ def write_index(
     The file has the columns id, source, text and vector (float32, of length 1), in row groups of
     `infer.search.BLOCK` passages, so that memory does not grow with their number. `place` is the
     directory of the model, `dimensions` the numbers of each vector that are kept (None: all), and
-    `advance` takes the number of passages after each part of them.
-
-    Raises:
-        UserError: There is no passage, pyarrow is not installed, or the file cannot be written.
+    `advance` takes the number of passages after each part of them. No passage is a `UserError`.
     """
     pa, pq = _arrow()
     width = dimensions or model.config.hidden_dim

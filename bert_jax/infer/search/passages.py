@@ -32,8 +32,7 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources that files, directories and other names stand for (see `corpus.sources`).
 
     Hidden and empty files of a directory, and files of other kinds, are passed over and counted in
-    the second value. `field` of JSON lines and tables holds the text. Nothing to read is a
-    `UserError`.
+    the second value. `field` of JSON lines and tables holds the text. No file is a `UserError`.
     """
     files: list[str | Source] = []
     passed = 0

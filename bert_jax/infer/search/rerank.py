@@ -19,11 +19,7 @@ Item = TypeVar("Item")
 
 
 class Reranker:
-    """A model with one score, or with two classes whose second says that a passage answers.
-
-    Raises:
-        UserError: The model has another head, or none.
-    """
+    """A model with one score, or with two classes whose second says that a passage answers."""
 
     def __init__(self, model: SavedModel) -> None:
         self._classifier = Classifier(model)

@@ -33,13 +33,10 @@ def _iota(dims: str, permutation: str | None) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of devices in the attributes of a collective.
+    """Return the groups of devices in the attributes of a collective; else raise a ValueError.
 
     Reads `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (XLA's form since 2025)
     and `source_target_pairs`, whose pairs are returned as groups. An empty list means all devices.
-
-    Raises:
-        ValueError: the attributes have none of these.
     """
     if match := _MESH.search(attributes):
         return _mesh_groups(*match.groups())

@@ -50,11 +50,9 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-    position in `mesh.devices.flat`, whatever the ids of the devices. Several slices run
-    the program of one slice: the mesh's outermost axes must span the slices.
-
-    Raises:
-        ValueError: not HLO text, or a collective whose groups cannot be read.
+    position in `mesh.devices.flat`, whatever the ids of the devices. Several slices run the program
+    of one slice: the mesh's outermost axes must span the slices. What cannot be read is a
+    ValueError.
     """
     module = parse_text(text)
     inside, across = _split_slices(mesh_shape, module.num_partitions)

@@ -88,10 +88,7 @@ class Module:
         return {n: (location, parent - shift) for n, (location, parent) in frames.items()}
 
     def source(self, instruction: Instruction) -> str:
-        """Return the innermost frame inside the package: `model/encoder.py:123 Layer.__call__`.
-
-        Empty for the compiler's own instructions and for code outside the package.
-        """
+        """Return the package's innermost frame, `model/encoder.py:123 Layer.__call__`, or ""."""
         number = _int_of("stack_frame_id", instruction.attributes)
         seen: set[int] = set()
         while number in self._frames and number not in seen:
@@ -114,11 +111,7 @@ def _int_of(key: str, text: str) -> int:
 
 
 def parse_text(text: str) -> Module:
-    """Parse the text of a program.
-
-    Raises:
-        ValueError: there is no ENTRY computation, so the text is not HLO.
-    """
+    """Parse the text of a program; raise a ValueError where it has no ENTRY computation."""
     lines = iter(text.splitlines())
     head = next(lines, "")
     module = Module({}, "", _int_of("num_partitions", head) or 1, {})

@@ -71,10 +71,7 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 
 @lru_cache(maxsize=256)
 def work_of(body: str) -> Work | None:
-    """Count a kernel's work from its Mosaic bytecode in base64 (`custom_call_config.body`).
-
-    None where the bytecode cannot be read: another version, or no Mosaic program.
-    """
+    """Count a kernel's work from its Mosaic bytecode in base64; None where it cannot be read."""
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
 
