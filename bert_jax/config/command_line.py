@@ -186,33 +186,29 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
                 f"unknown argument {argument!r}; fields of the configuration are set as "
                 "--config.section.field=value (--fields lists them)"
             )
-        holder, key, hint = _find_field(cls, values, fields)
+        group, holder, key, hint = _find_field(cls, values, fields)
         given: str | None = text
         if not equals:
             given = "True" if hint is bool else next(arguments, None)
         if given is None:
             raise UserError(f"{_WHERE}: missing value for {name}; write {name}=VALUE")
-        _set(cls, values, fields, holder, key, _value(hint, given))
-
-
-def _set(cls: Any, values: dict[str, Any], fields: str, holder: Any, key: Any, value: Any) -> None:
-    """Set a value; where it chooses another subclass, keep what was set and both classes have."""
-    group: Any = cls
-    for part in fields.split(".")[:-1]:
-        group = typing.get_type_hints(group).get(part.partition("[")[0], type(None))
-    before = chosen(group, holder) if isinstance(holder, dict) else group
-    holder[key] = value
-    after = chosen(group, holder) if isinstance(holder, dict) else group
-    if after is not before:
+        before = chosen(group, holder)
+        holder[key] = value = _value(hint, given)
+        if (after := chosen(group, holder)) is before:
+            continue
+        # Another subclass is chosen: what was set, and both classes have, stays.
         old, new = to_dict(before()), to_dict(after())
         kept = {name: v for name, v in holder.items() if name in new and v != old[name]}
         holder.clear()
         holder.update({**new, **kept, key: value})
 
 
-def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any]:
-    """Return the holder, key and type of a field such as `training.phases[0].length`."""
-    holder, key, hint = None, None, typing.cast(Any, cls)
+def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
+    """Return class, holder, key and type of a field such as `training.phases[0].length`.
+
+    The class is the one before a subclass is chosen; an entry of a list has none.
+    """
+    group, holder, key, hint = None, None, None, typing.cast(Any, cls)
     value: Any = values
     seen = ""
     for part in re.findall(r"[^.\[\]]+|\[[^\]]*\]", fields):
@@ -222,10 +218,11 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
                     f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
                     f"from 0. Set all of them, as --fields shows for {seen}, or in a file"
                 )
-            key, hint, seen = int(part[1:-1]), typing.get_args(hint)[0], seen + part
+            group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
+            seen += part
         else:
             known = sorted(value) if isinstance(value, dict) else []
-            hint = chosen(hint, value) if known else hint
+            group, hint = hint, chosen(hint, value) if known else hint
             if part not in known:
                 places = [
                     name for name, _ in leaves(values)
@@ -238,7 +235,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
     if dataclasses.is_dataclass(hint):
         names = ", ".join(field.name for field in dataclasses.fields(hint))
         raise UserError(f"{_WHERE}: {seen or 'config'} is a group of fields; set one of {names}")
-    return holder, key, hint
+    return group, holder, key, hint
 
 
 def _value(hint: Any, text: str) -> Any:

@@ -23,11 +23,8 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
     Whole numbers are accepted for floats and lists for tuples, nothing else is converted; what is
     missing takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
     ...]`. Of the class's attributes, `RENAMED` has new names of old fields for errors, and
-    `VARIANTS` the subclasses by the value of the field `CHOSEN_BY`.
-
-    Raises:
-        UserError: An unknown field (with the nearest known one) or a value of the wrong type (with
-            the field, the value and the type that is wanted).
+    `VARIANTS` the subclasses by the value of the field `CHOSEN_BY`. An unknown field is refused by
+    the nearest known one, another wrong one by its value and the type that is wanted.
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)

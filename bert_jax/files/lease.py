@@ -106,8 +106,16 @@ class Lease:
             except Exception as error:  # whatever a network brings: the next beat tries again
                 _log.warning("The lease on %s cannot be renewed: %s", self._name, error)
                 return
-        if not held:
-            self._lost()
+        if held:
+            return
+        text = (
+            f"bert-jax: {self._name} was taken over by another {self._writer}, because this "
+            f"process was suspended or cut off for more than {self._times.lapse:g} s. Nothing more "
+            f"is written; exit code {EXIT_CODE}\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
+        self._exit(EXIT_CODE)
 
     def release(self) -> None:
         """Leave the directory to others."""
@@ -131,19 +139,12 @@ class Lease:
         while not self._done.wait(self._times.beat):
             self.confirm()
 
-    def _lost(self) -> None:
-        text = (
-            f"bert-jax: {self._name} was taken over by another {self._writer}, because this "
-            f"process was suspended or cut off for more than {self._times.lapse:g} s. Nothing more "
-            f"is written; exit code {EXIT_CODE}\n"
-        )
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
-        self._exit(EXIT_CODE)
-
     def _is_over(self, content: bytes, version: Any) -> bool:
         """Say whether a holder is gone, by the newest state of its lease; refuse if it lives."""
-        now, holder = time.monotonic(), _parsed(content)
+        now, holder = time.monotonic(), dict[str, Any]()
+        with contextlib.suppress(UserError):  # its writer may have died before it was complete
+            found = parse_json(content, where="lease")
+            holder = found if isinstance(found, dict) else {}
         if content != self._content:
             if lives := _lives_here(holder):
                 raise UserError(self._refusal(holder, lives))
@@ -195,15 +196,6 @@ def machine() -> str:
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # no Linux
         return f"{socket.gethostname()} {uuid.getnode():x}"
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    """Return the content of a lease; {} where its writer died before the file was complete."""
-    try:
-        found = parse_json(content, where="lease")
-    except UserError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _described(holder: dict[str, Any]) -> str:

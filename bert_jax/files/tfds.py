@@ -15,11 +15,9 @@ from bert_jax.errors import UserError, needs_package
 from bert_jax.files.untrusted.archives import extract_tar, extract_zip
 
 _ARCHIVES = {
-    ".zip": ("ZIP", extract_zip),
-    ".tar.gz": ("TAR_GZ", extract_tar),
-    ".tgz": ("TAR_GZ", extract_tar),
-    ".tar": ("TAR", extract_tar),
-}
+    ".zip": ("ZIP", extract_zip), ".tar.gz": ("TAR_GZ", extract_tar),
+    ".tgz": ("TAR_GZ", extract_tar), ".tar": ("TAR", extract_tar),
+}  # fmt: skip
 """Compressions by the end of file names: the library's name, and the function that unpacks."""
 
 

@@ -53,14 +53,6 @@ def is_url(name: str | Path) -> bool:
     return "://" in str(name)
 
 
-def uncached_listings() -> None:
-    """Keep fsspec from remembering listings: other processes write too."""
-    import fsspec
-
-    for protocol in ("gs", "gcs"):
-        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
-
-
 def file_system(url: str) -> Any:
     """Return fsspec's file system for a URL; refuse unknown schemes and missing packages."""
     kind = scheme(url) or ""
@@ -76,7 +68,8 @@ def file_system(url: str) -> Any:
         )
     import fsspec
 
-    uncached_listings()
+    for protocol in ("gs", "gcs"):  # other processes write too
+        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
     return fsspec.filesystem(kind)
 
 
@@ -155,9 +148,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 def bucket_failures(what: str, url: str) -> Iterator[None]:
     """Raise faults of the bucket, the network or the rights as errors that say what to do.
 
-    Raises:
-        UserError: The bucket or the rights are missing.
-        ConnectionError: Another try may help.
+    A missing bucket or right is a UserError; a ConnectionError says that another try may help.
     """
     import aiohttp
     import google.auth.exceptions

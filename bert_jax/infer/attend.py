@@ -73,11 +73,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
 
     Masks are written as for `MaskFiller`, and filled where the model has a masked-LM head. `text_b`
     is the second text of a pair; of a model that translates a translation of the text, None for the
-    model's own.
-
-    Raises:
-        UserError: A text without tokens, or more than `MAX_TOKENS` or the model takes; a network
-            without attention.
+    model's own. A text without tokens, or of too many, and a network without attention are refused.
     """
     text = replace_surrogates(text)
     text_b = None if text_b is None else replace_surrogates(text_b)

@@ -36,10 +36,7 @@ def on_device(
 
     A model that translates keeps its own layout. `device` is a platform, such as cpu, gpu or tpu,
     or one of its devices, such as gpu:1; None: the first device of all. `max_length` bounds the
-    tokens in a row; None: as the model says.
-
-    Raises:
-        UserError: There is no such device, or the length is out of range.
+    tokens in a row; None: as the model says. What there is not is refused.
     """
     chosen = _device(device)
     if max_length is not None:

@@ -12,11 +12,10 @@ from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.answer import Answerer
 from bert_jax.infer.attend import Attention, attention
-from bert_jax.infer.batching import MAX_TOKENS
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder, Kind
 from bert_jax.infer.fill_mask import MaskFiller
-from bert_jax.infer.predictor import Answer, Cuts, Predictor, check_count
+from bert_jax.infer.predictor import MAX_TOKENS, Answer, Cuts, Predictor, check_count
 from bert_jax.infer.tag import Tagger
 from bert_jax.infer.translate import Translator
 from bert_jax.model.pooling import Pooling
@@ -170,9 +169,9 @@ class LoadedModel:
         settings = build(SearchConfig, search, "translate")
         translator = Translator(self.model, search=settings, alignments=alignments)
         columns = {"text": _several(texts)}
-        return self._ask(translator, columns if prefixes is None else {
-            **columns, "prefix": _several(prefixes)
-        })  # fmt: skip
+        if prefixes is not None:
+            columns["prefix"] = _several(prefixes)
+        return self._ask(translator, columns)
 
     def embed(
         self, texts: TextsOrPairs, pairs: Pairs | None = None, *, kind: Kind | None = None,

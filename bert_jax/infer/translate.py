@@ -181,11 +181,9 @@ def word_attention(
 
     Attention is no alignment: what a decoder looks at is often, not always, the word it translates.
     `source` is a row with [CLS] and [SEP], which are no candidates, `target` has no end token, and
-    `weights` are a row of `mean_attention`, where T and S may be padded.
-
-    Returns:
-        For each target word `target` and `source`, the words; `places`, their numbers; and
-        `weight`, the attention to the source word's tokens, the mean over the target word's.
+    `weights` are a row of `mean_attention`, where T and S may be padded. An entry has `target` and
+    `source`, the words; `places`, their numbers; and `weight`, the attention to the source word's
+    tokens, the mean over the target word's.
     """
     special = tokenizer.special_ids
     places = np.flatnonzero((source != special.cls) & (source != special.sep))

@@ -28,9 +28,8 @@ from bert_jax.data.shard import token_dtype
 from bert_jax.distributed.parallel.sharding import batch_sharding, check_batch_size, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
-from bert_jax.plan.hlo_cost.cost import Cost, estimate
+from bert_jax.plan.hlo_cost.cost import Cost, Program, estimate
 from bert_jax.plan.hlo_cost.hlo import parse_program
-from bert_jax.plan.hlo_cost.program import Program
 from bert_jax.plan.topology import Topology, devices, quiet
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig

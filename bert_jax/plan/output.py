@@ -13,12 +13,9 @@ SCHEMA = 2
 """Version of the JSON, raised when a field changes its meaning or is removed."""
 _BAR = 40
 _MEMORY = {
-    "parameters": "float32",
-    "optimizer": "moments, float32",
-    "batch": "",
-    "temporaries": "activations, gradients",
-    "other": "code, tile padding",
-}
+    "parameters": "float32", "optimizer": "moments, float32", "batch": "",
+    "temporaries": "activations, gradients", "other": "code, tile padding",
+}  # fmt: skip
 _COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
 
 

@@ -13,8 +13,8 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.attend import attention
-from bert_jax.infer.batching import MAX_TOKENS, shape_for
 from bert_jax.infer.loaded import LoadedModel
+from bert_jax.infer.predictor import MAX_TOKENS, shape_for
 from bert_jax.infer.tag import split_words
 from bert_jax.model.heads import layer_outputs
 from bert_jax.model.task_heads import apply_task

@@ -15,9 +15,8 @@ from bert_jax.cli.verbs.groups import Asking, AskingRows
 from bert_jax.errors import UserError
 from bert_jax.files.checks import crc_of
 from bert_jax.infer.forward import on_device
-from bert_jax.infer.predictor import Given, Predictor
+from bert_jax.infer.predictor import Given, Predictor, answer_records
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
-from bert_jax.infer.stream import answer_records
 from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, KeptLines, check_out, write_answers
 from bert_jax.tasks.tables.delimited import TableFormat
 from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -30,9 +29,6 @@ def run_verb(
 
     `make` makes the predictor of a model on a device; `same` are fields with the same value for all
     records, None where they are not given.
-
-    Raises:
-        UserError: Nothing to read, a bad record, or a file that cannot be read or written.
     """
     table = check_files(asked)
     saved = read_model(asked.model)

@@ -156,8 +156,7 @@ class Columns(Verb):
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the columns by field, and the format of a table.
 
-        Raises:
-            UserError: A part names none of the known fields; without known fields any name passes.
+        Fields must be among `known`; without known fields any name passes.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:

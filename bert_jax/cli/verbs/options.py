@@ -209,9 +209,8 @@ class Parser(argparse.ArgumentParser):
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     """Make a verb from the arguments after its name.
 
-    Raises:
-        UserError: An option that the verb does not have (the message names the nearest or the new
-            option); a value of another type or out of bounds; a missing option.
+    Refuse an option that the verb does not have by the nearest or the new option; a value of
+    another type or out of bounds; a missing option.
     """
     parser = Parser(verb, prog=f"bert-jax {name}")
     for argument in argv[: argv.index("--") if "--" in argv else None]:

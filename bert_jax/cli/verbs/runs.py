@@ -8,11 +8,14 @@ import shutil
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
 from bert_jax.errors import UserError, report_error
+
+if TYPE_CHECKING:
+    from bert_jax.training.run.goodput import Clock
 
 
 class Demo(Verb):
@@ -94,12 +97,13 @@ class Run(Configured):
     """Exit code of a run that SIGTERM stopped and saved before its last step. Launchers that
     restart runs pass 75; Ctrl-C on one process ends with 130."""
 
-    def trained(self, config: Any) -> str:
+    def trained(self, config: Any, clock: "Clock") -> str:
         """Train, and return the name of the signal that stopped the run, if any."""
         raise NotImplementedError
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
+        from bert_jax.training.run.goodput import Clock, process_age
 
         name = type(self).__name__.lower()
         if not Path(self.workdir).name:
@@ -109,7 +113,7 @@ class Run(Configured):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
             processes.join(self.distributed, self.join_timeout)
-            stopped_by = self.trained(config)
+            stopped_by = self.trained(config, Clock(age=process_age()))
         except BaseException as error:
             if label := processes.label():  # one of several, whose errors must not wait for others
                 if (code := report_error(error, f"{name}, {label}")) is None:
@@ -146,13 +150,11 @@ class Pretrain(Run):
     configuration must equal the other run's up to the checkpoint's step. Without @STEP: the newest
     checkpoint that was read back. The checkpoint is kept for ever."""
 
-    def trained(self, config: Any) -> str:
+    def trained(self, config: Any, clock: "Clock") -> str:
         """Train the objective that the section `objective` names."""
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.training.pretrain.train import train
-        from bert_jax.training.run.goodput import Clock, process_age
 
-        clock = Clock(age=process_age())
         return train(
             config, self.workdir, initial=lambda: read_model(config.init),
             branch_from=self.branch_from, clock=clock,
@@ -177,14 +179,12 @@ class Finetune(Run):
 
         return FinetuneConfig
 
-    def trained(self, config: Any) -> str:
+    def trained(self, config: Any, clock: "Clock") -> str:
         """Fine-tune, or go on."""
         from bert_jax.training.finetune.folds import cross_validate
         from bert_jax.training.finetune.progress import NothingLearnedError
         from bert_jax.training.finetune.train import finetune
-        from bert_jax.training.run.goodput import Clock, process_age
 
-        clock = Clock(age=process_age())
         if config.task.folds and not config.task.fold:
             return cross_validate(config, self.workdir, clock=clock)
         result = finetune(config, self.workdir, clock=clock)

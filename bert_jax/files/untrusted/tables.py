@@ -14,12 +14,9 @@ def csv_records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Read records whose fields may stand in double quotes, each with its first line.
 
-    `name` is the file in messages, and `hint` ends the one about a stray quote. Lines come without
-    their ends. `max_field` bounds the characters of a field for all readers of the process until
-    this one is done, since the limit is the csv module's.
-
-    Raises:
-        UserError: A stray quote or line end, or a field that is too long.
+    `name` is the file in messages, and `hint` ends the one about a stray quote or line end. Lines
+    come without their ends. `max_field` bounds the characters of a field for all readers of the
+    process until this one is done, since the limit is the csv module's.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
     before, first = csv.field_size_limit(max_field), 1

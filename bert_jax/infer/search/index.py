@@ -101,11 +101,7 @@ def write_index(
 
 
 class Index:
-    """An index on the disk; vectors are read block by block, passages when they are found.
-
-    Raises:
-        UserError: The file is no index of `write_index`, or pyarrow is not installed.
-    """
+    """An index of `write_index` on the disk, read block by block; passages when they are found."""
 
     def __init__(self, path: Path) -> None:
         pa, pq = _arrow()

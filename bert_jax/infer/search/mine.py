@@ -40,16 +40,12 @@ class MineConfig:
     """Last rank of a negative."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        if self.negatives < 1:
-            raise UserError(f"--negatives is {self.negatives}; it must be at least 1")
+        """Refuse ranks out of order."""
         if not 1 <= self.first <= self.last:
             raise UserError(
                 f"--ranks is {self.first}-{self.last}; give a first rank of at least 1 and a last "
                 "one that is no smaller, such as 1-100"
             )
-        if not -2 <= self.margin <= 2:
-            raise UserError(f"--margin is {self.margin}; cosines differ by at most 2")
 
 
 @dataclass(frozen=True)

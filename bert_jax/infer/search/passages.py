@@ -111,9 +111,8 @@ def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
         sentences = split_fast(paragraph)
         before = "\n"
         for sentence, ids in zip(sentences, tokenizer.encode_batch(sentences), strict=True):
-            parts = [(sentence, len(ids))]
-            if len(ids) > room:
-                parts = list(_cut(sentence, tokenizer, room))
+            whole = [(sentence, len(ids))]
+            parts = _cut(sentence, tokenizer, room) if len(ids) > room else whole
             for part, size in parts:
                 yield _Piece(part, size, before)
                 before = " "

@@ -94,14 +94,8 @@ def axes_of_groups(
     () where every group is one device; one axis also where groups span a part of the axis;
     ("mixed",) where no product of axes gives the groups.
     """
-    return _axes_of_groups(frozenset(frozenset(g) for g in groups), tuple(mesh_shape.items()))
-
-
-@lru_cache(maxsize=1024)
-def _axes_of_groups(
-    wanted: frozenset[frozenset[int]], shape: tuple[tuple[str, int], ...]
-) -> tuple[str, ...]:
-    sizes = [size for _, size in shape]
+    wanted = frozenset(frozenset(group) for group in groups)
+    names, sizes = [*mesh_shape], [*mesh_shape.values()]
     ids = np.arange(math.prod(sizes)).reshape(sizes)
     if all(len(group) == 1 for group in wanted):
         return ()
@@ -114,10 +108,10 @@ def _axes_of_groups(
             rest = [axis for axis in range(len(sizes)) if axis not in chosen]
             rows = ids.transpose(*rest, *chosen).reshape(-1, group_size).tolist()
             if frozenset(frozenset(row) for row in rows) == wanted:
-                return tuple(shape[axis][0] for axis in chosen)
+                return tuple(names[axis] for axis in chosen)
     coordinates = (np.unravel_index(sorted(group), sizes) for group in wanted)
     differ = {axis for c in coordinates for axis, n in enumerate(c) if len(set(n.tolist())) > 1}
-    return (shape[differ.pop()][0],) if len(differ) == 1 else (MIXED,)
+    return (names[differ.pop()],) if len(differ) == 1 else (MIXED,)
 
 
 def axes_of_pairs(

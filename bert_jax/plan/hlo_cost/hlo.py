@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from bert_jax.plan.hlo_cost.cost import Collective, Loop, Op, Program, Transfer
 from bert_jax.plan.hlo_cost.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
 from bert_jax.plan.hlo_cost.hlo_text import (
     Computation,
@@ -24,7 +25,6 @@ from bert_jax.plan.hlo_cost.hlo_text import (
     touched_by,
 )
 from bert_jax.plan.hlo_cost.loops import Scope, body_scope, trip_count
-from bert_jax.plan.hlo_cost.program import Collective, Loop, Op, Program, Transfer
 
 COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
