@@ -141,8 +141,7 @@ class LoadedModel:
                 without answer, else None: all questions are answered.
 
         Returns:
-            For each {"answer": ..., "start": ..., "end": ..., "probability": ...,
-            "null_odds": ...}.
+            For each the fields "answer", "start", "end", "probability" and "null_odds".
         """
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
@@ -181,21 +180,19 @@ class LoadedModel:
     ) -> np.ndarray:  # fmt: skip
         """Return (N, D) float32, one vector a text.
 
-        A model that was trained for vectors, or read from the layout of sentence-transformers,
-        says how they are made; the options that follow change that.
+        A model that was trained for vectors, or read from the layout of sentence-transformers, says
+        how they are made; the options that follow change that.
 
         Args:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, None for a text without one, where `texts` has no tuples.
-            kind: query or document, for the prefix that the model puts before such texts; None: no
-                prefix.
+            kind: query or document, for the model's prefix before such texts; None: no prefix.
             dimensions: Numbers of a vector, its first ones; None: all.
             pooling: mean or max over the tokens, the state of the first token (cls), BERT's pooler
                 on top of it, the state of the last token, or a mean with learned weights
                 (weighted); None: as the model says, else mean.
-            layers: Layers to average; from 0, the embeddings, to `num_layers`, or
-                from -1 backwards. A slice's ends are both in it; without an end it begins at 0 or
-                reaches the last layer.
+            layers: Layers to average, from 0, the embeddings, to `num_layers`, or from -1 back.
+                A slice's ends are both in it; without one it begins at 0 or reaches the last layer.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never does.
             normalize: Whether vectors, cut to `dimensions`, are divided by their Euclidean norm;

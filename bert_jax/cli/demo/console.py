@@ -1,4 +1,4 @@
-"""What the demos share: headings, commands for the user's shell, a check of the directory."""
+"""Headings of a demo, commands for the user's shell, and a check of the demo's directory."""
 
 import shlex
 import shutil

@@ -58,7 +58,10 @@ def run_demo(config_name: str, workdir: Path) -> int:
     config, run = load_config(PretrainConfig, config_name), workdir / "run"
     config_there(config, run)  # refuses the run of another demo
     heading(1, "French numbers below a million, in words and in digits")
-    known, unseen = (_sides(workdir, name) for name in ("train", "unseen"))
+    known, unseen = (
+        Sides(workdir / f"{name}.words.txt", workdir / f"{name}.digits.txt")
+        for name in ("train", "unseen")
+    )
     _write_numbers(known, unseen)
 
     heading(2, "A vocabulary of words and digits, and the token store")
@@ -107,10 +110,6 @@ def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
     digits = "0123456789"
     vocabulary = [*SPECIAL_TOKENS, *words, *digits, *(CONTINUATION + digit for digit in digits)]
     return WordPieceTokenizer(vocabulary, WordPieceOptions(lowercase=False))
-
-
-def _sides(workdir: Path, name: str) -> Sides:
-    return Sides(workdir / f"{name}.words.txt", workdir / f"{name}.digits.txt")
 
 
 def _write_numbers(known: Sides, unseen: Sides) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -112,6 +113,7 @@ class Contamination(groups.Workers, groups.Json):
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.overlap.evaluation import read_evaluation
+        from bert_jax.data.corpus.overlap.heldout import heldout_path, heldout_twins
         from bert_jax.data.corpus.overlap.report import DIRECTORY
         from bert_jax.data.corpus.overlap.search import search_store, search_texts
         from bert_jax.data.corpus.sources import resolve_sources
@@ -124,12 +126,19 @@ class Contamination(groups.Workers, groups.Json):
         workers = worker_count(self.num_workers)
         corpus = Path(self.corpus)
         store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)
+        place: Path | None
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
         if _HELDOUT in specs:
             if store is None:
                 raise UserError(f"--against heldout needs a corpus directory; {corpus} is none")
-            self._compare_heldout(store.parent if store.name == "train" else store, workers)
-        place: Path | None
+            directory = store.parent if store.name == "train" else store
+            found = heldout_twins(
+                directory, threshold=self.similarity, num_workers=workers, show=_bar
+            )
+            place = self.out or heldout_path(directory)
+            found.save(place)
+            lines = [*found.lines(), f"report  {place}", ""]
+            self.show(asdict(found), lines, indent=None, ensure_ascii=False)
         for each in sets:
             if store is not None:
                 report = search_store(store, each, num_workers=workers, show=_bar)
@@ -144,17 +153,6 @@ class Contamination(groups.Workers, groups.Json):
             lines = [*report.lines(), *([f"report  {place}"] if place else []), ""]
             self.show(report.summary() | {"counts": report.counts()}, lines, indent=None)
         return 0
-
-    def _compare_heldout(self, corpus: Path, workers: int) -> None:
-        from dataclasses import asdict
-
-        from bert_jax.data.corpus.overlap.heldout import heldout_path, heldout_twins
-
-        found = heldout_twins(corpus, threshold=self.similarity, num_workers=workers, show=_bar)
-        place = self.out or heldout_path(corpus)
-        found.save(place)
-        lines = [*found.lines(), f"report  {place}", ""]
-        self.show(asdict(found), lines, indent=None, ensure_ascii=False)
 
 
 def _bar(items: Sequence[T]) -> Iterable[T]:

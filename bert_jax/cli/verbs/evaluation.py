@@ -199,7 +199,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.infer.forward import on_device
         from bert_jax.infer.search.evaluation import Evaluation, score_lines
-        from bert_jax.infer.search.rerank import Reranker
+        from bert_jax.infer.search.index import Reranker
         from bert_jax.tasks.retrieval.collection import read_collection
 
         if self.rerank and not self.retrieval:

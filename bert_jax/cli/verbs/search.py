@@ -109,7 +109,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     def __call__(self) -> int:
         from bert_jax.infer.embed import text_vectors
         from bert_jax.infer.search import index
-        from bert_jax.infer.search.rerank import Reranker
+        from bert_jax.infer.search.index import Reranker
 
         top = self.top or 10
         opened = index.Index(self.index)

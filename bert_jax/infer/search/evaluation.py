@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.infer.embed import Kind, text_vectors
 from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts
-from bert_jax.infer.search.rerank import Reranker, reranked
+from bert_jax.infer.search.index import Reranker, reranked
 from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.embedding.ranking import unit
 from bert_jax.tasks.retrieval.bm25 import BM25

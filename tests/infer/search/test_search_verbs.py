@@ -22,8 +22,7 @@ from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search import index as indexing
 from bert_jax.infer.search.evaluation import Evaluation
-from bert_jax.infer.search.index import model_digest
-from bert_jax.infer.search.rerank import Reranker
+from bert_jax.infer.search.index import Reranker, model_digest
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.tasks.embedding.ranking import unit
 from bert_jax.tasks.retrieval.collection import Collection, read_collection, write_collection
