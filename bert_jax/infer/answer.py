@@ -45,9 +45,13 @@ class Answerer(Predictor[Question]):
         if given not in (None, "auto") and not is_number:
             raise UserError(f"null_threshold is {given!r}; give a finite number, None or 'auto'")
         assert self.model.outputs is not None  # of `require`
-        self._windows, reading = _windows(self.model.max_length), self.model.outputs.reading
-        if reading is not None:
-            length = self.model.max_length
+        reading, length = self.model.outputs.reading, self.model.max_length
+        if reading is None:  # as BERT's `run_squad.py`, or less for a model of few positions
+            length = min(length, 384)
+            question = min(64, length // 4)
+            stride = max(1, min(128, (length - question - MAX_SPECIAL) // 2))
+            self._windows = WindowOptions(length, stride, question)
+        else:
             self._windows = WindowOptions(length, reading.stride, reading.max_question)
         self._max_tokens = self.max_answer_tokens or (reading.max_answer_tokens if reading else 30)
         found = reading.null_threshold if reading else None
@@ -102,10 +106,3 @@ class Answerer(Predictor[Question]):
         ]  # fmt: skip
         answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
         return answer if self.top == 1 else {**answer, "candidates": listed[: self.top]}
-
-
-def _windows(max_length: int) -> WindowOptions:
-    """Return the windows of BERT's `run_squad.py`, or shorter ones for a model of few positions."""
-    length = min(max_length, 384)
-    question = min(64, length // 4)
-    return WindowOptions(length, max(1, min(128, (length - question - MAX_SPECIAL) // 2)), question)

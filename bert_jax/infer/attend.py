@@ -192,7 +192,7 @@ def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "
         (found.encoder, source, source), (found.decoder, target, target),
         (found.cross, target, source),
     )  # fmt: skip
-    parts = [(np.asarray(part)[:, 0], *at) for part, *at in placed if part is not None]
+    parts = [(np.asarray(part)[:, 0], at, to) for part, at, to in placed if part is not None]
     if not parts:
         raise UserError(f"{saved.name}: the network has no attention, so there is nothing to draw")
     layers, heads = (max(part.shape[axis] for part, _, _ in parts) for axis in (0, 1))

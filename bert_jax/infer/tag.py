@@ -96,8 +96,8 @@ class Tagger(Predictor[TaggableText]):
     @override
     def prepare(self, examples: Sequence[TaggableText]) -> Prepared[TaggableText]:
         words = [example.words for example in examples if example.words.tokens]
-        limits = {"max_length": self.model.max_length, "stride": self._stride}
-        windows = tag_windows(words, self.model.tokenizer, **limits)
+        length = self.model.max_length
+        windows = tag_windows(words, self.model.tokenizer, max_length=length, stride=self._stride)
         tokens = [window.ids for window in windows.windows]
         second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
         return Prepared(examples, Rows(tokens, second_start), windows)

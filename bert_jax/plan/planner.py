@@ -18,22 +18,10 @@ from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.objective import num_frozen, num_params
+from bert_jax.plan import search
 from bert_jax.plan.compile import Plan, compile_step, row_flops, usable_bytes
 from bert_jax.plan.hlo_cost.cost import Program, estimate
-from bert_jax.plan.search import (
-    Fit,
-    Found,
-    Guess,
-    Measure,
-    Pace,
-    Pass,
-    Settings,
-    candidates,
-    fastest_pace,
-    fastest_that_fits,
-    largest_batch,
-    settings_of,
-)
+from bert_jax.plan.search import Guess, Pace, Settings, settings_of
 from bert_jax.plan.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import objective_of
@@ -136,24 +124,24 @@ class Planner:
         """Count a micro-batch's rows on a chip, which may be two devices or a part of a shard."""
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
-    def settings_that_fit(self) -> Found | None:
+    def settings_that_fit(self) -> search.Found | None:
         """Return the fastest mesh, micro-batches and rematerialisation at the configured batch."""
-        choices = candidates(
+        choices = search.candidates(
             self.config, self.phase, self.topology.num_devices,
             num_slices=self.topology.num_slices, possible=self._mesh_is_possible,
         )  # fmt: skip
         paper = partial(on_paper, self.config, self.phase, self.topology)
-        return fastest_that_fits(choices, paper, self.reduced, self.whole, self.usable)
+        return search.fastest_that_fits(choices, paper, self.reduced, self.whole, self.usable)
 
-    def fit(self, settings: Settings) -> Fit:
+    def fit(self, settings: Settings) -> search.Fit:
         """Return the largest batch with mesh, micro-batches and rematerialisation of `settings`."""
 
-        def measured(measure: Measure, rows: int) -> Guess:
+        def measured(measure: search.Measure, rows: int) -> Guess:
             return measure(self.with_batch(settings, rows, settings.accumulation))
 
         guess = rows_that_may_fit(self.config, self.phase, self.topology, settings, self.usable)
         reduced, whole = partial(measured, self.reduced), partial(measured, self.whole)
-        return largest_batch(reduced, whole, self.usable, guess)
+        return search.largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
         """Return the fastest size and number of micro-batches, with the mesh of `settings`.
@@ -174,23 +162,23 @@ class Planner:
         config = dataclasses.replace(self.config, training=training)
         alone = Planner(config, 0, self.topology, cache=self.cache)
 
-        def measure(rows: int) -> Pass:
+        def measure(rows: int) -> search.Pass:
             parts = self.with_batch(settings, rows, PARTS)
             passes = []
             for depth in depths:
                 plan = alone.plan(parts, depth)
                 if plan.program is None or plan.cost is None:
-                    return Pass(plan.needs, 0.0, 0.0)
+                    return search.Pass(plan.needs, 0.0, 0.0)
                 part = _part_seconds(plan.program, self.topology)
                 once = plan.cost.seconds - PARTS * part
                 passes.append((plan.memory.peak, part, once))
             first, last = passes[0], passes[-1]
             more = (layers - depths[0]) / max(depths[-1] - depths[0], 1)
             peak, part, once = (a + (b - a) * more for a, b in zip(first, last, strict=True))
-            return Pass(int(peak), part, once)
+            return search.Pass(int(peak), part, once)
 
         ladder = [tokens // self.length for tokens in PACE_TOKENS if tokens >= self.length]
-        pace = fastest_pace(measure, ladder, self.usable)
+        pace = search.fastest_pace(measure, ladder, self.usable)
         if pace is None:
             return None
         parts = pace.accumulation

@@ -22,8 +22,7 @@ def heading(number: int, title: str) -> None:
 def print_commands(commands: Sequence[Sequence[str]]) -> None:
     """Print commands to try next: the arguments of `bert-jax`, one command a line."""
     print("\nNext, to try:\n")
-    for line in command_lines(commands):
-        print(f"  {line}")
+    print("\n".join(f"  {line}" for line in command_lines(commands)))
 
 
 def command_lines(commands: Sequence[Sequence[str]]) -> list[str]:

@@ -296,8 +296,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         from bert_jax.data.corpus.datasheet import Provenance
         from bert_jax.tokenization.load import load_tokenizer
 
-        given = {"heldout_rate": self.heldout_rate, "num_workers": self.num_workers}
-        given = {name: value for name, value in given.items() if value is not None}
+        some = {"heldout_rate": self.heldout_rate, "num_workers": self.num_workers}
+        given: dict[str, Any] = {name: value for name, value in some.items() if value is not None}
         sources, heldout = (
             self.opened(*files, swap=self.swap) for files in (self.pairs, self.heldout_pairs)
         )

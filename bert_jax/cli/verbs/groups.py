@@ -5,17 +5,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from bert_jax.cli.verbs.options import (
-    CorpusPlace,
-    Directory,
-    File,
-    Given,
-    ModelPlace,
-    Picture,
-    RunPlace,
-    Text,
-    Verb,
-)
+from bert_jax.cli.verbs import options
+from bert_jax.cli.verbs.options import CorpusPlace, Given, ModelPlace, RunPlace, Text, Verb
 from bert_jax.config.bounds import AtLeast, Count, Natural, NonNegative
 from bert_jax.errors import UserError
 
@@ -81,7 +72,7 @@ class Seed(Verb):
 class Plot(Verb):
     """The picture that a verb draws."""
 
-    plot: Picture | None = None
+    plot: options.Picture | None = None
     """File for the picture (default: loss.png or positions.png in a local run that `status` or
     `evaluate --by-position` reads, else no picture)."""
 
@@ -89,14 +80,14 @@ class Plot(Verb):
 class IntoDirectory(Verb):
     """The directory that a verb writes."""
 
-    out: Directory
+    out: options.Directory
     """Directory to write; it appears only when complete."""
 
 
 class IntoFile(Verb):
     """The file that a verb writes."""
 
-    out: File
+    out: options.File
     """File to write; replaced where it exists. `index` writes .parquet, `mine` JSON lines."""
 
 
@@ -243,7 +234,7 @@ class Asking(OfModel, Texts, Columns, Json, Device):
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
     """Format of the files; auto goes by the suffix, for standard input by the first line."""
-    out: File | None = None
+    out: options.File | None = None
     """File for the answers, .jsonl; `embed` also writes .npy and .parquet, `translate` a line for
     each text. The file appears complete or not at all (default: standard output)."""
     batch_tokens: Count | None = None

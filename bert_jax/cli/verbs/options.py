@@ -223,7 +223,11 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     known = {option.name: option for option in options(verb)}
     for several in (each.name for each in known.values() if each.is_several):
         found[several] = found.get(several) or []
-        rest = _take_behind(found[several], rest)
+        # What stands behind an option, too: argparse takes only what is before it.
+        at = rest.index("--") if "--" in rest else len(rest)
+        before, after = rest[:at], rest[at + 1 :]
+        rest = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
+        found[several] += [] if rest else before + after
     if rest and not verb.CONFIGURED:
         raise UserError(f"unexpected argument {rest[0]!r} (see {parser.prog} --help)")
     values = {each: _value(known[each].flag, known[each].hint, found[each]) for each in found}
@@ -231,16 +235,6 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     homes = tuple(f"{_home(option)}{equals}{_home(value)}" for option, equals, value in parts)
     command_line = shlex.join(["bert-jax", name, *argv])
     return verb(**values, command_line=command_line, overrides=homes)
-
-
-def _take_behind(taken: list[str], rest: list[str]) -> list[str]:
-    """Move arguments after an option from `rest` to `taken`; argparse takes only earlier ones."""
-    at = rest.index("--") if "--" in rest else len(rest)
-    before, after = rest[:at], rest[at + 1 :]
-    unknown = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
-    if not unknown:
-        taken += before + after
-    return unknown
 
 
 def _unknown(flag: str, parser: Parser) -> UserError:

@@ -84,7 +84,7 @@ class Evaluation:
         the score; `written` are fields of `TableConfig` such as `header`. A file or a column that
         cannot be read is a `UserError`.
         """
-        fields = dict(zip(("text", "text_pair", "label"), columns, strict=True))
+        fields: dict[str, Any] = dict(zip(("text", "text_pair", "label"), columns, strict=True))
         table = TableConfig(**fields, problem_type="regression", empty="skip", **written)
         examples = read_texts(source, table).examples
         if examples[0].label is None:

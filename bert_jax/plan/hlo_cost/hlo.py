@@ -11,19 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from bert_jax.plan.hlo_cost import hlo_text
 from bert_jax.plan.hlo_cost.cost import Collective, Loop, Op, Program, Transfer
 from bert_jax.plan.hlo_cost.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
-from bert_jax.plan.hlo_cost.hlo_text import (
-    Computation,
-    Instruction,
-    Module,
-    hbm_bytes,
-    parse_text,
-    phase_of,
-    shape_bytes,
-    started_shape,
-    touched_by,
-)
+from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module, phase_of, shape_bytes
 from bert_jax.plan.hlo_cost.loops import Scope, body_scope, trip_count
 
 COLLECTIVES = (
@@ -54,7 +45,7 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     of one slice: the mesh's outermost axes must span the slices. What cannot be read is a
     ValueError.
     """
-    module = parse_text(text)
+    module = hlo_text.parse_text(text)
     inside, across = _split_slices(mesh_shape, module.num_partitions)
     walk = _Walk(module, inside, across)
     walk.computation(Scope(module, module.computations[module.entry], lambda _: None), 1)
@@ -157,7 +148,8 @@ class _Walk:
             self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
         elif opcode in TRANSFERS:
             # The arrays that a -start makes, not its operand.
-            self.transfers.append(Transfer(shape_bytes(started_shape(instruction.shape)), runs))
+            started = hlo_text.started_shape(instruction.shape)
+            self.transfers.append(Transfer(shape_bytes(started), runs))
         else:
             return opcode.endswith("-done")
         return True
@@ -330,8 +322,8 @@ class _Walk:
                 cycles=None if kernel else cycles,
                 runs=runs,
                 bytes=(instruction.number("bytes_accessed") if kernel else None)
-                or sum(map(shape_bytes, touched_by(instruction, shapes))),
-                hbm_bytes=sum(map(hbm_bytes, shapes)),
+                or sum(map(shape_bytes, hlo_text.touched_by(instruction, shapes))),
+                hbm_bytes=sum(map(hlo_text.hbm_bytes, shapes)),
                 source=self.module.source(instruction),
                 phase=phase_of(instruction.op_name),
                 flops=instruction.number("flops") if kernel else None,
