@@ -43,8 +43,7 @@ def unknown_field(
 ) -> UserError:  # fmt: skip
     """Make the error for a field that `section` (dotted; "" at the top) does not have.
 
-    A subclass that `cls` has beside the one that was chosen may have the field; `places` are fields
-    of the name in other sections.
+    Another subclass of `cls` may have the field; `places` are fields of the name elsewhere.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")

@@ -54,11 +54,8 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
 def prepare_tfds(dataset: str) -> Path:
     """Write a data set such as glue/cola as array_record files, once; return its directory.
 
-    It goes where TFDS_DATA_DIR says, by default to ~/tensorflow_datasets.
-
-    Raises:
-        UserError: tensorflow-datasets is missing, there is no such data set, its server does not
-            answer, an archive is not sound, or the data set's own code needs TensorFlow.
+    It goes where TFDS_DATA_DIR says, by default to ~/tensorflow_datasets. What cannot be
+    downloaded, unpacked or prepared without TensorFlow is a `UserError`.
     """
     tfds = _library(dataset)
     try:

@@ -114,10 +114,7 @@ def text_vectors(
     normalize: bool = True, cuts: Cuts | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Float[np.ndarray, "N D"]:  # fmt: skip
-    """Compute the vectors of texts in float32, of length 1, or as they are, to be cut later.
-
-    `cuts` and `advance` are as in `Predictor.parts`. A model that makes no vectors is refused.
-    """
+    """Compute the vectors of texts in float32, of length 1 or as they are; as `Predictor.parts`."""
     embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
     parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)
     found = [np.stack(embedder.predict(part)) for part in parts]

@@ -43,8 +43,7 @@ class MaskFiller(TextPredictor):
     @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         tokens = [self._row(example) for example in examples]
-        second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_start))
+        return Prepared(examples, Rows(tokens, np.array([*map(len, tokens)], np.int32)))
 
     @override
     def forward(self, batch: Batch) -> Any:

@@ -99,8 +99,7 @@ class Tagger(Predictor[TaggableText]):
         length = self.model.max_length
         windows = tag_windows(words, self.model.tokenizer, max_length=length, stride=self._stride)
         tokens = [window.ids for window in windows.windows]
-        second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_start), windows)
+        return Prepared(examples, Rows(tokens, np.array([*map(len, tokens)], np.int32)), windows)
 
     @override
     def answers(self, prepared: Prepared[TaggableText], outputs: Sequence[Any]) -> list[Answer]:

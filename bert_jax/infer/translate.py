@@ -161,10 +161,7 @@ def mean_attention(
     network: Network, params: Tree, source: Side, tokens: Integer[Array, "B T"],
     lengths: Integer[Array, " B"], begin: int,
 ) -> Float[Array, "B T S"]:  # fmt: skip
-    """Return the cross-attention with which each target token was written.
-
-    Weights are the mean over layers and heads; zeros of a network without cross-attention.
-    """
+    """Return each target token's cross-attention, the mean over layers and heads; 0 without one."""
     inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
     real = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
     cross = network.weights(params, source, Side(inputs, real)).cross

@@ -120,10 +120,7 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
 
 
 def json_line(record: Record) -> str:
-    """Format one object, with the record's `id` where it has one.
-
-    A record that was skipped has {"error": ..., "line": ...}, so that lines stay aligned.
-    """
+    """Format one object with the record's `id`; a skipped record has its error and line instead."""
     id = record.fields.get("id")
     begin = "{" if id is None else f'{{"id": {_json(id)}, '
     if record.problem is not None:

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.plan import output
 from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
 from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import Pace, Settings, accumulation_field, settings_of, with_phase
+from bert_jax.plan.search import Settings, accumulation_field, settings_of, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.stages import check_stages, warmup_lines, with_batch_unit
@@ -214,7 +214,12 @@ def _fast(planner: Planner) -> _Answer:
     fastest = planner.with_batch(settings, pace.rows, pace.accumulation)
     seconds = pace.tried[pace.rows].seconds(pace.accumulation)
     batches.append(_batch(planner, "highest MFU", fastest, seconds))
-    table = _mfu_table(planner, settings, pace)
+    table: dict[str, dict[str, float]] = {}
+    for rows, tried in pace.tried.items():  # empty where rows do not fit
+        row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
+        for count in (1, 2, 4, 8, 16) if tried.part else ():
+            step = planner.with_batch(settings, rows, count).rows
+            row[str(count)] = planner.mfu(step, tried.seconds(count))
     record |= {"batches": batches, "predicted_mfu_by_rows_and_micro_batches": table}
     before = _batch_lines(batches)
     if plan is None:
@@ -250,17 +255,6 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
         if b["overrides"]:
             lines.append("  " + " ".join(b["overrides"]))
     return [*lines, "the last one from compilations of 1 and 2 layers; now the first one:", ""]
-
-
-def _mfu_table(planner: Planner, settings: Settings, pace: Pace) -> dict[str, dict[str, float]]:
-    """Tabulate MFU by rows a chip and micro-batches a step; empty where rows do not fit."""
-    table: dict[str, dict[str, float]] = {}
-    for rows, tried in pace.tried.items():
-        row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
-        for count in (1, 2, 4, 8, 16) if tried.part else ():
-            step = planner.with_batch(settings, rows, count).rows
-            row[str(count)] = planner.mfu(step, tried.seconds(count))
-    return table
 
 
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:

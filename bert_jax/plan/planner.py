@@ -231,10 +231,7 @@ class Planner:
 
 
 def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
-    """Return two depths of at least `least` layers: memory and time are lines through them.
-
-    The layers between and beyond the two are whole periods of the pattern.
-    """
+    """Return two depths, from `least` layers on, that whole periods of the pattern lie between."""
     period = len(model.attention_pattern)
     first = least + (model.num_layers - least) % period
     return first, first + max(period, least)

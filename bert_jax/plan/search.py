@@ -155,8 +155,8 @@ def fastest_that_fits(
 ) -> Found | None:  # fmt: skip
     """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
 
-    `paper` is a prediction that costs nothing, `reduced` a prediction from a compilation of reduced
-    depth, `whole` the compiler's answer, with the needed peak where the compiler refuses.
+    `paper` costs nothing, `reduced` compiles at reduced depth, and `whole` is the compiler's
+    answer, with the needed peak where the compiler refuses.
     """
     # A measurement corrects the estimates of all candidates of its kind. Candidates of a kind that
     # was not measured yet get the benefit of the doubt in time, and not in memory.
@@ -221,8 +221,8 @@ def largest_batch(
 ) -> Fit:  # fmt: skip
     """Return the most rows per batch shard that fit, and the rows with the highest speed.
 
-    Memory and time are lines in the rows: `reduced` gives them at two numbers of rows near
-    `first_guess`, `whole` checks; both are as in `fastest_that_fits`.
+    Memory and time are lines in the rows: `reduced` gives them at two numbers near `first_guess`,
+    `whole` checks.
     """
     # Well below the guess: near the limit the compiler is slow, and memory and time are not linear.
     high = round_rows(max(first_guess * 5 // 8, 2))

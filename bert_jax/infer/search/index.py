@@ -217,10 +217,7 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Score pairs, the higher the better: scores, or log odds of the second class.
-
-        `cuts` and `advance` are as in `Predictor.parts`.
-        """
+        """Score pairs, the higher the better: scores, or log odds of the second class."""
         reader, found = self._classifier, [np.zeros(0, np.float32)]
         pairs = {"text": queries, "text_b": passages}
         for part in reader.parts(pairs, what="pair", cuts=cuts, advance=advance):

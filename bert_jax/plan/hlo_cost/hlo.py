@@ -250,11 +250,9 @@ class _Walk:
     def _exchange(
         self, inner: Instruction, computation: Computation, outer: Instruction, runs: int
     ) -> Collective:
-        """Return the collective `inner` of `computation`, which stands for `outer` in the schedule.
-
-        An all-reduce in a fusion that keeps only a slice is a reduce-scatter.
-        """
+        """Return the collective `inner` of `computation`; `outer` stands for it in the schedule."""
         kind = inner.opcode.removesuffix("-start")
+        # An all-reduce in a fusion that keeps only a slice.
         if outer is not inner and (
             "all-reduce-scatter" in (outer.calls or "") or "AllReduceScatter" in outer.attributes
         ):

@@ -175,10 +175,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def arrays(shape: str) -> Iterator[tuple[int, str]]:
-    """Yield (bytes, layout) of every array in a type; tokens and opaque values have no bytes.
-
-    Bytes are counted for the logical shape, without the padding of tiles.
-    """
+    """Yield (bytes, layout) of every array in a type, without tiles; tokens have no bytes."""
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = _BITS.match(dtype)
         size = 8 if dtype == "pred" else int(bits.group(1)) if bits else 0
