@@ -91,10 +91,7 @@ class BucketFiles:
 
 
 class FileCache:
-    """Files of a bucket on the local disk: the last ones used, up to a number of bytes.
-
-    Processes may share the directory. A file that is removed stays readable for who has mapped it.
-    """
+    """Files of a bucket on the local disk, shared by processes: the last used, up to some bytes."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
         """Keep files below `root`, at most `most_bytes` of them."""

@@ -37,11 +37,9 @@ class Times:
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time without a renewal after which another machine takes the lease over; longer than the 60 s
-    for which network file systems may show an old state."""
+    """Time until another machine takes over; above the 60 s of an old state on network disks."""
     patience: float = 300.0
-    """Time to wait for a living holder on another machine; longer than launchers give a run to save
-    and end."""
+    """Time to wait for a holder elsewhere; longer than launchers give a run to save and end."""
     poll: float = 1.0
     """Time between two looks at another's lease."""
 

@@ -16,11 +16,7 @@ _log = logging.getLogger("bert_jax")
 
 
 class LineLog:
-    """Adds lines to a file; no method raises an OSError.
-
-    The file is opened for each write: one that was removed, or whose directory is gone, would
-    otherwise take the lines and show them to nobody.
-    """
+    """Adds lines to a file, opened for each write as it may go; no method raises an OSError."""
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
         """Name the file; at most `limit` lines wait in memory, beyond which the oldest are dropped.

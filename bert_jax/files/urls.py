@@ -1,8 +1,4 @@
-"""Files by their names: local paths, and URLs of stores that fsspec knows.
-
-gs://BUCKET/FILE is a file in Cloud Storage, hf://datasets/OWNER/NAME@COMMIT/FILE one of the
-Hugging Face Hub.
-"""
+"""Files by their names: local paths, gs://BUCKET/FILE, and hf://datasets/OWNER/NAME@COMMIT/FILE."""
 
 import contextlib
 import importlib.util
@@ -10,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from bert_jax.errors import UserError
 
@@ -26,20 +22,6 @@ class FileState(NamedTuple):
     """Bytes."""
     version: str
     """Time of the last change in nanoseconds; in a store, its number of the content."""
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """A file that is read, wherever it lies."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read bytes; fewer at the end of the file."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a position."""
-
-    def tell(self) -> int:
-        """Return the position."""
 
 
 def scheme(path: str | Path) -> str | None:
@@ -87,7 +69,7 @@ def file_state(name: str) -> FileState:
 
 
 @contextlib.contextmanager
-def open_binary(name: str) -> Iterator[Readable]:
+def open_binary(name: str) -> Iterator[Any]:
     """Open a file to read, in a store by ranges; failures, in the body too, are `UserError`s."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:

@@ -1,8 +1,4 @@
-"""Attention weights, and a page of them: one HTML file that needs nothing else.
-
-found = attention(read_model("work/tiny"), "The animal didn't cross the street.")
-found.save("attention.html")
-"""
+"""Attention weights, and a page of them: one HTML file that needs nothing else."""
 
 import base64
 import hashlib

@@ -80,8 +80,7 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
     """Compile the search of one block, and its merge with the best so far.
 
-    `jax.lax.top_k` puts the smaller index first among equal numbers. Blocks, and devices in a
-    block, are in the order of the documents, so the merge keeps that order.
+    `jax.lax.top_k` puts the smaller index first among equal numbers, and blocks are in order.
     """
 
     def own(

@@ -31,18 +31,12 @@ Pairs = str | Sequence[str | None]
 
 
 class LoadedModel:
-    """A model with its tokenizer on one device; answers are in the order of the texts.
+    """A model of `read_model` with its tokenizer on one device; answers in the order of the texts.
 
     Compiled programs are kept: rows are padded to few lengths, and each length is compiled once. A
     method raises `UserError` where the model lacks the head, an option is out of range or an input
-    cannot be asked about.
-
-    Args:
-        saved: From `read_model`; its arrays are not kept.
-        device: Platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
-            first device of all.
-        max_length: Tokens in a row at most, special tokens included; None: as the model says.
-        batch_tokens: Tokens in a batch of more than one row at most.
+    cannot be asked about. `device` and `max_length` are as in `forward.on_device`; a batch of more
+    than one row has at most `batch_tokens`.
     """
 
     def __init__(
@@ -89,9 +83,8 @@ class LoadedModel:
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
         """Find the `top` most probable tokens for each `[MASK]`.
 
-        Returns:
-            For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence":
-            ...}, ...], ...]}; the sequence is the text with the token in place of the mask.
+        For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence": ...},
+        ...], ...]}; the sequence is the text with the token in place of the mask.
         """
         return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
@@ -118,9 +111,8 @@ class LoadedModel:
     def tag(self, texts: Texts | Sequence[Sequence[str]]) -> list[Answer]:
         """Tag the words of raw texts or of lists of words.
 
-        Returns:
-            For each {"tokens": [...], "tags": [...]}, of raw text "offsets", and "entities" where
-            the tags make some.
+        For each {"tokens": [...], "tags": [...]}, of raw text "offsets", and "entities" where the
+        tags make some.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)

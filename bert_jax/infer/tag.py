@@ -37,7 +37,7 @@ class TaggableText:
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """Characters [start, end) of words: runs without blanks, with marks at the ends apart.
+    """Find the characters [start, end) of words: runs without blanks, marks at the ends apart.
 
     A mark inside stays (`didn't`, `1,000`), as in corpora of tagged words, and so does the last
     point of `U.S.`; every ideograph of Chinese is a word.

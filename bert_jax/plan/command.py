@@ -190,7 +190,8 @@ def _fast(planner: Planner) -> _Answer:
     """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
     # A batch that does not divide over the chips is no error here: the other batches do.
-    plan = planner.plan(configured) if planner.divides(configured) else None
+    divides = configured.rows % planner.rows(configured, 1) == 0
+    plan = planner.plan(configured) if divides else None
     fits = plan is not None and plan.fits
     record: dict[str, Any] = {"configuration_fits": fits}
     pace = planner.pace(settings)

@@ -202,10 +202,6 @@ class Planner:
         )
         return self.with_batch(settings, mine // parts, parts)
 
-    def divides(self, settings: Settings) -> bool:
-        """Say whether the rows of a step divide over shards and micro-batches."""
-        return settings.rows % self.rows(settings, 1) == 0
-
     def _divides_phases(self, parts: int) -> bool:
         """Say whether every phase's batch divides into `parts` micro-batches."""
         return not any(p.batch_size % parts for p in self.config.training.phases)

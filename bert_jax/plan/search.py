@@ -146,8 +146,7 @@ class Found:
 
     settings: Settings
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations of the search: settings, result, "reduced depth" or "whole"; the last
-    compilation is of `settings`."""
+    """Compilations: settings, result, "reduced depth" or "whole"; the last is of `settings`."""
 
 
 def fastest_that_fits(

@@ -91,10 +91,7 @@ def short(value: object) -> str:
 
 
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
-    """Bound depth and number of values, from the bytes, before a parser sees them.
-
-    What is dropped here beside strings is no JSON, so the parser stops before it.
-    """
+    """Bound depth and number of values, from the bytes, before a parser sees them."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth and raw.count(b",") < MAX_VALUES:
         return
     structure = _STRING.sub(b"", _ESCAPE.sub(b"", raw)).translate(None, _NO_STRUCTURE)

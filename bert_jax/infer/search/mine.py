@@ -31,11 +31,9 @@ class MineConfig:
     negatives: int = 5
     """Greatest number of negatives of a pair; the nearest are taken."""
     margin: float = 0.05
-    """Distance that a negative's cosine keeps below the cosine of the pair; a negative margin lets
-    documents pass that are nearer than the pair's own."""
+    """Distance of a negative's cosine below the pair's; below 0 nearer documents pass, too."""
     first: int = 1
-    """First rank of a negative, among the documents that are not the query's own; a higher one
-    leaves the nearest out, which are most likely answers."""
+    """First rank of a negative; a higher one leaves the nearest out, most likely answers."""
     last: int = 100
     """Last rank of a negative."""
 

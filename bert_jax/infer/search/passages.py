@@ -56,10 +56,9 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
 def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
     """Cut the documents of a source into passages of at most `room` tokens.
 
-    A passage ends at the end of a paragraph; within a paragraph that is longer, at the end of a
-    sentence; within a sentence that is longer, between two words. A text file is one document, and
-    paragraphs follow each other in a passage while there is room. A row of JSON lines or of a table
-    is a document of its own, with the id that its field `id` says.
+    A passage ends at the end of a paragraph, else of a sentence, else between two words. A text
+    file is one document, and paragraphs follow each other in a passage while there is room. A row
+    of JSON lines or of a table is a document of its own, with the id that its field `id` says.
     """
     if isinstance(source, FileSource) and not source.is_json:
         whole = (piece for text in source.texts() for piece in _pieces(text, tokenizer, room))

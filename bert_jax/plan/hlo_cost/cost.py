@@ -80,8 +80,7 @@ class Collective:
     asynchronous: bool = False
     """Whether other work is scheduled between its start and its end."""
     overlapped_cycles: int = 0
-    """Cycles of the work scheduled beside it in one run; work beside several exchanges is divided
-    among them."""
+    """Cycles of the work scheduled beside it in one run, divided among several exchanges."""
 
 
 @dataclass(frozen=True)
@@ -234,9 +233,8 @@ def collective_seconds(
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
     """Sum the bytes per second that a device of a group of `n` sends in all dimensions it fills.
 
-    A dimension with wrap-around has a ring in each direction. Without wrap-around, a ring goes out
-    and comes back over the same links, at half the rate. A group that fills no dimension has one
-    such line.
+    With wrap-around a dimension has a ring in each direction; without, a ring comes back over the
+    same links, at half the rate. A group that fills no dimension has one such line.
     """
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]

@@ -80,8 +80,7 @@ class _Flight:
 
     exchange: Collective
     fused: bool
-    """Whether it advances only inside the fusions that carry it (TPU's async collective
-    fusions)."""
+    """Whether it advances only inside TPU's async collective fusions, which carry it."""
     overlapped: float = 0.0
 
 

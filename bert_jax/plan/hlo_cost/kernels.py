@@ -39,10 +39,8 @@ class Work:
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """Count the FLOPs of systolic arrays of this side: half-filled arrays take as long.
-
-        Contraction and columns fill whole sides. float32 at full precision takes six passes.
-        """
+        """Count the FLOPs of arrays of this side, which contraction and columns fill whole."""
+        # float32 at full precision takes six passes.
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)
             for m, k, n, times, full in self.products
