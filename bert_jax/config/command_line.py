@@ -42,11 +42,8 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
     `spec` is the path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`.
     A path that does not exist is looked for among the package's own configurations, where NAME_ARG
-    is NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
-
-    Raises:
-        UserError: No such file, a file that fails or has no `get_config`, an unknown field or
-            argument, a value of the wrong type.
+    is NAME.py with the argument ARG: ettin_17m is ettin.py:17m. A file that is missing or fails,
+    and an unknown or wrong field, are `UserError`s.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)

@@ -109,10 +109,7 @@ def candidates(
     config: PretrainConfig, phase: int, num_devices: int, *, num_slices: int = 1,
     possible: Callable[[Settings], bool] = lambda settings: True,
 ) -> list[Settings]:  # fmt: skip
-    """List every way to compute a step of the configured rows; `possible` says what the torus has.
-
-    `data` spans the slices, so its size is a multiple of `num_slices`.
-    """
+    """List every way to compute a step of the configured rows on a mesh that is `possible`."""
     model = config.model
     batches = [p.batch_size for p in config.training.phases]
     rows = batches[phase]
@@ -127,6 +124,7 @@ def candidates(
             continue
         for fsdp in divisors(num_devices // tensor):
             data = num_devices // tensor // fsdp
+            # `data` spans the slices.
             if model.hidden_dim % fsdp or data % num_slices or rows % (data * fsdp):
                 continue
             first = Settings(fsdp, tensor, 1, "none", unroll, rows)

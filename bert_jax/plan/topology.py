@@ -140,10 +140,7 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what C++ writes to standard error: libtpu looks for a TPU and warns.
-
-    Python's standard error, which a progress line uses, is dropped, too: write nothing inside.
-    """
+    """Drop what C++, and Python, write to standard error: libtpu looks for a TPU and warns."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from bert_jax.plan.hlo_cost import hlo_text
 from bert_jax.plan.hlo_cost.cost import Collective, Loop, Op, Program, Transfer
-from bert_jax.plan.hlo_cost.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
 from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module, phase_of, shape_bytes
 from bert_jax.plan.hlo_cost.loops import Scope, body_scope, trip_count
 
@@ -256,8 +255,9 @@ class _Walk:
             "all-reduce-scatter" in (outer.calls or "") or "AllReduceScatter" in outer.attributes
         ):
             kind = "reduce-scatter"
-        groups = parse_groups(inner.attributes, self.module.num_partitions)
-        axes_of = axes_of_pairs if kind == "collective-permute" else axes_of_groups
+        groups = hlo_text.parse_groups(inner.attributes, self.module.num_partitions)
+        permutes = kind == "collective-permute"
+        axes_of = hlo_text.axes_of_pairs if permutes else hlo_text.axes_of_groups
         size = max(len(group) for group in groups)
         operand = sum(map(shape_bytes, computation.operand_shapes(inner)))
         metadata = inner if inner.op_name else outer
@@ -277,7 +277,7 @@ class _Walk:
         payload = scope.computation.instructions[send.operands[0]]
         return Collective(
             name=rendezvous, kind=kind.lower().replace("_", "-"), network="dcn",
-            bytes=shape_bytes(payload.shape), axes=tuple(self.slices) or (MIXED,),
+            bytes=shape_bytes(payload.shape), axes=tuple(self.slices) or (hlo_text.MIXED,),
             group_size=math.prod(self.slices.values()), runs=runs,
             source=self.module.source(payload), phase=phase_of(payload.op_name),
         )  # fmt: skip
