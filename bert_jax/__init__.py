@@ -27,13 +27,9 @@ _quiet_libtpu()  # JAX loads libtpu with its first array
 def load(directory: "str | Path", **limits: Any) -> "LoadedModel":
     """Load a model to fill masks, classify, tag, answer, embed or translate (docs/inference.md).
 
-    Args:
-        directory: The work directory of `bert-jax pretrain` or `bert-jax finetune`, or a directory
-            in the format of Hugging Face or sentence-transformers.
-        **limits: `device`, `max_length` and `batch_tokens` of `LoadedModel`.
-
-    Raises:
-        UserError: There is no sound model in it.
+    `directory` is the work directory of `bert-jax pretrain` or `bert-jax finetune`, or a directory
+    in the format of Hugging Face or sentence-transformers; without a sound model there it is
+    refused. `limits` are `device`, `max_length` and `batch_tokens` of `LoadedModel`.
     """
     from bert_jax.artefacts.saved.reading import read_model  # jax is imported when it is used
     from bert_jax.infer.loaded import LoadedModel

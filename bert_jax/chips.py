@@ -74,10 +74,7 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Divisor of the sizes at which a torus dimension has wrap-around links ([book]).
-
-        16 on the two-dimensional kinds, 4 on the three-dimensional ones (whole optical cubes).
-        """
+        """Divisor of the sizes at which a torus dimension wraps around: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property
@@ -85,15 +82,11 @@ class Chip(Accelerator):
         """The share of one of the chip's devices: compute, memory, ICI rate and DCN divided."""
         n = self.devices_per_chip
         return replace(
-            self,
-            bf16_flops=self.bf16_flops / n,
-            hbm_bytes=self.hbm_bytes // n,
+            self, bf16_flops=self.bf16_flops / n, hbm_bytes=self.hbm_bytes // n,
             hbm_bytes_per_s=self.hbm_bytes_per_s / n,
             ici_bytes_per_s_per_link=self.ici_bytes_per_s_per_link / n,
-            dcn_bytes_per_s=self.dcn_bytes_per_s / n,
-            cores=self.cores // n,
-            devices_per_chip=1,
-        )
+            dcn_bytes_per_s=self.dcn_bytes_per_s / n, cores=self.cores // n, devices_per_chip=1,
+        )  # fmt: skip
 
 
 _DOCS = "docs.cloud.google.com/tpu/docs/"

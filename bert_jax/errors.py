@@ -18,11 +18,7 @@ class UserError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that `name` most likely misspells.
-
-    Comparing takes at most some milliseconds: of the names the first 1,000 take part, and none of
-    more than 64 characters.
-    """
+    """Find the known name, of the first 1,000 and short ones, that `name` most likely misspells."""
     some = [each for each in islice(known, 1000) if max(len(name), len(each)) <= 64]
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
 

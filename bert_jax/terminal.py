@@ -28,14 +28,7 @@ def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> s
 
 
 class Escaping:
-    r"""A terminal on which control characters are shown as JSON writes them, `\u001b`.
-
-    Args:
-        stream: The terminal.
-
-    Attributes:
-        unescaped: The terminal, for our own colours.
-    """
+    r"""A terminal, `unescaped`, that shows control characters as JSON writes them, `\u001b`."""
 
     def __init__(self, stream: Any) -> None:
         self.unescaped = stream

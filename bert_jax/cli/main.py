@@ -66,11 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verb_class(name: str) -> type[Verb]:
-    """Import a verb.
-
-    Raises:
-        UserError: There is no such verb; the message names the nearest verb, or the new name.
-    """
+    """Import a verb; refuse an unknown one by the nearest verb, or the new name."""
     if name not in MODULES:
         if new := _OLD.get(name):
             raise UserError(f"the verb is now {new}")
@@ -123,10 +119,7 @@ def _print_fields(verb: Any, argv: Sequence[str]) -> int:
     """List the fields of the configuration in the arguments, or of the default configuration."""
     from bert_jax.config.command_line import fields_help, load_config, overridden
 
-    parser = Parser(verb, prog="bert-jax")
-    for action in parser._actions:
-        action.required = False
-    given, fields = parser.parse_known_args(argv)
+    given, fields = Parser(verb, lax=True, prog="bert-jax").parse_known_args(argv)
     if "config" in given:
         config = load_config(verb.kind(), given.config, fields)
     else:

@@ -83,11 +83,7 @@ class Bounded:
         cls.SECTION = cls.SECTION if section is None else section
 
     def __post_init__(self) -> None:
-        """Check all fields; subclasses go on with rules of several fields.
-
-        Raises:
-            UserError: Names the first wrong field, its value and what the value must be.
-        """
+        """Refuse the first wrong field by name; subclasses go on with rules of several fields."""
         _check(self.SECTION, self)
 
 

@@ -24,8 +24,7 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from bert_jax.config.bounds import wanted
-from bert_jax.config.mapping import build, chosen, leaves, to_dict, unknown_field
-from bert_jax.config.notes import notes
+from bert_jax.config.mapping import build, chosen, leaves, notes, to_dict, unknown_field
 from bert_jax.errors import UserError, nearest
 
 Config = TypeVar("Config")
@@ -39,18 +38,12 @@ _BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0"
 
 
 def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration file and apply overrides.
+    """Read a configuration file and apply overrides such as `--config.training.num_steps=100`.
 
-    Args:
-        cls: The dataclass to build.
-        spec: Path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`. A
-            path that does not exist is looked for among the package's own configurations, where
-            NAME_ARG is NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
-        overrides: Arguments such as `--config.training.num_steps=100`. Others are refused.
-
-    Raises:
-        UserError: No such file, a file that fails or has no `get_config`, an unknown field, a value
-            of the wrong type.
+    `spec` is the path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`.
+    A path that does not exist is looked for among the package's own configurations, where NAME_ARG
+    is NAME.py with the argument ARG: ettin_17m is ettin.py:17m. A file that is missing or fails,
+    and an unknown or wrong field, are `UserError`s.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
@@ -63,21 +56,14 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
 
 def overridden(config: Config, overrides: Sequence[str]) -> Config:
-    """Return a configuration with the fields of arguments such as `--config.model.num_layers=12`.
-
-    Raises:
-        UserError: An unknown argument or field, a value of the wrong type.
-    """
+    """Return a configuration with the fields of `--config.model.num_layers=12` and the like."""
     values = to_dict(config)
     _override(type(config), values, overrides)
     return build(type(config), values, where=_WHERE)
 
 
 def fields_help(config: Any, prefix: str = "--config") -> str:
-    """List the fields that can be overridden, with their values and notes.
-
-    Each line that begins with -- is an argument that sets the value, quoted for a shell.
-    """
+    """List the fields that can be set, with values and notes; lines that begin with -- set them."""
     cls = type(config)
     hints, texts = typing.get_type_hints(cls), notes(cls)
     bounded = typing.get_type_hints(cls, include_extras=True)
@@ -197,33 +183,29 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
                 f"unknown argument {argument!r}; fields of the configuration are set as "
                 "--config.section.field=value (--fields lists them)"
             )
-        holder, key, hint = _find_field(cls, values, fields)
+        group, holder, key, hint = _find_field(cls, values, fields)
         given: str | None = text
         if not equals:
             given = "True" if hint is bool else next(arguments, None)
         if given is None:
             raise UserError(f"{_WHERE}: missing value for {name}; write {name}=VALUE")
-        _set(cls, values, fields, holder, key, _value(hint, given))
-
-
-def _set(cls: Any, values: dict[str, Any], fields: str, holder: Any, key: Any, value: Any) -> None:
-    """Set a value; where it chooses another subclass, keep what was set and both classes have."""
-    group: Any = cls
-    for part in fields.split(".")[:-1]:
-        group = typing.get_type_hints(group).get(part.partition("[")[0], type(None))
-    before = chosen(group, holder) if isinstance(holder, dict) else group
-    holder[key] = value
-    after = chosen(group, holder) if isinstance(holder, dict) else group
-    if after is not before:
+        before = chosen(group, holder)
+        holder[key] = value = _value(hint, given)
+        if (after := chosen(group, holder)) is before:
+            continue
+        # Another subclass is chosen: what was set, and both classes have, stays.
         old, new = to_dict(before()), to_dict(after())
         kept = {name: v for name, v in holder.items() if name in new and v != old[name]}
         holder.clear()
         holder.update({**new, **kept, key: value})
 
 
-def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any]:
-    """Return the holder, key and type of a field such as `training.phases[0].length`."""
-    holder, key, hint = None, None, typing.cast(Any, cls)
+def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
+    """Return class, holder, key and type of a field such as `training.phases[0].length`.
+
+    The class is the one before a subclass is chosen; an entry of a list has none.
+    """
+    group, holder, key, hint = None, None, None, typing.cast(Any, cls)
     value: Any = values
     seen = ""
     for part in re.findall(r"[^.\[\]]+|\[[^\]]*\]", fields):
@@ -233,10 +215,11 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
                     f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
                     f"from 0. Set all of them, as --fields shows for {seen}, or in a file"
                 )
-            key, hint, seen = int(part[1:-1]), typing.get_args(hint)[0], seen + part
+            group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
+            seen += part
         else:
             known = sorted(value) if isinstance(value, dict) else []
-            hint = chosen(hint, value) if known else hint
+            group, hint = hint, chosen(hint, value) if known else hint
             if part not in known:
                 places = [
                     name for name, _ in leaves(values)
@@ -249,7 +232,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
     if dataclasses.is_dataclass(hint):
         names = ", ".join(field.name for field in dataclasses.fields(hint))
         raise UserError(f"{_WHERE}: {seen or 'config'} is a group of fields; set one of {names}")
-    return holder, key, hint
+    return group, holder, key, hint
 
 
 def _value(hint: Any, text: str) -> Any:

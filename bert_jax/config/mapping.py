@@ -1,8 +1,12 @@
-"""Mapping of nested dicts to frozen dataclasses, and back."""
+"""Mapping of nested dicts to frozen dataclasses, and back; notes of their fields."""
 
+import ast
 import dataclasses
+import inspect
+import itertools
 import json
 import math
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,37 +17,33 @@ from bert_jax.errors import UserError, nearest
 T = TypeVar("T")
 
 
-def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
-    """Build a dataclass from a nested mapping, strictly.
+def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ...] = ()) -> T:
+    """Build a dataclass from a nested mapping, strictly; `where` names the source in messages.
 
-    Whole numbers are accepted for floats and lists for tuples, nothing else is converted.
-
-    Args:
-        cls: A dataclass; its fields may be dataclasses, scalars, `Literal`, `X | None`,
-            `tuple[X, ...]`. `RENAMED`, a class attribute, has new names of old fields for errors.
-            `VARIANTS`, another, holds its subclasses by the value of the field `CHOSEN_BY`.
-        mapping: Values by field name; what is missing takes its default.
-        where: Names the source in error messages.
-
-    Raises:
-        UserError: An unknown field (with the nearest known one) or a value of the wrong type (with
-            the field, the value and the type that is wanted).
+    Whole numbers are accepted for floats and lists for tuples, nothing else is converted; what is
+    missing takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
+    ...]`. Of the class's attributes, `RENAMED` has new names of old fields for errors, and
+    `VARIANTS` the subclasses by the value of the field `CHOSEN_BY`. An unknown field is refused by
+    the nearest known one, another wrong one by its value and the type that is wanted.
     """
-    return _build(cls, mapping, where, ())
+    if not isinstance(mapping, Mapping):
+        raise _wrong_type(mapping, "a group of fields", where, path)
+    cls = chosen(cls, mapping)
+    hints = typing.get_type_hints(cls)
+    names = _names(cls)
+    for name in mapping:
+        if name not in names:
+            raise unknown_field(str(name), ".".join(path), names, where, cls)
+    return cls(**{k: _convert(hints[k], v, where, (*path, k)) for k, v in mapping.items()})
 
 
 def unknown_field(
-    name: str,
-    section: str,
-    known: Sequence[str],
-    where: str,
-    cls: Any = None,
+    name: str, section: str, known: Sequence[str], where: str, cls: Any = None,
     places: Sequence[str] = (),
-) -> UserError:
+) -> UserError:  # fmt: skip
     """Make the error for a field that `section` (dotted; "" at the top) does not have.
 
-    A subclass that `cls` has beside the one that was chosen may have the field; `places` are fields
-    of the name in other sections.
+    Another subclass of `cls` may have the field; `places` are fields of the name elsewhere.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")
@@ -70,13 +70,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
-    """Return the fields that differ, as (dotted name, value in a, value in b).
-
-    Args:
-        a: Configuration.
-        b: Configuration of the same kind.
-        free: Fields, or whole sections, that are left out.
-    """
+    """List what differs, as (dotted name, value in a, in b), but for `free` fields and sections."""
     left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
@@ -88,11 +82,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Choose the subclass of a dataclass that its values name; the class itself without variants.
-
-    Raises:
-        UserError: No subclass of that name.
-    """
+    """Choose the subclass that the values name, or the class without variants; refuse others."""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
         return cls
@@ -108,6 +98,18 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     return variants[name]
 
 
+def notes(cls: type) -> dict[str, str]:
+    """Return the strings that follow the fields in the source of a dataclass and its bases."""
+    found: dict[str, str] = {}
+    for kind in reversed(cls.__mro__[:-1]):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        for field, after in itertools.pairwise(typing.cast(ast.ClassDef, node).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+                name = typing.cast(ast.Name, field.target).id
+                found[name] = " ".join(str(ast.literal_eval(after.value)).split())
+    return found
+
+
 def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the fields of nested dicts and lists, as (dotted name, value)."""
     if isinstance(tree, dict) and tree:
@@ -120,18 +122,6 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def _build(cls: type[T], mapping: Any, where: str, path: tuple[str, ...]) -> T:
-    if not isinstance(mapping, Mapping):
-        raise _wrong_type(mapping, "a group of fields", where, path)
-    cls = chosen(cls, mapping)
-    hints = typing.get_type_hints(cls)
-    names = _names(cls)
-    for name in mapping:
-        if name not in names:
-            raise unknown_field(str(name), _dotted(path), names, where, cls)
-    return cls(**{k: _convert(hints[k], v, where, (*path, k)) for k, v in mapping.items()})
-
-
 def _names(cls: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(cls) if field.init]
 
@@ -141,7 +131,7 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
             return value
-        return _build(typing.cast(type, hint), value, where, path)
+        return build(typing.cast(type, hint), value, where, path)
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
@@ -151,7 +141,7 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     if origin in (typing.Union, types.UnionType):
         kinds = [kind for kind in arguments if kind is not type(None)]
         if len(kinds) > 1 or len(kinds) == len(arguments):
-            raise TypeError(f"{_dotted(path)}: unions of several types are not supported: {hint}")
+            raise TypeError(f"{'.'.join(path)}: unions of several types are not supported: {hint}")
         if value is None:
             return None
         try:
@@ -179,16 +169,12 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
         if type(value) is hint:
             return value
         raise _wrong_type(value, _KINDS[hint], where, path)
-    raise TypeError(f"{_dotted(path)}: fields of type {hint} are not supported")
+    raise TypeError(f"{'.'.join(path)}: fields of type {hint} are not supported")
 
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
 
 
 def _wrong_type(value: Any, wanted: str, where: str, path: tuple[str, ...]) -> UserError:
-    name = _dotted(path) or "the whole"
+    name = ".".join(path) or "the whole"
     return UserError(f"{where}: {name} is {value!r} ({type(value).__name__}); it must be {wanted}")
-
-
-def _dotted(path: tuple[str, ...]) -> str:
-    return ".".join(path)

@@ -32,15 +32,7 @@ class BucketFiles:
     """Files below a URL; a read that fails is tried again until the bucket is given up."""
 
     def __init__(self, url: str, read_timeout: float) -> None:
-        """Read nothing yet.
-
-        Args:
-            url: gs://BUCKET/DIRECTORY.
-            read_timeout: Seconds for which a bucket may be out of reach.
-
-        Raises:
-            UserError: gcsfs is not installed.
-        """
+        """Name gs://BUCKET/DIRECTORY, which may be out of reach for `read_timeout` seconds."""
         self.url, self._read_timeout = url.rstrip("/"), read_timeout
         self._files = file_system(url)
         self.bytes_read = 0
@@ -99,10 +91,7 @@ class BucketFiles:
 
 
 class FileCache:
-    """Files of a bucket on the local disk: the last ones used, up to a number of bytes.
-
-    Processes may share the directory. A file that is removed stays readable for who has mapped it.
-    """
+    """Files of a bucket on the local disk, shared by processes: the last used, up to some bytes."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
         """Keep files below `root`, at most `most_bytes` of them."""
@@ -113,14 +102,8 @@ class FileCache:
     def fetch(self, files: BucketFiles, name: str, target: Path, size: int, digest: str) -> None:
         """Make a file of the bucket appear at a path below the root, whole.
 
-        A file that is there is read at its first use: one that went bad is fetched again.
-
-        Args:
-            files: Bucket.
-            name: Name of the file below the bucket's URL.
-            target: Path.
-            size: Bytes that the file must have.
-            digest: sha256 that the content must have.
+        A file that is there is read at its first use: one that went bad is fetched again. The file
+        must have `size` bytes and the sha256 `digest`.
 
         Raises:
             UserError: The file is missing or another one, or the disk is full.

@@ -69,11 +69,7 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Compare the files of a directory with the digests in its record, by the first key there is.
-
-    Raises:
-        UserError: A file is missing or another one. Without a record nothing is compared.
-    """
+    """Refuse files that differ from the digests in a directory's record, the first of `keys`."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)

@@ -12,6 +12,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from typing_extensions import override
+
 from bert_jax.errors import UserError
 
 CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")
@@ -39,7 +41,7 @@ class Claims(Protocol):
         """Remove a claim, if it is there."""
 
 
-class LocalClaims:
+class LocalClaims(Claims):
     """Claims in a local directory or on NFS.
 
     A version is the time that the file server gives the file: only its changes count, so no two
@@ -51,8 +53,8 @@ class LocalClaims:
         self._directory = directory
         self._made: list[Path] = []
 
+    @override
     def numbers(self) -> list[int]:
-        """List the numbers of all claims, in ascending order."""
         try:
             return _numbers(os.listdir(self._directory))
         except FileNotFoundError:
@@ -63,11 +65,10 @@ class LocalClaims:
                 "directory"
             ) from None
 
+    @override
     def create(self, number: int, content: bytes) -> bool:
-        """Create a claim; False where the number is taken."""
-        missing = [
-            path for path in (self._directory, *self._directory.parents) if not path.exists()
-        ]
+        places = (self._directory, *self._directory.parents)
+        missing = [path for path in places if not path.exists()]
         self._directory.mkdir(parents=True, exist_ok=True)
         self._made = missing or self._made
         try:
@@ -84,8 +85,8 @@ class LocalClaims:
             os.close(file)
         return True
 
+    @override
     def read(self, number: int) -> tuple[bytes, Hashable] | None:
-        """Read the content and the version of a claim; None where there is none."""
         try:
             with open(self._path(number), "rb") as file:
                 return file.read(_MAX_BYTES), os.fstat(file.fileno()).st_mtime_ns
@@ -94,24 +95,20 @@ class LocalClaims:
                 return None
             raise
 
+    @override
     def renew(self, number: int, content: bytes) -> bool:
-        """Give an own claim a new version; False where the claim is gone or another's.
-
-        Raises:
-            OSError: The directory is away, as one that is not mounted: nobody took it over.
-        """
         found = self.read(number)
         if found is not None and found[0] == content:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self._path(number))  # needs no space: a full disk ends no lease
                 return True
-        os.stat(self._directory)
+        os.stat(self._directory)  # raises where it is not mounted: nobody took it over
         return False
 
+    @override
     def remove(self, number: int) -> None:
-        """Remove a claim, and the directories that `create` made where nothing else is in them."""
         self._path(number).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: a run was begun
+        with contextlib.suppress(OSError):  # not empty: a run was begun in what `create` made
             for path in self._made:
                 path.rmdir()
         self._made = []
@@ -120,7 +117,7 @@ class LocalClaims:
         return self._directory / f"lease-{number}.json"
 
 
-class BucketClaims:
+class BucketClaims(Claims):
     """Claims as objects of Cloud Storage; a version is the generation of the object.
 
     Every write names the generation that it replaces, so the store itself refuses all but one of
@@ -133,20 +130,20 @@ class BucketClaims:
         self._bucket, _, self._root = url.removeprefix("gs://").partition("/")
         self._generation = ""
 
+    @override
     def numbers(self) -> list[int]:
-        """List the numbers of all claims, in ascending order."""
         try:
             found = self._files.ls(f"{self._bucket}/{self._root}", detail=False)
         except FileNotFoundError:
             return []
         return _numbers(name.rpartition("/")[2] for name in found)
 
+    @override
     def create(self, number: int, content: bytes) -> bool:
-        """Create a claim; False where the number is taken."""
         return self._write(number, content, "0")
 
+    @override
     def read(self, number: int) -> tuple[bytes, Hashable] | None:
-        """Read the content and the version of a claim; None where there is none."""
         path = f"{self._bucket}/{self._key(number)}"
         try:
             generation = str(self._files.info(path)["generation"])
@@ -154,12 +151,12 @@ class BucketClaims:
         except FileNotFoundError:
             return None
 
+    @override
     def renew(self, number: int, content: bytes) -> bool:
-        """Give an own claim a new version; False where the claim is gone or another's."""
         return bool(self._generation) and self._write(number, content, self._generation)
 
+    @override
     def remove(self, number: int) -> None:
-        """Remove a claim, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             self._files.call("DELETE", "b/{}/o/{}", self._bucket, self._key(number))
 

@@ -37,11 +37,9 @@ class Times:
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time without a renewal after which another machine takes the lease over; longer than the 60 s
-    for which network file systems may show an old state."""
+    """Time until another machine takes over; above the 60 s of an old state on network disks."""
     patience: float = 300.0
-    """Time to wait for a living holder on another machine; longer than launchers give a run to save
-    and end."""
+    """Time to wait for a holder elsewhere; longer than launchers give a run to save and end."""
     poll: float = 1.0
     """Time between two looks at another's lease."""
 
@@ -50,35 +48,29 @@ class Lease:
     """A claim on a directory, renewed by a thread."""
 
     def __init__(
-        self,
-        claims: Claims,
-        name: str,
-        times: Times,
-        *,
-        say: Callable[[str], None],
-        exit: Callable[[int], Any] = os._exit,
-        writer: str = "run",
-        place: str = "work directory",
-    ):
+        self, claims: Claims, name: str, times: Times, *, say: Callable[[str], None],
+        exit: Callable[[int], Any] = os._exit, writer: str = "run", place: str = "work directory",
+    ):  # fmt: skip
         """Take nothing yet; `name` is the directory of `claims`, for messages."""
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
-        self._writer = writer
-        self._content = json.dumps(_myself()).encode()
+        self._say, self._writer, self._place = say, writer, place
+        self._own = json.dumps(_myself()).encode()
         self._number = 0
-        self._watched = _Watched(name, times, say, writer, place)
+        self._content: bytes | None = None
+        """Content of another writer's lease at the last look; below, what that look saw."""
+        self._version: Any = None
+        self._since = self._seen = 0.0
+        """Times of the first look at this holder, and of the last change."""
+        self._beats = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def take(self) -> bool:
-        """Take the lease; False where later calls must find out whether its holder is gone.
-
-        Raises:
-            UserError: A living process holds the lease.
-        """
+        """Take the lease; False: ask again later. A holder that lives is refused."""
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
-        if there and not self._watched.is_over(*there[max(there)]):
+        if there and not self._is_over(*there[max(there)]):
             return False
         over = {each: content for each, (content, _) in there.items()}
         if not self._create(max(there, default=0) + 1, over):
@@ -88,7 +80,7 @@ class Lease:
 
     def _create(self, number: int, over: dict[int, bytes]) -> bool:
         """Create the claim, and remove the claims of holders that are gone."""
-        if not self._claims.create(number, self._content):
+        if not self._claims.create(number, self._own):
             return False
         others = [each for each in self._claims.numbers() if each != number]
         now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
@@ -108,12 +100,20 @@ class Lease:
             if not self._number or self._done.is_set():
                 return
             try:
-                held = self._claims.renew(self._number, self._content)
+                held = self._claims.renew(self._number, self._own)
             except Exception as error:  # whatever a network brings: the next beat tries again
                 _log.warning("The lease on %s cannot be renewed: %s", self._name, error)
                 return
-        if not held:
-            self._lost()
+        if held:
+            return
+        text = (
+            f"bert-jax: {self._name} was taken over by another {self._writer}, because this "
+            f"process was suspended or cut off for more than {self._times.lapse:g} s. Nothing more "
+            f"is written; exit code {EXIT_CODE}\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
+        self._exit(EXIT_CODE)
 
     def release(self) -> None:
         """Leave the directory to others."""
@@ -125,7 +125,7 @@ class Lease:
         self._thread.join(self._times.beat)
         try:
             claim = self._claims.read(number)
-            if claim is not None and claim[0] == self._content:
+            if claim is not None and claim[0] == self._own:
                 self._claims.remove(number)
         except Exception as error:
             _log.warning(
@@ -137,38 +137,12 @@ class Lease:
         while not self._done.wait(self._times.beat):
             self.confirm()
 
-    def _lost(self) -> None:
-        text = (
-            f"bert-jax: {self._name} was taken over by another {self._writer}, because this "
-            f"process was suspended or cut off for more than {self._times.lapse:g} s. Nothing more "
-            f"is written; exit code {EXIT_CODE}\n"
-        )
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
-        self._exit(EXIT_CODE)
-
-
-class _Watched:
-    """Lease of another writer, and its renewals since the first look."""
-
-    def __init__(
-        self, name: str, times: Times, say: Callable[[str], None], writer: str, place: str
-    ):
-        self._name, self._times, self._say = name, times, say
-        self._writer, self._place = writer, place
-        self._content: bytes | None = None
-        self._version: Any = None
-        self._since = self._seen = 0.0
-        """Times of the first look at this holder, and of the last change."""
-        self._beats = 0
-
-    def is_over(self, content: bytes, version: Any) -> bool:
-        """Say whether the holder is gone, given the newest state of the lease; called repeatedly.
-
-        Raises:
-            UserError: The holder lives.
-        """
-        now, holder = time.monotonic(), _parsed(content)
+    def _is_over(self, content: bytes, version: Any) -> bool:
+        """Say whether a holder is gone, by the newest state of its lease; refuse if it lives."""
+        now, holder = time.monotonic(), dict[str, Any]()
+        with contextlib.suppress(UserError):  # its writer may have died before it was complete
+            found = parse_json(content, where="lease")
+            holder = found if isinstance(found, dict) else {}
         if content != self._content:
             if lives := _lives_here(holder):
                 raise UserError(self._refusal(holder, lives))
@@ -190,13 +164,8 @@ class _Watched:
             return True
         if now - self._since > self._times.patience and self._beats:
             seen = now - self._seen
-            raise UserError(
-                self._refusal(
-                    holder,
-                    f"The last sign of life was {seen:.0f} s ago; {self._times.lapse:g} s after "
-                    "the last one the directory is free",
-                )
-            )
+            state = f"The last sign of life was {seen:.0f} s ago; {self._times.lapse:g} s after "
+            raise UserError(self._refusal(holder, f"{state}the last one the directory is free"))
         return False
 
     def _refusal(self, holder: dict[str, Any], state: str) -> str:
@@ -212,14 +181,10 @@ def _myself() -> dict[str, Any]:
     except (OSError, KeyError):  # a container without this user
         user = f"user {os.getuid()}"
     return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "user": user,
+        "host": socket.gethostname(), "pid": os.getpid(), "user": user,
         "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "process_start": _process(os.getpid())[1],
-        "token": uuid.uuid4().hex,
-    }
+        "machine": machine(), "process_start": _process(os.getpid())[1], "token": uuid.uuid4().hex,
+    }  # fmt: skip
 
 
 def machine() -> str:
@@ -229,15 +194,6 @@ def machine() -> str:
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # no Linux
         return f"{socket.gethostname()} {uuid.getnode():x}"
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    """Return the content of a lease; {} where its writer died before the file was complete."""
-    try:
-        found = parse_json(content, where="lease")
-    except UserError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _described(holder: dict[str, Any]) -> str:

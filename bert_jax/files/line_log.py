@@ -16,20 +16,14 @@ _log = logging.getLogger("bert_jax")
 
 
 class LineLog:
-    """Adds lines to a file; no method raises an OSError.
-
-    The file is opened for each write: one that was removed, or whose directory is gone, would
-    otherwise take the lines and show them to nobody.
-    """
+    """Adds lines to a file, opened for each write as it may go; no method raises an OSError."""
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
-        """Write nothing yet.
+        """Name the file; at most `limit` lines wait in memory, beyond which the oldest are dropped.
 
-        Args:
-            path: Its directory is never made here: a missing one is not mounted.
-            shared: Whether other processes add lines too. A line that was cut off then stays, since
-                others may have written behind it; the next one begins on its own line.
-            limit: Lines kept in memory at most; beyond it the oldest are dropped.
+        Its directory is never made here: a missing one is not mounted. In a file that is `shared`
+        with other processes a line that was cut off stays, since others may have written behind it;
+        the next one begins on its own line.
         """
         self._path, self._shared, self._limit = path, shared, limit
         self._waiting: collections.deque[bytes] = collections.deque()

@@ -72,14 +72,8 @@ class WorkDir:
         Process 0 confirms its lease on the directory first, then uploads; the others return at
         once. Call it before each save, so that a run that is restarted from that save finds the
         metrics up to it, and when the run ends. An upload that fails is logged as an error and
-        tried again at the next call.
-
-        Args:
-            required: Whether a failed upload raises; for the first of a run.
-
-        Raises:
-            UserError: `required`, and the bucket or the rights are missing.
-            ConnectionError: `required`, and an upload failed otherwise.
+        tried again at the next call; a `required` one, as the first of a run, raises UserError
+        where the bucket or the rights are missing, and else ConnectionError.
         """
         if jax.process_index() != 0:
             return
@@ -97,10 +91,7 @@ class WorkDir:
 
 
 def open_workdir(path: str | Path) -> WorkDir:
-    """Open the work directory at a path, and download the small files of a run in a bucket.
-
-    Args:
-        path: A local directory, which need not exist, or `gs://bucket/directory`.
+    """Open a local directory, which need not exist, or gs://BUCKET/DIRECTORY with its small files.
 
     Raises:
         UserError: Another scheme, no directory after the bucket, gcsfs is not installed, or the
@@ -176,10 +167,7 @@ class _Mirror:
             self._uploaded[name] = _signature(target)
 
     def upload(self) -> None:
-        """Upload what changed; each object appears complete or not at all.
-
-        Nothing is deleted in the bucket: who cleans temporary directories would delete a run.
-        """
+        """Upload what changed, each object whole; delete nothing, as cleaned local files would."""
         self._failed = True
         for path in sorted(self.local.rglob("*")):
             name = path.relative_to(self.local).as_posix()

@@ -54,11 +54,8 @@ def write_synced(path: Path, data: bytes) -> None:
 def staged_file(path: Path) -> Iterator[Any]:
     """Open a binary file that appears whole when the body ends well, and else not at all.
 
-    A missing directory is made. What a dead process, which holds no lock, has left is removed.
-
-    Raises:
-        UserError: the disk is full, or the directory cannot be written.
-        OSError: anything else that keeps the file from being written.
+    A missing directory is made. What a dead process, which holds no lock, has left is removed. A
+    full disk, or a directory that cannot be written, is a `UserError`.
     """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
@@ -128,23 +125,15 @@ class StagedDirectory:
     recycled process number cannot mislead.
 
     An existing `target` is replaced if `overwrite` is set and `replaceable` says that it is of the
-    kind built here, after the new one is complete. Anything else is never removed.
-
-    With `resume` the temporary name is `target.unfinished`, one build at a time may have it, and
-    leaving without a commit keeps what was written for the next build.
-
-    Raises:
-        UserError: `target` exists and may not be replaced, or another build has `resume`.
+    kind built here, after the new one is complete; else it is refused. With `resume` the temporary
+    name is `target.unfinished`, one build at a time may have it, and leaving without a commit keeps
+    what was written for the next build.
     """
 
     def __init__(
-        self,
-        target: str | Path,
-        replaceable: Callable[[Path], bool],
-        *,
-        overwrite: bool = False,
+        self, target: str | Path, replaceable: Callable[[Path], bool], *, overwrite: bool = False,
         resume: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.target = Path(os.path.abspath(target))
         self._replaceable, self._resume = replaceable, resume
         self._overwrite = overwrite

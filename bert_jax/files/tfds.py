@@ -15,11 +15,9 @@ from bert_jax.errors import UserError, needs_package
 from bert_jax.files.untrusted.archives import extract_tar, extract_zip
 
 _ARCHIVES = {
-    ".zip": ("ZIP", extract_zip),
-    ".tar.gz": ("TAR_GZ", extract_tar),
-    ".tgz": ("TAR_GZ", extract_tar),
-    ".tar": ("TAR", extract_tar),
-}
+    ".zip": ("ZIP", extract_zip), ".tar.gz": ("TAR_GZ", extract_tar),
+    ".tgz": ("TAR_GZ", extract_tar), ".tar": ("TAR", extract_tar),
+}  # fmt: skip
 """Compressions by the end of file names: the library's name, and the function that unpacks."""
 
 
@@ -34,13 +32,9 @@ class PreparedSplit(NamedTuple):
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Return a split of a data set that is prepared; download nothing.
+    """Return a split of a data set, such as glue/cola, that is prepared; messages name it `name`.
 
-    Messages begin with `name`, which the user wrote; `dataset` is for example glue/cola.
-
-    Raises:
-        UserError: tensorflow-datasets is missing, there is no such data set or split, or it is not
-            prepared.
+    A missing library, data set, split or preparation is a `UserError`; nothing is downloaded.
     """
     tfds = _library(name)
     try:
@@ -58,14 +52,10 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
 
 
 def prepare_tfds(dataset: str) -> Path:
-    """Download a data set and write it as array_record files, unless that is done.
+    """Write a data set such as glue/cola as array_record files, once; return its directory.
 
-    The data set, for example glue/cola, goes where TFDS_DATA_DIR says, by default to
-    ~/tensorflow_datasets. Returns its directory.
-
-    Raises:
-        UserError: tensorflow-datasets is missing, there is no such data set, its server does not
-            answer, an archive is not sound, or the data set's own code needs TensorFlow.
+    It goes where TFDS_DATA_DIR says, by default to ~/tensorflow_datasets. What cannot be
+    downloaded, unpacked or prepared without TensorFlow is a `UserError`.
     """
     tfds = _library(dataset)
     try:

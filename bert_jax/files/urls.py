@@ -1,8 +1,4 @@
-"""Files by their names: local paths, and URLs of stores that fsspec knows.
-
-gs://BUCKET/FILE is a file in Cloud Storage, hf://datasets/OWNER/NAME@COMMIT/FILE one of the
-Hugging Face Hub.
-"""
+"""Files by their names: local paths, gs://BUCKET/FILE, and hf://datasets/OWNER/NAME@COMMIT/FILE."""
 
 import contextlib
 import importlib.util
@@ -10,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from bert_jax.errors import UserError
 
@@ -28,25 +24,8 @@ class FileState(NamedTuple):
     """Time of the last change in nanoseconds; in a store, its number of the content."""
 
 
-@runtime_checkable
-class Readable(Protocol):
-    """A file that is read, wherever it lies."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read bytes; fewer at the end of the file."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a position."""
-
-    def tell(self) -> int:
-        """Return the position."""
-
-
 def scheme(path: str | Path) -> str | None:
-    """Return the scheme of a URL, such as "gs"; None for a local path.
-
-    `pathlib` makes one slash of two, so that one is enough.
-    """
+    """Return the scheme of a URL, such as "gs", also with one slash, as of a Path; else None."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 
@@ -56,20 +35,8 @@ def is_url(name: str | Path) -> bool:
     return "://" in str(name)
 
 
-def uncached_listings() -> None:
-    """Keep fsspec from remembering listings: other processes write too."""
-    import fsspec
-
-    for protocol in ("gs", "gcs"):
-        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
-
-
 def file_system(url: str) -> Any:
-    """Return the file system of fsspec for a URL.
-
-    Raises:
-        UserError: The scheme is not known, or its package is not installed.
-    """
+    """Return fsspec's file system for a URL; refuse unknown schemes and missing packages."""
     kind = scheme(url) or ""
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:
@@ -83,16 +50,13 @@ def file_system(url: str) -> Any:
         )
     import fsspec
 
-    uncached_listings()
+    for protocol in ("gs", "gcs"):  # other processes write too
+        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
     return fsspec.filesystem(kind)
 
 
 def file_state(name: str) -> FileState:
-    """Return size and version of a file.
-
-    Raises:
-        UserError: There is no such file, or it cannot be reached.
-    """
+    """Return size and version of a file; refuse a file that is missing or out of reach."""
     with _read_failures(name):
         if not is_url(name):
             status = os.stat(name)
@@ -105,23 +69,15 @@ def file_state(name: str) -> FileState:
 
 
 @contextlib.contextmanager
-def open_binary(name: str) -> Iterator[Readable]:
-    """Open a file for reading; a file in a store is read in ranges.
-
-    Raises:
-        UserError: The file cannot be opened, or reading fails in the body.
-    """
+def open_binary(name: str) -> Iterator[Any]:
+    """Open a file to read, in a store by ranges; failures, in the body too, are `UserError`s."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
 
 
 def match_urls(pattern: str) -> list[str]:
-    """Return the files that a URL names, which may have `*`, `?` and `**`; sorted.
-
-    Raises:
-        UserError: The store cannot be reached.
-    """
+    """List the files, sorted, that a URL names, perhaps with `*`, `?` and `**`."""
     files = file_system(pattern)
     prefix = pattern[: pattern.index("://") + 3]
     with _read_failures(pattern):
@@ -135,10 +91,8 @@ def match_urls(pattern: str) -> list[str]:
 def upload(directory: Path, url: str) -> None:
     """Copy what lies in a local directory to below a URL; each file appears whole.
 
-    Manifests, `corpus.json`, come last: what they describe is there.
-
-    Raises:
-        UserError: The store cannot be written.
+    Manifests, `corpus.json`, come last: what they describe is there. A store that cannot be written
+    is a `UserError`.
     """
     files = file_system(url)
     with failures_named(f"cannot write {url}", url):
@@ -176,9 +130,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 def bucket_failures(what: str, url: str) -> Iterator[None]:
     """Raise faults of the bucket, the network or the rights as errors that say what to do.
 
-    Raises:
-        UserError: The bucket or the rights are missing.
-        ConnectionError: Another try may help.
+    A missing bucket or right is a UserError; a ConnectionError says that another try may help.
     """
     import aiohttp
     import google.auth.exceptions

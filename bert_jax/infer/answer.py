@@ -40,17 +40,21 @@ class Answerer(Predictor[Question]):
         check_count("top", self.top)
         if self.max_answer_tokens is not None:
             check_count("max_answer_tokens", self.max_answer_tokens)
-        if not (self.null_threshold in (None, "auto") or _is_number(self.null_threshold)):
-            raise UserError(
-                f"null_threshold is {self.null_threshold!r}; give a finite number, None or 'auto'"
-            )
+        given = self.null_threshold
+        is_number = isinstance(given, int | float | np.number) and np.isfinite(given)
+        if given not in (None, "auto") and not is_number:
+            raise UserError(f"null_threshold is {given!r}; give a finite number, None or 'auto'")
         assert self.model.outputs is not None  # of `require`
-        self._windows, reading = _windows(self.model.max_length), self.model.outputs.reading
-        if reading is not None:
-            length = self.model.max_length
+        reading, length = self.model.outputs.reading, self.model.max_length
+        if reading is None:  # as BERT's `run_squad.py`, or less for a model of few positions
+            length = min(length, 384)
+            question = min(64, length // 4)
+            stride = max(1, min(128, (length - question - MAX_SPECIAL) // 2))
+            self._windows = WindowOptions(length, stride, question)
+        else:
             self._windows = WindowOptions(length, reading.stride, reading.max_question)
         self._max_tokens = self.max_answer_tokens or (reading.max_answer_tokens if reading else 30)
-        found, given = reading.null_threshold if reading else None, self.null_threshold
+        found = reading.null_threshold if reading else None
         self._threshold = found if isinstance(given, str) else given
 
     @override
@@ -69,14 +73,11 @@ class Answerer(Predictor[Question]):
     @override
     def answers(self, prepared: Prepared[Question], outputs: Sequence[np.ndarray]) -> list[Answer]:
         built: SquadWindows = prepared.context
+        starts, ends = ([each[:, n] for each in outputs] for n in (0, 1))
         found = find_answers(
-            prepared.examples,
-            built.windows,
-            [each[:, 0] for each in outputs],
-            [each[:, 1] for each in outputs],
-            num_best=max(20, self.top),
+            prepared.examples, built.windows, starts, ends, num_best=max(20, self.top),
             max_answer_tokens=self._max_tokens,
-        )
+        )  # fmt: skip
         return [self._answer(prediction) for prediction in found]
 
     @override
@@ -105,14 +106,3 @@ class Answerer(Predictor[Question]):
         ]  # fmt: skip
         answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
         return answer if self.top == 1 else {**answer, "candidates": listed[: self.top]}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
-
-
-def _windows(max_length: int) -> WindowOptions:
-    """Return the windows of BERT's `run_squad.py`, or shorter ones for a model of few positions."""
-    length = min(max_length, 384)
-    question = min(64, length // 4)
-    return WindowOptions(length, max(1, min(128, (length - question - MAX_SPECIAL) // 2)), question)

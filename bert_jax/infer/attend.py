@@ -1,8 +1,4 @@
-"""Attention weights, and a page of them: one HTML file that needs nothing else.
-
-found = attention(read_model("work/tiny"), "The animal didn't cross the street.")
-found.save("attention.html")
-"""
+"""Attention weights, and a page of them: one HTML file that needs nothing else."""
 
 import base64
 import hashlib
@@ -70,23 +66,16 @@ class Attention:
 def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attention:
     """Compute the attention weights of a text, and make their page.
 
-    Args:
-        saved: A model; its masked-LM head is used where a text has masks.
-        text: Text that the model reads; masks are written as for `MaskFiller`.
-        text_b: Second text of a pair; of a model that translates a translation of the text, None
-            for the model's own.
-
-    Raises:
-        UserError: A text without tokens, or more than `MAX_TOKENS` or the model takes; a network
-            without attention.
+    Masks are written as for `MaskFiller`, and filled where the model has a masked-LM head. `text_b`
+    is the second text of a pair; of a model that translates a translation of the text, None for the
+    model's own. A text without tokens, or of too many, and a network without attention are refused.
     """
     text = replace_surrogates(text)
     text_b = None if text_b is None else replace_surrogates(text_b)
     fills: dict[int, str] = {}
     if saved.network is None:
         row, words = _row(saved, text, text_b)
-        weights = _weights(saved, row)
-        config = saved.config
+        weights, config = _weights(saved, row), saved.config
         windows = [config.window(config.layer_kind(n).letter) for n in range(len(weights))]
         fills = _fills(saved, row)
     else:
@@ -120,11 +109,6 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
         )
     page = _page(data, replace_surrogates(saved.name), of, text, text_b)
     return Attention(tokens, weights, page)
-
-
-def attention_page(saved: SavedModel, text: str, text_b: str | None = None) -> str:
-    """Make the page of `attention`."""
-    return attention(saved, text, text_b).page
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
@@ -199,15 +183,11 @@ def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "
     ]
     found = jax.jit(saved.network.weights)(saved.params, *sides)
     source, target = slice(0, start), slice(start, count)
-    parts = [
-        (np.asarray(part)[:, 0], rows, columns)
-        for part, rows, columns in (
-            (found.encoder, source, source),
-            (found.decoder, target, target),
-            (found.cross, target, source),
-        )
-        if part is not None
-    ]
+    placed = (
+        (found.encoder, source, source), (found.decoder, target, target),
+        (found.cross, target, source),
+    )  # fmt: skip
+    parts = [(np.asarray(part)[:, 0], at, to) for part, at, to in placed if part is not None]
     if not parts:
         raise UserError(f"{saved.name}: the network has no attention, so there is nothing to draw")
     layers, heads = (max(part.shape[axis] for part, _, _ in parts) for axis in (0, 1))

@@ -1,6 +1,6 @@
 """Classes, several labels or scores of texts and pairs of texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +8,18 @@ import numpy as np
 from typing_extensions import override
 
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
-from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.infer.predictor import (
+    Answer,
+    Prepared,
+    TextPredictor,
+    check_count,
+)
+from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.long_texts import CUT, LongTexts, text_rows
 
 
-class TextPredictor(Predictor[TextExample]):
-    """A verb for texts and pairs of texts."""
+class RowPredictor(TextPredictor):
+    """A verb for texts and pairs of texts that fill one row, or several."""
 
     FIELDS = ("text", "text_b")
 
@@ -24,27 +29,17 @@ class TextPredictor(Predictor[TextExample]):
         return CUT
 
     @override
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
-        text = text_field(fields, "text", origin)
-        pair = None if fields.get("text_b") is None else text_field(fields, "text_b", origin)
-        return TextExample("", text, pair, None, origin)
-
-    @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         length = self.model.max_length
         made = text_rows(examples, self.model.tokenizer, length, None, self.long)
-        return Prepared(
-            examples,
-            made.rows,
-            made.owners,
-            cut=made.long if made.left_out else (),
-            limit=f"texts are longer than {length} tokens, special ones included,",
-            done="lost their middle" if self.long.how == "head_tail" else "were cut there",
-        )
+        limit = f"texts are longer than {length} tokens, special ones included,"
+        done = "lost their middle" if self.long.how == "head_tail" else "were cut there"
+        cut = made.long if made.left_out else ()
+        return Prepared(examples, made.rows, made.owners, cut=cut, limit=limit, done=done)
 
 
 @dataclass(eq=False)
-class Classifier(TextPredictor):
+class Classifier(RowPredictor):
     """A model with a classification head; options as in `LoadedModel.classify`."""
 
     top: int | None = None
@@ -66,9 +61,7 @@ class Classifier(TextPredictor):
         return CUT if self.model.outputs is None else self.model.outputs.long
 
     @override
-    def answers(
-        self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
-    ) -> list[Answer]:
+    def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[Answer]:
         if not len(outputs):
             return []
         logits = self.long.pooled(np.stack(outputs), prepared.context)

@@ -3,19 +3,20 @@
 import dataclasses
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 from jax import Array
+from jaxtyping import Float
 from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.classify import TextPredictor
-from bert_jax.infer.predictor import Prepared
+from bert_jax.infer.classify import RowPredictor
+from bert_jax.infer.predictor import Cuts, Prepared
 from bert_jax.model.embedding import PLAIN, Pooling
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch
@@ -24,11 +25,7 @@ Kind = Literal["query", "document"]
 
 
 def parse_layers(text: str) -> tuple[int, ...] | slice:
-    """`-1`, `1,6,12`, or `-4:-1` for a first and a last layer.
-
-    Raises:
-        UserError: Something else.
-    """
+    """Read `-1`, `1,6,12`, or `-4:-1` for a first and a last layer; refuse anything else."""
     if ends := re.fullmatch(r"\s*(-?\d+)?:(-?\d+)?\s*", text):
         return slice(*(None if end is None else int(end) for end in ends.groups()))
     if re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)*\s*", text):
@@ -40,7 +37,7 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
 
 
 @dataclass(eq=False)
-class Embedder(TextPredictor):
+class Embedder(RowPredictor):
     """A model as a function of texts to vectors; options as in `LoadedModel.embed`."""
 
     kind: Kind | None = None
@@ -96,9 +93,7 @@ class Embedder(TextPredictor):
         return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override
-    def answers(
-        self, prepared: Prepared[TextExample], outputs: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
+    def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[np.ndarray]:
         if not outputs:
             return []
         vectors = np.stack(outputs)[:, : self.dimensions]
@@ -111,6 +106,18 @@ class Embedder(TextPredictor):
         first = " ".join(f"{value:.4f}" for value in answer[:6])
         more = f" ... ({len(answer)} numbers)" if len(answer) > 6 else ""
         return [f"{first}{more}"]
+
+
+def text_vectors(
+    model: SavedModel, texts: Sequence[str], kind: Kind, *, dimensions: int | None = None,
+    normalize: bool = True, cuts: Cuts | None = None,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Float[np.ndarray, "N D"]:  # fmt: skip
+    """Compute the vectors of texts in float32, of length 1 or as they are; as `Predictor.parts`."""
+    embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
+    parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)
+    found = [np.stack(embedder.predict(part)) for part in parts]
+    return np.concatenate([np.zeros((0, embedder.width), np.float32), *found])
 
 
 def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[int, ...]:

@@ -23,17 +23,9 @@ def top_k(
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find the documents with the largest inner products with each query.
 
-    Args:
-        queries: Vectors of queries.
-        documents: Vectors of documents; a memory-mapped file is read block by block.
-        k: Number of documents for each query.
-
-    Returns:
-        Inner products in float32, best first, and numbers of documents; K is the smaller of k and
-        N. Of equal products the document with the smaller number comes first.
-
-    Raises:
-        UserError: k is below 1.
+    Return inner products in float32, best first, and numbers of documents; K is the smaller of k
+    and N. Of equal products the document with the smaller number comes first. Documents may lie in
+    a memory-mapped file, which is read block by block.
     """
     step = BLOCK * jax.local_device_count()
     return top_k_of_blocks(
@@ -88,8 +80,7 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
     """Compile the search of one block, and its merge with the best so far.
 
-    `jax.lax.top_k` puts the smaller index first among equal numbers. Blocks, and devices in a
-    block, are in the order of the documents, so the merge keeps that order.
+    `jax.lax.top_k` puts the smaller index first among equal numbers, and blocks are in order.
     """
 
     def own(

@@ -1,6 +1,6 @@
 """Words that a pretrained model puts in place of a mask."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
-from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.infer.predictor import Answer, Prepared, TextPredictor, check_count
+from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.masks import MASK, encode_masked, filled, mask_spans, token_text
 from bert_jax.tokenization.tokenizer import make_row
@@ -19,7 +19,7 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the m
 
 
 @dataclass(eq=False)
-class MaskFiller(Predictor[TextExample]):
+class MaskFiller(TextPredictor):
     """A pretrained model that fills masks; option as in `LoadedModel.fill_mask`.
 
     A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is
@@ -41,14 +41,9 @@ class MaskFiller(Predictor[TextExample]):
         self._banned[specials] = -np.inf
 
     @override
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
-        return TextExample("", text_field(fields, "text", origin), None, None, origin)
-
-    @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         tokens = [self._row(example) for example in examples]
-        second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_start))
+        return Prepared(examples, Rows(tokens, np.array([*map(len, tokens)], np.int32)))
 
     @override
     def forward(self, batch: Batch) -> Any:
@@ -73,12 +68,7 @@ class MaskFiller(Predictor[TextExample]):
         return answers
 
     def candidates(self, count: int, output: Any) -> list[list[Answer]]:
-        """Return token, id and probability of the candidates for the first masks of a row.
-
-        Args:
-            count: Number of masks.
-            output: Row of the result of `forward`.
-        """
+        """Return token, id and probability of the candidates for a row's first `count` masks."""
         tokenizer = self.model.tokenizer
         masks = []
         for probabilities, ids in zip(output[0][:count], output[1][:count], strict=True):

@@ -8,7 +8,7 @@ program of twelve layers for as long as the first answer takes (docs/experiments
 import dataclasses
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +34,18 @@ def on_device(
 ) -> SavedModel:
     """Lay a model out for the functions below: on one device, its layers in a list.
 
-    A model that translates keeps its own layout.
-
-    Args:
-        saved: From `read_model`.
-        device: Platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
-            first device of all.
-        max_length: Tokens in a row at most; None: as the model says.
-
-    Raises:
-        UserError: There is no such device, or the length is out of range.
+    A model that translates keeps its own layout. `device` is a platform, such as cpu, gpu or tpu,
+    or one of its devices, such as gpu:1; None: the first device of all. `max_length` bounds the
+    tokens in a row; None: as the model says. What there is not is refused.
     """
     chosen = _device(device)
     if max_length is not None:
-        saved = dataclasses.replace(saved, max_length=_checked_length(saved, max_length))
+        if not 8 <= max_length <= saved.config.num_positions:
+            raise UserError(
+                f"max_length is {max_length}; {saved.name} takes 8 to "
+                f"{saved.config.num_positions} tokens, special ones included"
+            )
+        saved = dataclasses.replace(saved, max_length=max_length)
     if saved.network is not None:
         return dataclasses.replace(saved, params=jax.device_put(saved.params, chosen))
     encoder = saved.params["encoder"]
@@ -88,66 +86,36 @@ def _device(name: str | None) -> jax.Device:
         ) from None
 
 
-def _checked_length(saved: SavedModel, length: int) -> int:
-    if not 8 <= length <= saved.config.num_positions:
-        raise UserError(
-            f"max_length is {length}; {saved.name} takes 8 to {saved.config.num_positions} tokens, "
-            "special ones included"
-        )
-    return length
-
-
 def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:
     """Compute the logits of a fine-tuned head, in float32."""
     assert model.outputs is not None  # of `SavedModel.require`
     head = model.outputs.head
-    all_places = reads_all_tokens(model.config, head)
-    end = _before_end(model, batch, all_places=all_places)
-    logits: Array = _task_logits(model.config, head, *end)
-    return logits
+    end = _before_end(model, batch, all_places=reads_all_tokens(model.config, head))
+    return cast(Array, _task_logits(model.config, head, *end))
 
 
 def top_tokens(
     model: SavedModel, batch: Batch, places: Int[np.ndarray, "B P"], top: int, banned: np.ndarray
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
-    """Find the most probable tokens at some positions.
+    """Find the most probable tokens at some positions: shares of the whole vocabulary, and ids.
 
-    Args:
-        model: A model on a device.
-        batch: The rows.
-        places: Positions in the rows.
-        top: Number of tokens.
-        banned: (V,) 0, or -inf for a token that is not to be among them.
-
-    Returns:
-        Probabilities over the whole vocabulary, and ids.
+    `banned` (V,) is 0, or -inf for a token that is not to be among them.
     """
-    found: tuple[Array, Array] = _top_tokens(
-        model.config, top, *_before_end(model, batch), places, banned
-    )
-    return found
+    end = _before_end(model, batch)
+    return cast(tuple[Array, Array], _top_tokens(model.config, top, *end, places, banned))
 
 
 def pooled(
-    model: SavedModel,
-    batch: Batch,
-    pooling: Pooling,
-    layers: tuple[int, ...],
-    special_tokens: bool,
+    model: SavedModel, batch: Batch, pooling: Pooling, layers: tuple[int, ...], special_tokens: bool
 ) -> Float[Array, "B D"]:
     """Compute one vector for each row, in float32.
 
-    Args:
-        model: A model on a device.
-        batch: The rows.
-        pooling: Choice of the states that make the vector.
-        layers: Layers to average, ascending; 0 is the embeddings.
-        special_tokens: Whether [CLS] and [SEP] count in mean and max.
+    `layers` are averaged, ascending; 0 is the embeddings. `special_tokens` says whether [CLS] and
+    [SEP] count in mean and max.
     """
     config, segment_ids = model.config, batch["segment_ids"]
     if pooling in ("cls", "pooler") and layers == (config.num_layers,):
-        first: Array = _first(config, pooling == "pooler", *_before_end(model, batch))
-        return first
+        return cast(Array, _first(config, pooling == "pooler", *_before_end(model, batch)))
     ids = model.tokenizer.special_ids
     ignored = () if special_tokens or pooling not in ("mean", "max") else (ids.cls, ids.sep)
     states, _ = _states(model, batch, layers[-1])
@@ -155,15 +123,11 @@ def pooled(
     if layers[-1] == config.num_layers:
         wanted[-1] = _normed(config, model.params, wanted[-1])
     weights = {"pooling": model.params.get("pooling", {})}
-    vectors: Array = _pool(pooling, ignored, wanted, batch["tokens"], segment_ids, weights)
-    return vectors
+    return cast(Array, _pool(pooling, ignored, wanted, batch["tokens"], segment_ids, weights))
 
 
 def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], Context]:
-    """Compute the states (B, L, D) after the embeddings and after each of `count` layers.
-
-    The second value is what all layers share.
-    """
+    """Compute the states (B, L, D) after embeddings and `count` layers, and what layers share."""
     config, encoder = model.config, model.params["encoder"]
     types = np.minimum(batch["type_ids"], np.int32(max(config.num_types, 1) - 1))
     inputs = batch["tokens"], types, batch["segment_ids"]
@@ -222,12 +186,9 @@ def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @_program(0)
 def _embedded(
-    config: ModelConfig,
-    params: Any,
-    tokens: Int[Array, "B L"],
-    type_ids: Int[Array, "B L"],
+    config: ModelConfig, params: Any, tokens: Int[Array, "B L"], type_ids: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
-) -> tuple[Float[Array, "B L D"], Context]:
+) -> tuple[Float[Array, "B L D"], Context]:  # fmt: skip
     context = make_context(config, segment_ids)
     return with_params(params, Embeddings, config)(tokens, type_ids, context), context
 
@@ -277,26 +238,18 @@ def _first(
 
 @_program(0, 1)
 def _pool(
-    pooling: Pooling,
-    ignored: tuple[int, ...],
-    states: list[Float[Array, "B L D"]],
-    tokens: Int[Array, "B L"],
-    segment_ids: Int[Array, "B L"],
-    params: Any,
-) -> Float[Array, "B D"]:
+    pooling: Pooling, ignored: tuple[int, ...], states: list[Float[Array, "B L D"]],
+    tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"], params: Any,
+) -> Float[Array, "B D"]:  # fmt: skip
     counts = segment_ids > 0
     for id in ignored:
         counts &= tokens != id
-    return pool_tokens(pooling, _mean_of(states), counts, params)
+    wanted = [each.astype(jnp.float32) for each in states]
+    mean = sum(wanted[1:], wanted[0]) / len(wanted)
+    return pool_tokens(pooling, mean, counts, params)
 
 
 # Parts of a program, while it is traced
-
-
-def _mean_of(states: list[Float[Array, "B L D"]]) -> Float[Array, "B L D"]:
-    wanted = [each.astype(jnp.float32) for each in states]
-    mean: Array = sum(wanted[1:], wanted[0]) / len(wanted)
-    return mean
 
 
 def _last(

@@ -12,11 +12,10 @@ from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.answer import Answerer
 from bert_jax.infer.attend import Attention, attention
-from bert_jax.infer.batching import MAX_TOKENS
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder, Kind
 from bert_jax.infer.fill_mask import MaskFiller
-from bert_jax.infer.predictor import Answer, Cuts, Example, Given, Predictor, check_count
+from bert_jax.infer.predictor import MAX_TOKENS, Answer, Cuts, Predictor, check_count
 from bert_jax.infer.tag import Tagger
 from bert_jax.infer.translate import Translator
 from bert_jax.model.embedding import Pooling
@@ -32,18 +31,12 @@ Pairs = str | Sequence[str | None]
 
 
 class LoadedModel:
-    """A model with its tokenizer on one device; answers are in the order of the texts.
+    """A model of `read_model` with its tokenizer on one device; answers in the order of the texts.
 
     Compiled programs are kept: rows are padded to few lengths, and each length is compiled once. A
     method raises `UserError` where the model lacks the head, an option is out of range or an input
-    cannot be asked about.
-
-    Args:
-        saved: From `read_model`; its arrays are not kept.
-        device: Platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
-            first device of all.
-        max_length: Tokens in a row at most, special tokens included; None: as the model says.
-        batch_tokens: Tokens in a batch of more than one row at most.
+    cannot be asked about. `device` and `max_length` are as in `forward.on_device`; a batch of more
+    than one row has at most `batch_tokens`.
     """
 
     def __init__(
@@ -90,9 +83,8 @@ class LoadedModel:
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
         """Find the `top` most probable tokens for each `[MASK]`.
 
-        Returns:
-            For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence":
-            ...}, ...], ...]}; the sequence is the text with the token in place of the mask.
+        For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence": ...},
+        ...], ...]}; the sequence is the text with the token in place of the mask.
         """
         return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
@@ -119,9 +111,8 @@ class LoadedModel:
     def tag(self, texts: Texts | Sequence[Sequence[str]]) -> list[Answer]:
         """Tag the words of raw texts or of lists of words.
 
-        Returns:
-            For each {"tokens": [...], "tags": [...]}, of raw text "offsets", and "entities" where
-            the tags make some.
+        For each {"tokens": [...], "tags": [...]}, of raw text "offsets", and "entities" where the
+        tags make some.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
@@ -142,8 +133,7 @@ class LoadedModel:
                 without answer, else None: all questions are answered.
 
         Returns:
-            For each {"answer": ..., "start": ..., "end": ..., "probability": ...,
-            "null_odds": ...}.
+            For each the fields "answer", "start", "end", "probability" and "null_odds".
         """
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
@@ -170,9 +160,9 @@ class LoadedModel:
         settings = build(SearchConfig, search, "translate")
         translator = Translator(self.model, search=settings, alignments=alignments)
         columns = {"text": _several(texts)}
-        return self._ask(translator, columns if prefixes is None else {
-            **columns, "prefix": _several(prefixes)
-        })  # fmt: skip
+        if prefixes is not None:
+            columns["prefix"] = _several(prefixes)
+        return self._ask(translator, columns)
 
     def embed(
         self, texts: TextsOrPairs, pairs: Pairs | None = None, *, kind: Kind | None = None,
@@ -182,21 +172,19 @@ class LoadedModel:
     ) -> np.ndarray:  # fmt: skip
         """Return (N, D) float32, one vector a text.
 
-        A model that was trained for vectors, or read from the layout of sentence-transformers,
-        says how they are made; the options that follow change that.
+        A model that was trained for vectors, or read from the layout of sentence-transformers, says
+        how they are made; the options that follow change that.
 
         Args:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, None for a text without one, where `texts` has no tuples.
-            kind: query or document, for the prefix that the model puts before such texts; None: no
-                prefix.
+            kind: query or document, for the model's prefix before such texts; None: no prefix.
             dimensions: Numbers of a vector, its first ones; None: all.
             pooling: mean or max over the tokens, the state of the first token (cls), BERT's pooler
                 on top of it, the state of the last token, or a mean with learned weights
                 (weighted); None: as the model says, else mean.
-            layers: Layers to average; from 0, the embeddings, to `num_layers`, or
-                from -1 backwards. A slice's ends are both in it; without an end it begins at 0 or
-                reaches the last layer.
+            layers: Layers to average, from 0, the embeddings, to `num_layers`, or from -1 back.
+                A slice's ends are both in it; without one it begins at 0 or reaches the last layer.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never does.
             normalize: Whether vectors, cut to `dimensions`, are divided by their Euclidean norm;
@@ -210,33 +198,20 @@ class LoadedModel:
         return np.stack(found) if found else np.zeros((0, embedder.width), np.float32)
 
     def attend(self, text: str, pair: str | None = None) -> Attention:
-        """Compute what the tokens of a text attend to in every layer and head.
-
-        Args:
-            text: Text that the model reads.
-            pair: Second text of a pair; of a model that translates a translation of the text, None
-                for the model's own.
-        """
+        """Compute what the tokens of a text attend to in every layer and head; see `attention`."""
         return attention(forward.layers_stacked(self.model), text, pair)
 
-    def _ask(self, predictor: Predictor[Example], columns: dict[str, list[Any]]) -> list[Any]:
+    def _ask(self, predictor: Predictor[Any], columns: dict[str, list[Any]]) -> list[Any]:
         predictor.batch_tokens = self.batch_tokens
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())
             raise UserError(f"got {given}; the numbers must match")
-        examples = [
-            predictor.example(dict(zip(columns, values, strict=True)), Given("text", number))
-            for number, values in enumerate(zip(*columns.values(), strict=True), 1)
-        ]
-        if not examples:
-            return []
-        prepared = predictor.prepare(examples)
         cuts = Cuts()
-        cuts.add(prepared)
+        parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():
             warnings.warn(warning, stacklevel=3)  # at the caller of the method
-        return list(predictor.predict(prepared))
+        return [answer for part in parts for answer in predictor.predict(part)]
 
 
 def _several(texts: Any) -> list[Any]:

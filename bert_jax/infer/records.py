@@ -58,13 +58,7 @@ PAUSE = Record(Origin("", 0), {})
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
     """Return the format of a file; "auto" remains only for standard input.
 
-    Args:
-        source: The file.
-        format: Format that was asked for.
-        other: Format of files with another suffix than those that are known.
-
-    Raises:
-        UserError: The suffix is not known, and there is no `other`.
+    `other` is the format of files whose suffix is not known; without it they are refused.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):
@@ -107,10 +101,8 @@ def read_records(
 
     Yields:
         Records; one with a problem where the line is too long, no UTF-8, no text or no JSON object,
-        or a row has too few or too many fields. `PAUSE` where a pipe has no line ready.
-
-    Raises:
-        UserError: The file cannot be opened or read, or lacks a column.
+        or a row has too few or too many fields. `PAUSE` where a pipe has no line ready. A file
+        that cannot be read, or lacks a column, is a `UserError`.
     """
     names, more = names or {}, more or {}
     format = format_of(source, format)
@@ -150,12 +142,9 @@ def read_records(
 
 
 def _rows(
-    source: str,
-    table: TableFormat,
-    fields: Sequence[str],
-    names: Mapping[str, str],
+    source: str, table: TableFormat, fields: Sequence[str], names: Mapping[str, str],
     more: Mapping[str, Any],
-) -> Iterator[Record]:
+) -> Iterator[Record]:  # fmt: skip
     """Rows of a table; the first field and those that are named must be there."""
     needed = {"tokens" if "tokens" in names else fields[0], *names}
     columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}

@@ -37,7 +37,7 @@ class TaggableText:
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """Characters [start, end) of words: runs without blanks, with marks at the ends apart.
+    """Find the characters [start, end) of words: runs without blanks, marks at the ends apart.
 
     A mark inside stays (`didn't`, `1,000`), as in corpora of tagged words, and so does the last
     point of `U.S.`; every ideograph of Chinese is a word.
@@ -95,27 +95,20 @@ class Tagger(Predictor[TaggableText]):
 
     @override
     def prepare(self, examples: Sequence[TaggableText]) -> Prepared[TaggableText]:
-        windows = tag_windows(
-            [example.words for example in examples if example.words.tokens],
-            self.model.tokenizer,
-            max_length=self.model.max_length,
-            stride=self._stride,
-        )
+        words = [example.words for example in examples if example.words.tokens]
+        length = self.model.max_length
+        windows = tag_windows(words, self.model.tokenizer, max_length=length, stride=self._stride)
         tokens = [window.ids for window in windows.windows]
-        second_start = np.fromiter((len(ids) for ids in tokens), np.int32, len(tokens))
-        return Prepared(examples, Rows(tokens, second_start), windows)
+        return Prepared(examples, Rows(tokens, np.array([*map(len, tokens)], np.int32)), windows)
 
     @override
-    def answers(
-        self, prepared: Prepared[TaggableText], outputs: Sequence[np.ndarray]
-    ) -> list[Answer]:
+    def answers(self, prepared: Prepared[TaggableText], outputs: Sequence[Any]) -> list[Answer]:
         windows: TagWindows = prepared.context
         lengths = prepared.rows.lengths
         flat = np.concatenate([np.zeros((0, len(self._names)), np.float32), *outputs])
         begins = np.cumsum(lengths) - lengths
-        places = iter(
-            windows.gather([begin + np.arange(n) for begin, n in zip(begins, lengths, strict=True)])
-        )
+        own = [begin + np.arange(n) for begin, n in zip(begins, lengths, strict=True)]
+        places = iter(windows.gather(own))
         return [
             self._answer(example, flat[next(places)] if example.words.tokens else flat[:0])
             for example in prepared.examples

@@ -1,6 +1,6 @@
 """Translations of texts, with scores, further hypotheses and the attention between words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,16 +13,16 @@ from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
+from bert_jax.infer.predictor import Answer, Prepared, TextPredictor
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import Found, Prefix, SearchConfig, search
-from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 
 @dataclass(eq=False)
-class Translator(Predictor[TextExample]):
+class Translator(TextPredictor):
     """A model that translates; options as in `LoadedModel.translate`.
 
     A row is the source, and behind it, as its second part, the tokens with which its translation
@@ -39,12 +39,6 @@ class Translator(Predictor[TextExample]):
         """Refuse a model that does not translate."""
         self.model.require("translate", "decoder")
         self.num_cut = 0
-
-    @override
-    def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
-        text = text_field(fields, "text", origin)
-        prefix = None if fields.get("prefix") is None else text_field(fields, "prefix", origin)
-        return TextExample("", text, prefix, None, origin)
 
     @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
@@ -167,10 +161,7 @@ def mean_attention(
     network: Network, params: Tree, source: Side, tokens: Integer[Array, "B T"],
     lengths: Integer[Array, " B"], begin: int,
 ) -> Float[Array, "B T S"]:  # fmt: skip
-    """Return the cross-attention with which each target token was written.
-
-    Weights are the mean over layers and heads; zeros of a network without cross-attention.
-    """
+    """Return each target token's cross-attention, the mean over layers and heads; 0 without one."""
     inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
     real = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
     cross = network.weights(params, source, Side(inputs, real)).cross
@@ -180,24 +171,16 @@ def mean_attention(
 
 
 def word_attention(
-    tokenizer: Tokenizer,
-    source: Integer[np.ndarray, " s"],
-    target: Integer[np.ndarray, " t"],
+    tokenizer: Tokenizer, source: Integer[np.ndarray, " s"], target: Integer[np.ndarray, " t"],
     weights: Float[np.ndarray, "T S"],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return for each target word the source word with the most attention.
 
     Attention is no alignment: what a decoder looks at is often, not always, the word it translates.
-
-    Args:
-        tokenizer: Tokenizer of both.
-        source: Row of the source, with [CLS] and [SEP], which are no candidates.
-        target: Tokens of the translation, without the end token.
-        weights: Result of `mean_attention` for a row; T and S may be padded.
-
-    Returns:
-        For each target word `target` and `source`, the words; `places`, their numbers; and
-        `weight`, the attention to the source word's tokens, the mean over the target word's.
+    `source` is a row with [CLS] and [SEP], which are no candidates, `target` has no end token, and
+    `weights` are a row of `mean_attention`, where T and S may be padded. An entry has `target` and
+    `source`, the words; `places`, their numbers; and `weight`, the attention to the source word's
+    tokens, the mean over the target word's.
     """
     special = tokenizer.special_ids
     places = np.flatnonzero((source != special.cls) & (source != special.sep))

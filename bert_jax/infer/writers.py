@@ -3,7 +3,9 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -12,9 +14,8 @@ import numpy as np
 
 from bert_jax.errors import UserError, needs_package
 from bert_jax.files.staging import staged_file
-from bert_jax.infer.kept import KeptLines
 from bert_jax.infer.predictor import Predictor
-from bert_jax.infer.records import Record
+from bert_jax.infer.records import PAUSE, Record
 
 File: TypeAlias = Any
 """An open file. `TextIO` is no class that files are of."""
@@ -24,19 +25,60 @@ Form = Literal["people", "json", "plain"]
 """Form of answers in text: below their texts for people to read, JSON lines, or a line each."""
 
 
+class KeptLines:
+    """Answers on their way to a file, also in OUT.partial, after which the same command goes on.
+
+    A line there, behind a CRC, is used again for the same record, model and command.
+    """
+
+    def __init__(self, out: Path, made_by: str) -> None:
+        """Read what is there; `made_by` names the model and the command."""
+        self._out, self._path, self._made_by = out, Path(f"{out}.partial"), made_by
+        old = self._path.read_bytes() if self._path.is_file() else b""
+        self._old = deque(old.split(b"\n")[:-1])
+
+    def found(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Pair records with their lines, up to the first record without a line."""
+        for record in records:
+            if self._old and record is not PAUSE:
+                if self._old[0].startswith(self._crc(record)):
+                    record.line = self._old.popleft()[8:] + b"\n"
+                else:
+                    self._old.clear()
+            yield record
+
+    def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
+        """Write a line for each record; a `UserError` that ends them says what is kept."""
+        count, ended = 0, False
+        try:
+            with staged_file(self._out) as file, open(self._path, "wb") as kept:
+                for chunk in chunks:
+                    for record in chunk:
+                        line = record.line or line_of(record).encode()
+                        file.write(line)
+                        kept.write(self._crc(record) + line)
+                    kept.flush()
+                    count += len(chunk)
+            ended = True
+        except UserError as error:
+            more = f". {count:,} answers are kept in {self._path}; the same command goes on there"
+            raise UserError(f"{error}{more if count else ''}") from error
+        finally:
+            if ended or not count:
+                self._path.unlink(missing_ok=True)
+
+    def _crc(self, record: Record) -> bytes:
+        told = f"{self._made_by} {record.origin.line} {record.fields}"
+        return f"{zlib.crc32(told.encode()):08x}".encode()
+
+
 def write_answers(
     predictor: Predictor[Any], chunks: Chunks, out: Path | KeptLines | None, *, form: Form
 ) -> None:
-    """Write answers; a file appears whole or not at all.
+    """Write answers to standard output, or to a file that appears whole or not at all.
 
-    Args:
-        predictor: Formats answers for people, and knows the width of vectors.
-        chunks: Records with their answers.
-        out: A file that `check_out` accepts, or whose lines are kept; None: standard output.
-        form: Form of answers that are no vectors in a file.
-
-    Raises:
-        UserError: The file cannot be written.
+    `out` is a file that `check_out` accepts, or whose lines are kept; `form` is for answers that
+    are no vectors in a file.
     """
     write_line = partial(_LINES[form], predictor)
     if out is None:
@@ -61,13 +103,7 @@ def write_answers(
 def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
     """Refuse a file whose suffix promises something else than what would be written.
 
-    Args:
-        path: From `--out`.
-        vectors: Whether answers are vectors.
-        plain: Whether answers may be lines of text, in a file of any other suffix.
-
-    Raises:
-        UserError: Names the suffixes that there are.
+    `plain` answers may be lines of text, in a file of any suffix but the others'.
     """
     if path is None:
         return
@@ -84,10 +120,7 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
 
 
 def json_line(record: Record) -> str:
-    """Format one object, with the record's `id` where it has one.
-
-    A record that was skipped has {"error": ..., "line": ...}, so that lines stay aligned.
-    """
+    """Format one object with the record's `id`; a skipped record has its error and line instead."""
     id = record.fields.get("id")
     begin = "{" if id is None else f'{{"id": {_json(id)}, '
     if record.problem is not None:
@@ -142,11 +175,7 @@ def _npy_header(count: int, width: int) -> bytes:
 
 
 def _write_parquet(file: File, chunks: Chunks, width: int) -> None:
-    """Write columns id, embedding (fixed-size lists of float32) and error, null where absent.
-
-    Raises:
-        UserError: pyarrow is not installed.
-    """
+    """Write columns id, embedding (fixed-size lists of float32) and error, null where absent."""
     with needs_package(
         "parquet needs pyarrow: pip install 'bert_jax[data]', or name a .npy or .jsonl file"
     ):
@@ -165,9 +194,8 @@ def _write_parquet(file: File, chunks: Chunks, width: int) -> None:
 
 
 VECTORS: dict[str, Callable[[File, Chunks, int], None]] = {
-    ".npy": _write_npy,
-    ".parquet": _write_parquet,
-}
+    ".npy": _write_npy, ".parquet": _write_parquet
+}  # fmt: skip
 
 
 def _json(value: Any) -> str:

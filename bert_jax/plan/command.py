@@ -12,14 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.plan import output
 from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
 from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import (
-    Found,
-    Pace,
-    Settings,
-    accumulation_field,
-    settings_of,
-    with_phase,
-)
+from bert_jax.plan.search import Settings, accumulation_field, settings_of, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.start.stages import check_stages, warmup_lines, with_batch_unit
@@ -29,43 +22,36 @@ _FEW_TOKENS = 2048
 
 
 def run_plan(
-    config: PretrainConfig,
-    topologies: Sequence[str],
-    *,
-    phase: str,
-    batch_per_chip: int | None,
-    fit: bool,
-    fast: bool,
-    as_json: bool,
-    plot: Path | None,
-    cache: Path | None,
-) -> int:
-    """Compile and print; return 0 if all fits, else 1 (then print settings that would fit).
-
-    Raises:
-        UserError: a topology, phase or batch that does not exist, or no libtpu.
-    """
+    config: PretrainConfig, topologies: Sequence[str], *, phase: str, batch: str, as_json: bool,
+    plot: Path | None, cache: Path | None,
+) -> int:  # fmt: skip
+    """Compile and print; return 0 if all fits, else 1 (then print settings that would fit)."""
     parsed = [parse_topology(name) for name in topologies]
-    phases = _phases(config, phase)
+    count = len(config.training.phases)
+    if phase != "all" and not (phase.isdecimal() and int(phase) < count):
+        raise UserError(
+            f"--phase is {phase!r}; the configuration has 0 to {count - 1}, or `all` for all"
+        )
+    phases = range(count) if phase == "all" else [int(phase)]
     config, vocabulary = with_vocabulary(config)
     if plot is not None and not plot.absolute().parent.is_dir():
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
-        if not (fit or fast or batch_per_chip):  # which plan other batches
+        if not batch:  # else other batches are planned
             for line in startable(config, topology):
                 print(f"{topology.name}: {line}", file=sys.stderr)
         for number in phases:
             batched = config
-            if batch_per_chip is not None:
-                batched = with_rows_per_chip(config, number, topology, batch_per_chip)
+            if batch.isdecimal():
+                batched = with_rows_per_chip(config, number, topology, int(batch))
             cases.append((batched, number, topology))
     if not as_json:
         print(vocabulary)
     answers: list[_Answer] = []
     for case in cases:
         planner = Planner(*case, cache=cache)
-        answer = (_fit if fit else _fast if fast else _as_configured)(planner)
+        answer = {"fit": _fit, "fast": _fast}.get(batch, _as_configured)(planner)
         answers.append(answer)
         if not as_json:
             print("\n" + "\n".join([*answer.before, output.as_text(answer.plan), *answer.after]))
@@ -113,17 +99,6 @@ def with_rows_per_chip(
     return with_phase(config, phase, batch_size=batch_size)
 
 
-def _phases(config: PretrainConfig, wanted: str) -> list[int]:
-    count = len(config.training.phases)
-    if wanted == "all":
-        return list(range(count))
-    if not wanted.isdecimal() or int(wanted) >= count:
-        raise UserError(
-            f"--phase is {wanted!r}; the configuration has 0 to {count - 1}, or `all` for all"
-        )
-    return [int(wanted)]
-
-
 def _as_configured(planner: Planner) -> _Answer:
     """Return the configured settings, or settings that fit with the overrides for them."""
     plan = planner.plan(planner.configured)
@@ -144,14 +119,20 @@ def _as_configured(planner: Planner) -> _Answer:
         )
         return _Answer(plan, {**record, "overrides": None}, after=nothing)
     overrides = planner.overrides(found.settings)
-    before = (
+    before = [
         output.as_text(plan),
         "",
         "what fits, and is the fastest found, with the same rows a step; add to the command:",
         "  " + " ".join(overrides),
-        *_tried_lines(found),
-        "",
-    )
+        "tried on the way:",
+    ]
+    for settings, guess, how in found.tried:
+        before.append(
+            f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
+            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB a "
+            f"device, {guess.seconds * 1e3:.1f} ms ({how})"
+        )
+    before.append("")
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
@@ -172,10 +153,8 @@ def _fit(planner: Planner) -> _Answer:
     overrides = planner.overrides(best)
     largest, fastest = (planner.rows_per_chip(settings, rows) for rows in (fit.largest, fit.best))
     mfus = {
-        f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(
-            planner.rows(settings, rows), seconds
-        )
-        for rows, seconds in fit.predicted.items()
+        f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(planner.rows(settings, rows), s)
+        for rows, s in fit.predicted.items()
     }
     record |= {
         "overrides": overrides,
@@ -211,7 +190,8 @@ def _fast(planner: Planner) -> _Answer:
     """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
     # A batch that does not divide over the chips is no error here: the other batches do.
-    plan = planner.plan(configured) if planner.divides(configured) else None
+    divides = configured.rows % planner.rows(configured, 1) == 0
+    plan = planner.plan(configured) if divides else None
     fits = plan is not None and plan.fits
     record: dict[str, Any] = {"configuration_fits": fits}
     pace = planner.pace(settings)
@@ -235,7 +215,12 @@ def _fast(planner: Planner) -> _Answer:
     fastest = planner.with_batch(settings, pace.rows, pace.accumulation)
     seconds = pace.tried[pace.rows].seconds(pace.accumulation)
     batches.append(_batch(planner, "highest MFU", fastest, seconds))
-    table = _mfu_table(planner, settings, pace)
+    table: dict[str, dict[str, float]] = {}
+    for rows, tried in pace.tried.items():  # empty where rows do not fit
+        row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
+        for count in (1, 2, 4, 8, 16) if tried.part else ():
+            step = planner.with_batch(settings, rows, count).rows
+            row[str(count)] = planner.mfu(step, tried.seconds(count))
     record |= {"batches": batches, "predicted_mfu_by_rows_and_micro_batches": table}
     before = _batch_lines(batches)
     if plan is None:
@@ -252,16 +237,12 @@ def _batch(
     """Describe a possible batch of a step; `seconds` None: the batch does not fit."""
     rows, tokens = settings.rows, row_tokens(planner.config, planner.phase)
     return {
-        "name": name,
-        "batch_size": rows,
-        "tokens": rows * tokens,
+        "name": name, "batch_size": rows, "tokens": rows * tokens,
         "rows_per_chip": rows / settings.accumulation / planner.topology.num_chips,
-        "accumulation": settings.accumulation,
-        "step_seconds": seconds,
+        "accumulation": settings.accumulation, "step_seconds": seconds,
         "tokens_per_second": seconds and rows * tokens / seconds,
-        "mfu": seconds and planner.mfu(rows, seconds),
-        "overrides": planner.overrides(settings),
-    }
+        "mfu": seconds and planner.mfu(rows, seconds), "overrides": planner.overrides(settings),
+    }  # fmt: skip
 
 
 def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
@@ -277,17 +258,6 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
     return [*lines, "the last one from compilations of 1 and 2 layers; now the first one:", ""]
 
 
-def _mfu_table(planner: Planner, settings: Settings, pace: Pace) -> dict[str, dict[str, float]]:
-    """Tabulate MFU by rows a chip and micro-batches a step; empty where rows do not fit."""
-    table: dict[str, dict[str, float]] = {}
-    for rows, tried in pace.tried.items():
-        row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
-        for count in (1, 2, 4, 8, 16) if tried.part else ():
-            step = planner.with_batch(settings, rows, count).rows
-            row[str(count)] = planner.mfu(step, tried.seconds(count))
-    return table
-
-
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
     counts = next(row for row in table.values() if row)
     lines = [
@@ -298,15 +268,4 @@ def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
     for rows, row in table.items():
         cells = "".join(f"{share:8.1%}" for share in row.values()) or "does not fit"
         lines.append(f"  {rows:>6}  {cells}")
-    return lines
-
-
-def _tried_lines(found: Found) -> list[str]:
-    lines = ["tried on the way:"]
-    for settings, guess, how in found.tried:
-        lines.append(
-            f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
-            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB a "
-            f"device, {guess.seconds * 1e3:.1f} ms ({how})"
-        )
     return lines

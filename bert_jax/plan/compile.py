@@ -28,9 +28,8 @@ from bert_jax.data.shard import token_dtype
 from bert_jax.distributed.parallel.sharding import batch_sharding, check_batch_size, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
-from bert_jax.plan.hlo_cost.cost import Cost, estimate
+from bert_jax.plan.hlo_cost.cost import Cost, Program, estimate
 from bert_jax.plan.hlo_cost.hlo import parse_program
-from bert_jax.plan.hlo_cost.program import Program
 from bert_jax.plan.topology import Topology, devices, quiet
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -194,10 +193,7 @@ def compile_step(
     """Lower and compile the train step of one phase, and estimate its time; nothing runs.
 
     `config` must have a vocabulary size (`with_vocabulary`). `cache` is a directory of earlier
-    answers; None: neither read nor written.
-
-    Raises:
-        UserError: batch, model or mesh do not fit the number of devices; libtpu is missing.
+    answers; None: neither read nor written. What does not fit the number of devices is refused.
     """
     mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]
@@ -211,11 +207,9 @@ def compile_step(
     }
     known = Memory(
         parameters=_bytes_per_device(state.params),
-        optimizer=_bytes_per_device(state._replace(params=None)),
-        batch=_bytes_per_device(batch),
-        temporaries=0,
-        other=0,
-    )
+        optimizer=_bytes_per_device(state._replace(params=None)), batch=_bytes_per_device(batch),
+        temporaries=0, other=0,
+    )  # fmt: skip
     plan = Plan(config, phase, topology, dict(mesh.shape), known, usable_bytes(topology))
     if known.peak > plan.usable:  # no need to ask the compiler
         words = "parameters, optimizer and batch alone are more than the memory"
@@ -242,17 +236,10 @@ def compile_step(
     if needs:
         memory = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
     return dataclasses.replace(
-        plan,
-        memory=memory,
-        usable=has or plan.usable,
-        refused=answer["refused"],
-        needs=needs,
-        program=program,
-        cost=cost,
-        lowering_seconds=lowering_seconds,
-        compile_seconds=answer["seconds"],
-        cached=bool(kept),
-    )
+        plan, memory=memory, usable=has or plan.usable, refused=answer["refused"], needs=needs,
+        program=program, cost=cost, lowering_seconds=lowering_seconds,
+        compile_seconds=answer["seconds"], cached=bool(kept),
+    )  # fmt: skip
 
 
 def usable_bytes(topology: Topology) -> int:
@@ -319,12 +306,10 @@ def _compile(lowered: Any) -> dict[str, Any]:
             refused, text = "", _program_text(compiled, Path(directory))
             stats = compiled.memory_analysis()
             memory = {
-                "argument": stats.argument_size_in_bytes,
-                "output": stats.output_size_in_bytes,
-                "alias": stats.alias_size_in_bytes,
-                "temp": stats.temp_size_in_bytes,
+                "argument": stats.argument_size_in_bytes, "output": stats.output_size_in_bytes,
+                "alias": stats.alias_size_in_bytes, "temp": stats.temp_size_in_bytes,
                 "code": stats.generated_code_size_in_bytes,
-            }
+            }  # fmt: skip
     seconds = time.perf_counter() - begun
     return {"refused": refused, "seconds": seconds, "memory": memory, "hlo": text}
 

@@ -13,12 +13,9 @@ SCHEMA = 2
 """Version of the JSON, raised when a field changes its meaning or is removed."""
 _BAR = 40
 _MEMORY = {
-    "parameters": "float32",
-    "optimizer": "moments, float32",
-    "batch": "",
-    "temporaries": "activations, gradients",
-    "other": "code, tile padding",
-}
+    "parameters": "float32", "optimizer": "moments, float32", "batch": "",
+    "temporaries": "activations, gradients", "other": "code, tile padding",
+}  # fmt: skip
 _COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
 
 
@@ -62,9 +59,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "ideal_seconds": plan.ideal_seconds,
         "tokens_per_second": plan.tokens_per_second,
         "mfu": plan.mfu,
-        "parts": {} if cost is None else dict(cost.parts),
-        "hidden": {} if cost is None else dict(cost.hidden),
-        "how": {} if cost is None else dict(cost.how),
+        **{n: dict(getattr(cost, n)) if cost else {} for n in ("parts", "hidden", "how")},
         "top": [
             {"seconds": seconds, "source": source, "name": name}
             for seconds, source, name in (() if cost is None else cost.top)
@@ -90,7 +85,15 @@ def as_text(plan: Plan) -> str:
         *_memory_lines(plan),
     ]
     if plan.cost is not None:
-        lines += ["", *_collective_lines(plan), "", *_time_lines(plan, plan.cost)]
+        head = (
+            "collectives per step                  over            devices  times  bytes a device"
+        )
+        exchanges = [
+            f"  {e.kind:22} {e.network:10}  {','.join(e.axes):15} {e.group_size:7} {e.runs:6}  "
+            f"{_size(e.bytes)}"
+            for e in plan.exchanges
+        ]
+        lines += ["", head, *(exchanges or ["  none"]), "", *_time_lines(plan, plan.cost)]
     return "\n".join(lines)
 
 
@@ -108,17 +111,6 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
             f"does not fit: the compiler refuses it, it needs {_size(peak)} a chip and has "
             f"{_size(usable)}: {_size(peak - usable)} too much"
         )
-
-
-def _collective_lines(plan: Plan) -> Iterator[str]:
-    yield "collectives per step                  over            devices  times  bytes a device"
-    for e in plan.exchanges:
-        axes = ",".join(e.axes)
-        yield (
-            f"  {e.kind:22} {e.network:10}  {axes:15} {e.group_size:7} {e.runs:6}  {_size(e.bytes)}"
-        )
-    if not plan.exchanges:
-        yield "  none"
 
 
 def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
@@ -152,28 +144,23 @@ def comparison(plans: Sequence[Plan]) -> str:
         "topology           chips  phase     L    rows  rows/chip  accum  fits    peak/HBM      "
         "step ms      tokens/s    MFU"
     )
-    return "\n".join([head, *(_comparison_row(plan) for plan in plans)])
-
-
-def _comparison_row(plan: Plan) -> str:
-    chip = plan.topology.chip
-    peak = plan.peak * chip.devices_per_chip / 2**30
-    time = f"{'-':>12} {'-':>13} {'-':>6}"
-    if plan.seconds and plan.mfu and plan.tokens_per_second:
-        time = f"{plan.seconds * 1e3:12.2f} {plan.tokens_per_second:13,.0f} {plan.mfu:6.1%}"
-    return (
-        f"{plan.topology.name:18} {plan.topology.num_chips:5} {plan.phase:6} {plan.length:5} "
-        f"{plan.rows:7} {plan.rows_per_chip:10g} {plan.accumulation:6}  "
-        f"{'yes' if plan.fits else 'no':4} {peak:6.2f}/{chip.hbm_bytes / 2**30:g} GiB {time}"
-    )
+    lines = [head]
+    for plan in plans:
+        chip = plan.topology.chip
+        peak = plan.peak * chip.devices_per_chip / 2**30
+        time = f"{'-':>12} {'-':>13} {'-':>6}"
+        if plan.seconds and plan.mfu and plan.tokens_per_second:
+            time = f"{plan.seconds * 1e3:12.2f} {plan.tokens_per_second:13,.0f} {plan.mfu:6.1%}"
+        lines.append(
+            f"{plan.topology.name:18} {plan.topology.num_chips:5} {plan.phase:6} {plan.length:5} "
+            f"{plan.rows:7} {plan.rows_per_chip:10g} {plan.accumulation:6}  "
+            f"{'yes' if plan.fits else 'no':4} {peak:6.2f}/{chip.hbm_bytes / 2**30:g} GiB {time}"
+        )
+    return "\n".join(lines)
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Draw the use of memory and time, a bar a plan, as a PNG that replaces the file in one rename.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Draw the use of memory and time, a bar a plan, as a PNG that appears whole."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,36 +1,30 @@
-"""The search for settings on real compilations, whole or of reduced depth."""
+"""The search for settings on real compilations, whole or of reduced depth.
 
-import contextlib
+Estimates on paper order the candidates before any compilation. Source of their counts: Korthikanti
+et al. 2022 (activations per layer, recomputation), Rajbhandari et al. 2019 (bytes of state per
+parameter). Rates come from `chips.py`; efficiencies are round numbers near the values of compiled
+steps.
+"""
+
 import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.objective import num_frozen, num_params
+from bert_jax.plan import search
 from bert_jax.plan.compile import Plan, compile_step, row_flops, usable_bytes
-from bert_jax.plan.hlo_cost.cost import estimate
-from bert_jax.plan.hlo_cost.program import Program
-from bert_jax.plan.prior import on_paper, rows_that_may_fit
-from bert_jax.plan.search import (
-    Fit,
-    Found,
-    Guess,
-    Pace,
-    Pass,
-    Settings,
-    candidates,
-    fastest_pace,
-    fastest_that_fits,
-    largest_batch,
-    settings_of,
-)
+from bert_jax.plan.hlo_cost.cost import Program, estimate
+from bert_jax.plan.search import Guess, Pace, Settings, settings_of
 from bert_jax.plan.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import objective_of
 
 LEAST_DEPTH = 2
 """Least number of layers in compilations that stand for a deeper model."""
@@ -41,6 +35,13 @@ PACE_TOKENS = (4096, 8192, 16384, 32768)
 """Sizes of a device's micro-batch that `pace` tries, in tokens."""
 USUAL_TOKENS = 2**19
 """Tokens of a usual step for a model of this kind: 4,096 rows of 128."""
+_MATMUL_EFFICIENCY = 0.6
+_RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
+_EXPOSED = 0.5
+"""Share of gathers and reductions that no compute hides."""
+_KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
+"""Number of bfloat16 activations of width D kept per token and layer: on every device, and divided
+by tensor parallelism."""
 
 
 class Planner:
@@ -75,12 +76,17 @@ class Planner:
                 model = dataclasses.replace(config.model, num_layers=depth)
                 config = dataclasses.replace(config, model=model)
                 part = f", {depth} of {layers} layers"
-            with _progress(
-                f"compiling {self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, tensor "
-                f"{settings.tensor}, {settings.rows} rows, accumulation {settings.accumulation}, "
-                f"remat {settings.remat}{part}"
-            ):
+            line = (
+                f"[plan] compiling {self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, "
+                f"tensor {settings.tensor}, {settings.rows} rows, accumulation "
+                f"{settings.accumulation}, remat {settings.remat}{part} ..."
+            )
+            print(line, end="", file=sys.stderr, flush=True)
+            begun = time.perf_counter()
+            try:
                 plan = compile_step(config, self.phase, self.topology, cache=self.cache)
+            finally:
+                print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
             self._plans[settings, depth] = plan
         return self._plans[settings, depth]
 
@@ -118,42 +124,30 @@ class Planner:
         """Count a micro-batch's rows on a chip, which may be two devices or a part of a shard."""
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
-    def settings_that_fit(self) -> Found | None:
+    def settings_that_fit(self) -> search.Found | None:
         """Return the fastest mesh, micro-batches and rematerialisation at the configured batch."""
-        choices = candidates(
-            self.config,
-            self.phase,
-            self.topology.num_devices,
-            num_slices=self.topology.num_slices,
-            possible=self._mesh_is_possible,
-        )
-        return fastest_that_fits(
-            choices,
-            lambda settings: on_paper(self.config, self.phase, self.topology, settings),
-            self.reduced,
-            self.whole,
-            self.usable,
-        )
+        choices = search.candidates(
+            self.config, self.phase, self.topology.num_devices,
+            num_slices=self.topology.num_slices, possible=self._mesh_is_possible,
+        )  # fmt: skip
+        paper = partial(on_paper, self.config, self.phase, self.topology)
+        return search.fastest_that_fits(choices, paper, self.reduced, self.whole, self.usable)
 
-    def fit(self, settings: Settings) -> Fit:
+    def fit(self, settings: Settings) -> search.Fit:
         """Return the largest batch with mesh, micro-batches and rematerialisation of `settings`."""
 
-        def with_rows(rows: int) -> Settings:
-            return self.with_batch(settings, rows, settings.accumulation)
+        def measured(measure: search.Measure, rows: int) -> Guess:
+            return measure(self.with_batch(settings, rows, settings.accumulation))
 
         guess = rows_that_may_fit(self.config, self.phase, self.topology, settings, self.usable)
-        return largest_batch(
-            lambda rows: self.reduced(with_rows(rows)),
-            lambda rows: self.whole(with_rows(rows)),
-            self.usable,
-            guess,
-        )
+        reduced, whole = partial(measured, self.reduced), partial(measured, self.whole)
+        return search.largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
         """Return the fastest size and number of micro-batches, with the mesh of `settings`.
 
-        Steps of one and of two layers, or of periods of the layers' pattern, stand for the whole,
-        continued as a line in the layers. A loop over layers is compiled whole.
+        Steps of one and two layers, or periods of their pattern, stand for the whole as in
+        `reduced`.
         """
         layers = self.config.model.num_layers
         depths: tuple[int, ...] = two_depths(self.config.model, 1)
@@ -168,23 +162,23 @@ class Planner:
         config = dataclasses.replace(self.config, training=training)
         alone = Planner(config, 0, self.topology, cache=self.cache)
 
-        def measure(rows: int) -> Pass:
+        def measure(rows: int) -> search.Pass:
             parts = self.with_batch(settings, rows, PARTS)
             passes = []
             for depth in depths:
                 plan = alone.plan(parts, depth)
                 if plan.program is None or plan.cost is None:
-                    return Pass(plan.needs, 0.0, 0.0)
+                    return search.Pass(plan.needs, 0.0, 0.0)
                 part = _part_seconds(plan.program, self.topology)
                 once = plan.cost.seconds - PARTS * part
                 passes.append((plan.memory.peak, part, once))
             first, last = passes[0], passes[-1]
             more = (layers - depths[0]) / max(depths[-1] - depths[0], 1)
             peak, part, once = (a + (b - a) * more for a, b in zip(first, last, strict=True))
-            return Pass(int(peak), part, once)
+            return search.Pass(int(peak), part, once)
 
         ladder = [tokens // self.length for tokens in PACE_TOKENS if tokens >= self.length]
-        pace = fastest_pace(measure, ladder, self.usable)
+        pace = search.fastest_pace(measure, ladder, self.usable)
         if pace is None:
             return None
         parts = pace.accumulation
@@ -207,10 +201,6 @@ class Planner:
             if mine % n == 0 and (self._divides_phases(n) or n == mine)
         )
         return self.with_batch(settings, mine // parts, parts)
-
-    def divides(self, settings: Settings) -> bool:
-        """Say whether the rows of a step divide over shards and micro-batches."""
-        return settings.rows % self.rows(settings, 1) == 0
 
     def _divides_phases(self, parts: int) -> bool:
         """Say whether every phase's batch divides into `parts` micro-batches."""
@@ -237,10 +227,7 @@ class Planner:
 
 
 def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
-    """Return two depths of at least `least` layers: memory and time are lines through them.
-
-    The layers between and beyond the two are whole periods of the pattern.
-    """
+    """Return two depths, from `least` layers on, that whole periods of the pattern lie between."""
     period = len(model.attention_pattern)
     first = least + (model.num_layers - least) % period
     return first, first + max(period, least)
@@ -248,29 +235,85 @@ def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
 
 def _part_seconds(program: Program, topology: Topology) -> float:
     """Compute the seconds of one of `PARTS` micro-batches."""
-
-    def inside(items: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
+    inside: dict[str, Any] = {
+        name: tuple(
             dataclasses.replace(item, runs=item.runs // PARTS)
-            for item in items
+            for item in getattr(program, name)
             if item.runs and item.runs % PARTS == 0
         )
-
-    part = dataclasses.replace(
-        program,
-        ops=inside(program.ops),
-        collectives=inside(program.collectives),
-        transfers=inside(program.transfers),
-    )
+        for name in ("ops", "collectives", "transfers")
+    }
+    part = dataclasses.replace(program, **inside)
     return estimate(part, topology.chip, topology.shape).seconds
 
 
-@contextlib.contextmanager
-def _progress(line: str) -> Iterator[None]:
-    """Report an action and its duration on standard error."""
-    print(f"[plan] {line} ...", end="", file=sys.stderr, flush=True)
-    begun = time.perf_counter()
-    try:
-        yield
-    finally:
-        print(f" {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: Settings) -> Guess:
+    """Estimate the peak bytes of a device and the seconds of a step."""
+    model, chip = config.model, topology.chip
+    devices = topology.num_devices
+    per_device = 1 / chip.devices_per_chip
+    length = config.training.phases[phase].length
+    shards = devices // settings.tensor
+    rows = settings.rows / shards / settings.accumulation  # of a micro-batch, on one device
+    parameters, frozen = _num_params(config)
+    layers = 12 * model.num_layers * model.hidden_dim**2
+    split = settings.fsdp * settings.tensor
+
+    states = (16 * parameters + 4 * frozen) / split  # a teacher has no moments
+    if settings.accumulation > 1:
+        states += 4 * parameters / (split if settings.fsdp > 1 else settings.tensor)
+    if settings.fsdp > 1:  # what is outside the layers is gathered whole, and a layer or two
+        states += (parameters - layers) * 6 / settings.tensor
+        states += 3 * 4 * layers / model.num_layers / settings.tensor
+    everywhere, divided = _KEPT_TENSORS[settings.remat]
+    width = everywhere + divided / settings.tensor
+    token_bytes = 2 * length * model.hidden_dim
+    layer = token_bytes * width
+    # While one layer is recomputed, all its activations are in memory.
+    once = 0.0 if settings.remat == "none" else token_bytes * (10 + 16 / settings.tensor)
+    masked = config.of_phase(phase).masking.num_predictions(length)
+    head = 8 * masked * model.padded_vocab_size / settings.tensor
+    peak = states + rows * (layer * model.num_layers + once + head)
+
+    flops = settings.rows * row_flops(config, phase) / devices
+    tokens = max(rows * length, 1.0)
+    narrow = 1 + 256 / tokens  # few rows a device: products with a short side
+    compute = (
+        flops / (chip.bf16_flops * per_device * _MATMUL_EFFICIENCY)
+        * _RECOMPUTED[settings.remat] * narrow
+    )  # fmt: skip
+    update = 28 * parameters / split / (chip.hbm_bytes_per_s * per_device)
+    link = chip.ici_bytes_per_s * per_device / 2
+    exchanged = 0.0
+    if shards > 1:  # the gradients' reduction, once a step
+        exchanged += 4 * 2 * parameters / settings.tensor * _EXPOSED
+    if settings.fsdp > 1:  # gathers in the forward and backward pass of every micro-batch
+        gathered = 2 * parameters + frozen  # a teacher has no backward pass
+        exchanged += 2 * gathered / settings.tensor * settings.accumulation * _EXPOSED
+    if settings.tensor > 1:  # four sums over activations a layer, which everything waits for
+        share = (settings.tensor - 1) / settings.tensor
+        exchanged += 4 * 2 * share * rows * token_bytes * model.num_layers * settings.accumulation
+    network = exchanged / link
+    overhead = 2e-4 * settings.accumulation
+    return Guess(int(peak), compute + update + network + overhead)
+
+
+@lru_cache(maxsize=8)
+def _num_params(config: PretrainConfig) -> tuple[int, int]:
+    """Count the parameters that are trained, and the parameters of a teacher."""
+    objective = objective_of(config)
+    return num_params(objective), num_frozen(objective)
+
+
+def rows_that_may_fit(
+    config: PretrainConfig, phase: int, topology: Topology, settings: Settings, usable: int
+) -> int:
+    """Estimate the rows per batch shard that fill `usable` bytes; at least 2."""
+    shards = topology.num_devices // settings.tensor
+
+    def peak(rows: int) -> int:
+        wanted = dataclasses.replace(settings, accumulation=1, rows=rows * shards)
+        return on_paper(config, phase, topology, wanted).peak
+
+    per_row = peak(2) - peak(1)
+    return max(2, int((usable - peak(1)) / per_row) + 1)

@@ -1,9 +1,9 @@
 """A best-first search for fast settings that fit, with few compilations.
 
-A compilation costs minutes, so a prediction on paper (`prior.py`) orders the candidates, the most
-promising is measured (a compilation of reduced depth), the measurement corrects the predictions,
-and so on until the best remaining candidate has been measured. Only the winner is compiled whole.
-Nothing here knows jax: the search calls the functions it is given.
+A compilation costs minutes, so a prediction on paper (`planner.on_paper`) orders the candidates,
+the most promising is measured (a compilation of reduced depth), the measurement corrects the
+predictions, and so on until the best remaining candidate has been measured. Only the winner is
+compiled whole. Nothing here knows jax: the search calls the functions it is given.
 """
 
 import dataclasses
@@ -86,13 +86,10 @@ def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Setting
     fsdp = mesh.fsdp if mesh.fsdp > 0 else num_devices // (data * mesh.tensor)
     tensor = mesh.tensor if mesh.tensor > 0 else num_devices // (data * fsdp)
     return Settings(
-        fsdp=fsdp,
-        tensor=tensor,
-        accumulation=config.accumulation_of(phase),
-        remat=config.model.remat,
-        scan_unroll=config.model.scan_unroll,
+        fsdp=fsdp, tensor=tensor, accumulation=config.accumulation_of(phase),
+        remat=config.model.remat, scan_unroll=config.model.scan_unroll,
         rows=config.training.phases[phase].batch_size,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,18 +106,10 @@ Measure = Callable[[Settings], Guess]
 
 
 def candidates(
-    config: PretrainConfig,
-    phase: int,
-    num_devices: int,
-    *,
-    num_slices: int = 1,
+    config: PretrainConfig, phase: int, num_devices: int, *, num_slices: int = 1,
     possible: Callable[[Settings], bool] = lambda settings: True,
-) -> list[Settings]:
-    """Yield every way to compute a step of the configured rows that the sizes allow.
-
-    `data` spans the slices, so its size is a multiple of `num_slices`. `possible` decides whether
-    the torus has a mesh.
-    """
+) -> list[Settings]:  # fmt: skip
+    """List every way to compute a step of the configured rows on a mesh that is `possible`."""
     model = config.model
     batches = [p.batch_size for p in config.training.phases]
     rows = batches[phase]
@@ -135,6 +124,7 @@ def candidates(
             continue
         for fsdp in divisors(num_devices // tensor):
             data = num_devices // tensor // fsdp
+            # `data` spans the slices.
             if model.hidden_dim % fsdp or data % num_slices or rows % (data * fsdp):
                 continue
             first = Settings(fsdp, tensor, 1, "none", unroll, rows)
@@ -154,21 +144,16 @@ class Found:
 
     settings: Settings
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations of the search: settings, result, "reduced depth" or "whole"; the last
-    compilation is of `settings`."""
+    """Compilations: settings, result, "reduced depth" or "whole"; the last is of `settings`."""
 
 
 def fastest_that_fits(
-    choices: Iterable[Settings],
-    paper: Measure,
-    reduced: Measure,
-    whole: Measure,
-    usable: int,
-) -> Found | None:
+    choices: Iterable[Settings], paper: Measure, reduced: Measure, whole: Measure, usable: int,
+) -> Found | None:  # fmt: skip
     """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
 
-    `paper` is a prediction that costs nothing, `reduced` a prediction from a compilation of reduced
-    depth, `whole` the compiler's answer, with the needed peak where the compiler refuses.
+    `paper` costs nothing, `reduced` compiles at reduced depth, and `whole` is the compiler's
+    answer, with the needed peak where the compiler refuses.
     """
     # A measurement corrects the estimates of all candidates of its kind. Candidates of a kind that
     # was not measured yet get the benefit of the doubt in time, and not in memory.
@@ -229,15 +214,12 @@ class Fit:
 
 
 def largest_batch(
-    reduced: Callable[[int], Guess],
-    whole: Callable[[int], Guess],
-    usable: int,
-    first_guess: int,
-) -> Fit:
+    reduced: Callable[[int], Guess], whole: Callable[[int], Guess], usable: int, first_guess: int,
+) -> Fit:  # fmt: skip
     """Return the most rows per batch shard that fit, and the rows with the highest speed.
 
-    Memory and time are lines in the rows: `reduced` gives them at two numbers of rows near
-    `first_guess`, `whole` checks; both are as in `fastest_that_fits`.
+    Memory and time are lines in the rows: `reduced` gives them at two numbers near `first_guess`,
+    `whole` checks.
     """
     # Well below the guess: near the limit the compiler is slow, and memory and time are not linear.
     high = round_rows(max(first_guess * 5 // 8, 2))

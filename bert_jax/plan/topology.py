@@ -70,11 +70,7 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """Read `CHIP:AxB[xC][,slices=N]`.
-
-    Raises:
-        UserError: no such chip or shape; the message names existing slices near it.
-    """
+    """Read `CHIP:AxB[xC][,slices=N]`; refuse other slices by naming the nearest ones."""
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
         raise UserError(
@@ -106,11 +102,7 @@ def parse_topology(name: str) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Return the slice's devices, in libtpu's order; they can compile but not run.
-
-    Raises:
-        UserError: libtpu is not installed, or does not know the shape.
-    """
+    """Return the slice's devices in libtpu's order, to compile for; refuse what libtpu lacks."""
     prepare_environment()
     from jax.experimental import topologies  # imports jax: after the environment
 
@@ -135,11 +127,7 @@ def devices(topology: Topology) -> list[Any]:
 
 
 def prepare_environment() -> None:
-    """Set what libtpu reads when it is loaded, and keep JAX itself on the CPU.
-
-    Raises:
-        UserError: libtpu is not installed.
-    """
+    """Set what libtpu reads when it is loaded, keep JAX on the CPU, and refuse without libtpu."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, the chips are left to who uses them
@@ -152,10 +140,7 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what C++ writes to standard error: libtpu looks for a TPU and warns.
-
-    Python's standard error, which a progress line uses, is dropped, too: write nothing inside.
-    """
+    """Drop what C++, and Python, write to standard error: libtpu looks for a TPU and warns."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

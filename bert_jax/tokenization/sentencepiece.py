@@ -22,7 +22,7 @@ from tqdm import tqdm
 from typing_extensions import override
 
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.sstable import read_varint
+from bert_jax.files.untrusted.tensor_bundle import read_varint
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,

@@ -15,7 +15,7 @@ from small_saved import FAMILIES, small_saved
 from bert_jax.artefacts.saved import reading
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
-from bert_jax.infer.attend import MAX_TOKENS, attention_page, quantized
+from bert_jax.infer.attend import MAX_TOKENS, attention, quantized
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -28,7 +28,7 @@ def saved():
 
 
 def test_the_weights_in_the_page_are_those_of_the_model(saved):
-    page = attention_page(saved, "the cat sat", "a dog ran")
+    page = attention(saved, "the cat sat", "a dog ran").page
     data, weights = weights_in(page)
     assert data["tokens"] == ["[CLS]", "the", "cat", "sat", "[SEP]", "a", "dog", "ran", "[SEP]"]
     assert data["words"] == ["", "the", "cat", "sat", "", "a", "dog", "ran", ""]
@@ -43,7 +43,7 @@ def test_the_weights_in_the_page_are_those_of_the_model(saved):
 
 def test_local_layers_say_so_and_have_no_weight_outside_their_windows():
     """The window of the small model is of 3 tokens on each side."""
-    page = attention_page(small_saved("mlm", **FAMILIES["modernbert"]), "the cat sat on a mat . a")
+    page = attention(small_saved("mlm", **FAMILIES["modernbert"]), "the cat sat on a mat . a").page
     data, weights = weights_in(page)
     assert data["windows"] == [None, 3, 3]
     assert "3 layers of 2 heads, 2 of them local (3 tokens on each side) · 10 tokens" in page
@@ -53,12 +53,12 @@ def test_local_layers_say_so_and_have_no_weight_outside_their_windows():
     assert (weights[0, :, outside] > 0).any()
     assert (weights[1:, :, ~outside].sum(-1) > 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1, atol=0.03)
-    (plain, _) = weights_in(attention_page(scripts_model(), "the cat"))
+    (plain, _) = weights_in(attention(scripts_model(), "the cat").page)
     assert plain["windows"] == [None, None]
 
 
 def test_a_second_text_that_is_the_first_is_a_pair(saved):
-    data, _ = weights_in(attention_page(saved, "the cat", "the cat"))
+    data, _ = weights_in(attention(saved, "the cat", "the cat").page)
     assert data["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "the", "cat", "[SEP]"]
     assert data["second_start"] == 4
 
@@ -88,8 +88,8 @@ ATTACK = "</script><script>alert(1)</script><!--<script> </title>\"' & {{data}} 
 
 
 def test_text_is_text_wherever_it_stands(saved):
-    plain = Tags(attention_page(dataclasses.replace(saved, name="a model"), "the", "the"))
-    page = attention_page(dataclasses.replace(saved, name=ATTACK), ATTACK, ATTACK)
+    plain = Tags(attention(dataclasses.replace(saved, name="a model"), "the", "the").page)
+    page = attention(dataclasses.replace(saved, name=ATTACK), ATTACK, ATTACK).page
     found = Tags(page)
     assert [tag for tag, _ in found.tags] == [tag for tag, _ in plain.tags]
     for tag in ("title", "p", "bdi"):
@@ -106,18 +106,18 @@ class HostileTokenizer(WordPieceTokenizer):
 
 def test_a_vocabulary_is_text_too(saved):
     hostile = HostileTokenizer([*SPECIAL_TOKENS, "the"])
-    page = attention_page(dataclasses.replace(saved, tokenizer=hostile), "the")
+    page = attention(dataclasses.replace(saved, tokenizer=hostile), "the").page
     assert weights_in(page)[0]["tokens"] == [ATTACK] * 3
-    plain = attention_page(saved, "the")
+    plain = attention(saved, "the").page
     assert [tag for tag, _ in Tags(page).tags] == [tag for tag, _ in Tags(plain).tags]
 
 
 def test_a_lone_surrogate_does_not_reach_the_file(saved):
-    attention_page(dataclasses.replace(saved, name="\udcff"), "the \udcff", "a \ud800").encode()
+    attention(dataclasses.replace(saved, name="\udcff"), "the \udcff", "a \ud800").page.encode()
 
 
 def test_nothing_in_the_page_can_load_anything(saved):
-    page = attention_page(saved, "the cat")
+    page = attention(saved, "the cat").page
     tags = Tags(page).tags
     assert not [a for _, a in tags if {"src", "href", "action", "style"} & set(a)]
     assert not [name for _, a in tags for name in a if name.startswith("on")]
@@ -132,14 +132,14 @@ def test_nothing_in_the_page_can_load_anything(saved):
 
 def test_what_is_refused(saved):
     with pytest.raises(UserError, match=r"the text ' ' has no tokens"):
-        attention_page(saved, " ")
+        attention(saved, " ")
     with pytest.raises(UserError, match=r"the second text '' has no tokens"):
-        attention_page(saved, "the", "")
+        attention(saved, "the", "")
     with pytest.raises(UserError, match=rf"has 302 tokens .* a page shows at most {MAX_TOKENS}"):
-        attention_page(saved, "the " * 300)
+        attention(saved, "the " * 300)
     short = dataclasses.replace(saved, max_length=8)
     with pytest.raises(UserError, match=r"has 9 tokens .*, and many scripts takes at most 8"):
-        attention_page(short, "the " * 7)
+        attention(short, "the " * 7)
 
 
 def test_the_command_replaces_a_file_with_a_page(tmp_path, monkeypatch, capsys, saved):
@@ -151,7 +151,7 @@ def test_the_command_replaces_a_file_with_a_page(tmp_path, monkeypatch, capsys, 
     for text in ("the dog", "the cat"):
         assert main(["attend", "work/x", text, "--text-b", "a hill", "--out", str(out)]) == 0
     assert asked == [("work/x", {"encoder_only": True})] * 2
-    assert out.read_text("utf-8") == attention_page(saved, "the cat", "a hill")
+    assert out.read_text("utf-8") == attention(saved, "the cat", "a hill").page
     assert [p.name for p in out.parent.iterdir()] == ["page.html"]
     assert capsys.readouterr().out.startswith(f"{out} (")
     for bad, why in ((tmp_path, "is a directory"), ("gs://bucket/a.html", "not a local path")):
@@ -166,7 +166,7 @@ def fills_in(page):
 
 def test_a_mask_is_a_token_and_the_page_says_what_the_model_puts_there():
     saved = random_model("pretrained")
-    page = attention_page(saved, "the [MASK] sat [MASK]")
+    page = attention(saved, "the [MASK] sat [MASK]").page
     data, _ = weights_in(page)
     assert data["tokens"] == ["[CLS]", "the", "[MASK]", "sat", "[MASK]", "[SEP]"]
     assert data["words"] == ["", "the", "[MASK]", "sat", "[MASK]", ""]
@@ -184,7 +184,7 @@ def test_tokens_of_bytes_are_readable(tmp_path):
     tokenizer = load_tokenizer(write_fast(tmp_path, "bpe"))
     saved = random_model("pretrained", vocab_size=tokenizer.vocab_size)
     saved = dataclasses.replace(saved, tokenizer=tokenizer)
-    data, _ = weights_in(attention_page(saved, "The  dog 漢<mask>"))
+    data, _ = weights_in(attention(saved, "The  dog 漢<mask>").page)
     assert data["tokens"] == ["<s>", "The", "␣", "dog", "␣", "漢", "漢", "漢", "<mask>", "</s>"]
     assert list(data["fills"]) == ["8"]
     assert "Ġ" not in data["fills"]["8"]
@@ -192,28 +192,28 @@ def test_tokens_of_bytes_are_readable(tmp_path):
 
 def test_a_mask_in_a_second_text_is_read_as_of_it():
     saved = random_model("pretrained")
-    pair, _ = weights_in(attention_page(saved, "the cat", "[MASK] sat [MASK]"))
+    pair, _ = weights_in(attention(saved, "the cat", "[MASK] sat [MASK]").page)
     assert list(pair["fills"]) == ["4", "6"]
     embeddings = dict(saved.params["encoder"]["embeddings"])
     embeddings["type"] = embeddings["type"][[0, 0]]
     params = {**saved.params, "encoder": {**saved.params["encoder"], "embeddings": embeddings}}
     untyped = dataclasses.replace(saved, params=params)
-    other, _ = weights_in(attention_page(untyped, "the cat", "[MASK] sat [MASK]"))
+    other, _ = weights_in(attention(untyped, "the cat", "[MASK] sat [MASK]").page)
     assert pair["fills"] != other["fills"]
 
 
 def test_a_model_without_the_head_says_so(saved):
-    page = attention_page(saved, "the [MASK]")
+    page = attention(saved, "the [MASK]").page
     assert fills_in(page) == [("Token 3, [MASK]", "this model has no head that fills masks")]
     assert weights_in(page)[0]["tokens"] == ["[CLS]", "the", "[MASK]", "[SEP]"]
 
 
 def test_candidates_are_text_too():
     saved = random_model("pretrained")
-    plain = attention_page(saved, "the [MASK]")
+    plain = attention(saved, "the [MASK]").page
     words = [f"</script><script>{n}&" for n in range(saved.config.vocab_size - 5)]
     hostile = WordPieceTokenizer([*SPECIAL_TOKENS, *words])
-    page = attention_page(dataclasses.replace(saved, tokenizer=hostile), "the [MASK]")
+    page = attention(dataclasses.replace(saved, tokenizer=hostile), "the [MASK]").page
     assert "&lt;script&gt;" in fills_in(page)[0][1]
     assert [tag for tag, _ in Tags(page).tags] == [tag for tag, _ in Tags(plain).tags]
 
@@ -236,6 +236,6 @@ def test_a_model_of_one_sentence_type_reads_pairs(saved):
     embeddings["type"] = embeddings["type"][:1]
     params = {"encoder": {**saved.params["encoder"], "embeddings": embeddings}}
     one = dataclasses.replace(saved, config=config, params=params)
-    data, weights = weights_in(attention_page(one, "the cat", "a dog"))
+    data, weights = weights_in(attention(one, "the cat", "a dog").page)
     expected = attention_weights(one, data["tokens"], second_start=len(data["tokens"]))
     np.testing.assert_allclose(weights, expected, atol=0.005)

@@ -7,7 +7,7 @@ from attend_models import attention_weights, scripts_model, weights_in
 from headless_browser import Browser, chromium
 from small_saved import FAMILIES, small_saved
 
-from bert_jax.infer.attend import attention_page
+from bert_jax.infer.attend import attention
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason="no Chromium (apt-get install chromium, or BERT_JAX_CHROMIUM=PATH)"
@@ -27,7 +27,7 @@ def saved():
 @pytest.fixture(scope="module")
 def page(saved, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "attention.html"
-    path.write_text(attention_page(saved, TEXT, ATTACK), encoding="utf-8")
+    path.write_text(attention(saved, TEXT, ATTACK).page, encoding="utf-8")
     return path
 
 
@@ -104,7 +104,7 @@ def test_choosing_a_layer_and_heads_draws_their_weights(opened, weights):
 
 def test_a_mask_says_what_the_model_would_put_there(browser, tmp_path):
     path = tmp_path / "attention.html"
-    path.write_text(attention_page(random_model("pretrained"), "the [MASK] sat"), encoding="utf-8")
+    path.write_text(attention(random_model("pretrained"), "the [MASK] sat").page, encoding="utf-8")
     browser.open(path)
     (told,) = texts(browser, ".fill bdi")
     assert browser.run("document.querySelector('#from-2').title") == f"model: {told}"
@@ -189,7 +189,7 @@ def test_leaving_out_special_tokens_and_stretching(opened, weights):
 def test_a_local_layer_shows_its_window(browser, tmp_path):
     path = tmp_path / "local.html"
     saved = small_saved("mlm", **FAMILIES["modernbert"])
-    path.write_text(attention_page(saved, "the cat sat on a mat . a"), encoding="utf-8")
+    path.write_text(attention(saved, "the cat sat on a mat . a").page, encoding="utf-8")
     browser.open(path)
     browser.hover('#overview [data-layer="0"][data-head="0"]', click=True)
     assert texts(browser, "#layer-number") == ["1 of 3"]
@@ -246,7 +246,7 @@ def test_tokens_are_text_in_their_own_direction(opened):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_long_text_stays_inside_the_window(browser, saved, tmp_path, width):
     path = tmp_path / "long.html"
-    path.write_text(attention_page(saved, "the cat sat on a mat . " * 20), encoding="utf-8")
+    path.write_text(attention(saved, "the cat sat on a mat . " * 20).page, encoding="utf-8")
     browser.open(path, width=width, height=800, dark=width == 390)
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     browser.hover("#all-heads", click=True)

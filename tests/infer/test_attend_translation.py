@@ -13,7 +13,7 @@ from toy_networks import MemoryNetwork, toy_config, toy_translator
 from bert_jax.artefacts.saved import reading
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
-from bert_jax.infer.attend import attention_page
+from bert_jax.infer.attend import attention
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Side, Weights
@@ -36,7 +36,7 @@ def saved():
 
 
 def test_the_matrix_has_encoder_cross_and_decoder_in_their_places(saved):
-    page = attention_page(saved, "the cats sat", "a dog ran")
+    page = attention(saved, "the cats sat", "a dog ran").page
     data, weights = weights_in(page)
     assert data["tokens"] == [*SOURCE, *TARGET]
     assert data["words"] == ["", "the", "cat", "s", "sat", "", "", "a", "dog", "ran"]
@@ -61,7 +61,7 @@ def test_the_matrix_has_encoder_cross_and_decoder_in_their_places(saved):
 
 def test_without_a_target_the_model_translates(saved):
     (answer,) = LoadedModel(saved).translate("the cats sat")
-    data, _ = weights_in(attention_page(saved, "the cats sat"))
+    data, _ = weights_in(attention(saved, "the cats sat").page)
     ids = [TOKENIZER.token_to_id(token) for token in data["tokens"][7:]]
     assert TOKENIZER.decode(ids) == answer["translation"] != ""
 
@@ -70,7 +70,7 @@ def test_recurrent_networks_show_their_cross_attention():
     one = dataclasses.replace(SMALL, num_layers=1)
     network = RecurrentNetwork(one, RecurrentConfig("gru", "additive"))
     saved = toy_translator(network, scale=2.0)
-    _, weights = weights_in(attention_page(saved, "the cats sat", "a dog ran"))
+    _, weights = weights_in(attention(saved, "the cats sat", "a dog ran").page)
     assert weights.shape == (1, 1, 10, 10)
     np.testing.assert_allclose(weights[0, 0, 6:, :6].sum(-1), 1, atol=0.02)
     assert (weights[0, 0, :6] == 0).all()
@@ -87,19 +87,19 @@ class BlindNetwork(MemoryNetwork):
 def test_a_network_without_attention_has_nothing_to_show():
     blind = toy_translator(BlindNetwork(toy_config(TOKENIZER.vocab_size)))
     with pytest.raises(UserError, match="the network has no attention"):
-        attention_page(blind, "the cats sat", "a dog ran")
+        attention(blind, "the cats sat", "a dog ran")
 
 
 def test_texts_that_do_not_fit_are_refused(saved):
     with pytest.raises(UserError, match=r"the translation has 31 tokens.*takes at most 24"):
-        attention_page(saved, "the cat", "a " * 30)
+        attention(saved, "the cat", "a " * 30)
     with pytest.raises(UserError, match="the text has 42 tokens"):
-        attention_page(saved, "the " * 40)
+        attention(saved, "the " * 40)
     with pytest.raises(UserError, match="has no tokens"):
-        attention_page(saved, " ")
+        attention(saved, " ")
     long = dataclasses.replace(saved, max_length=200)
     with pytest.raises(UserError, match=r"its translation has 273 tokens.*at most 256"):
-        attention_page(long, "the " * 120, "a " * 150)
+        attention(long, "the " * 120, "a " * 150)
 
 
 def test_the_command_draws_a_translation(saved, tmp_path, monkeypatch, capsys):

@@ -21,7 +21,7 @@ from vector_models import vector_model
 import bert_jax
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.cli import main as cli
-from bert_jax.infer import stream
+from bert_jax.infer.predictor import Predictor
 
 DOCS = Path(__file__).parents[2] / "docs" / "inference.md"
 
@@ -275,7 +275,7 @@ def test_labels_do_not_steer_a_terminal(tmp_path, monkeypatch):
 
 
 def test_what_is_cut_is_counted_once(home, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "MAX_RECORDS", 2)
+    monkeypatch.setattr(Predictor, "CHUNK", 2)
     texts = tmp_path / "in.txt"
     texts.write_text("the cat\n" + "cat " * 60 + "\n" + "a\n" + "dog " * 60 + "\n")
     for verb in ("classify", "embed"):

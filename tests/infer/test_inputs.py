@@ -19,8 +19,8 @@ from bert_jax.cli.verbs.answering import check_files
 from bert_jax.cli.verbs.groups import Asking
 from bert_jax.cli.verbs.inference import Embed, Tag
 from bert_jax.errors import UserError
+from bert_jax.infer.predictor import answer_records
 from bert_jax.infer.records import PAUSE, Record, read_records
-from bert_jax.infer.stream import answer_records
 from bert_jax.tasks.tables import TableFormat
 
 ROWS = [

@@ -13,9 +13,9 @@ from asked_models import HEADS, TOKENIZER, WORDS, random_model
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.attend import attention_page
-from bert_jax.infer.batching import MAX_TOKENS, shape_for
+from bert_jax.infer.attend import attention
 from bert_jax.infer.loaded import LoadedModel
+from bert_jax.infer.predictor import MAX_TOKENS, shape_for
 from bert_jax.infer.tag import split_words
 from bert_jax.model.heads import layer_outputs
 from bert_jax.tasks.long_texts import LongTexts
@@ -267,7 +267,7 @@ def test_attention_of_a_loaded_model(tmp_path, monkeypatch):
     assert found.tokens == ["[CLS]", "the", "cat", "sat", "[SEP]", "a", "dog", "[SEP]"]
     assert found.weights.shape == (2, 2, 8, 8)
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
-    assert found.page == attention_page(saved, "the cat sat", "a dog")
+    assert found.page == attention(saved, "the cat sat", "a dog").page
     assert "8 tokens in 2 layers of 2 heads" in f"{found}"
     monkeypatch.setenv("HOME", f"{tmp_path}")
     found.save("~/page.html")

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.infer import stream
-from bert_jax.infer.predictor import Predictor, Prepared, text_field
+from bert_jax.infer import predictor
+from bert_jax.infer.predictor import Predictor, Prepared, answer_records, text_field
 from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
-from bert_jax.infer.stream import answer_records
 from bert_jax.infer.writers import check_out, json_line, lines, write_answers
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
@@ -74,7 +73,7 @@ def run(texts: Sequence[str], **options: Any) -> list[Record]:
 
 
 def test_order_is_kept_through_chunks_and_lengths(monkeypatch):
-    monkeypatch.setattr(stream, "MAX_RECORDS", 7)
+    monkeypatch.setattr(Predictor, "CHUNK", 7)
     texts = [f"{'x' * (n * 5 % 13)} {n}" for n in range(50)]
     found = run(texts)
     assert [each.answer["loud"] for each in found] == [text.upper() for text in texts]
@@ -82,7 +81,7 @@ def test_order_is_kept_through_chunks_and_lengths(monkeypatch):
 
 
 def test_a_chunk_holds_no_more_than_so_many_characters(monkeypatch):
-    monkeypatch.setattr(stream, "MAX_CHARS", 100)
+    monkeypatch.setattr(predictor, "MAX_CHARS", 100)
     taken: list[int] = []
 
     def records():
@@ -117,7 +116,7 @@ def test_on_skip_bad_records_keep_their_places():
 
 
 def test_what_was_cut_is_counted_once_with_the_first_places(monkeypatch):
-    monkeypatch.setattr(stream, "MAX_RECORDS", 3)
+    monkeypatch.setattr(Predictor, "CHUNK", 3)
     said: list[str] = []
     texts = ["x" * (95 if n % 2 else 5) for n in range(20)]
     assert len(list(answer_records(Shout(), records_of(texts), say=said.append))) == 7

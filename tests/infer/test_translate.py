@@ -13,7 +13,6 @@ from toy_networks import plain_search, toy_translator
 from bert_jax.cli import main as cli
 from bert_jax.cli.verbs import answering
 from bert_jax.errors import UserError
-from bert_jax.infer import stream
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.translate import Translator, decoded, mean_attention, word_attention
 from bert_jax.model.config import ModelConfig
@@ -198,7 +197,7 @@ def test_finished_lines_stay_where_one_cannot_be_read_and_a_rerun_goes_on(
     run, saved, model, tmp_path, monkeypatch
 ):
     file, out, kept = (tmp_path / name for name in ("test.en", "test.de", "test.de.partial"))
-    monkeypatch.setattr(stream, "MAX_RECORDS", 3)
+    monkeypatch.setattr(Translator, "CHUNK", 3)
     sound = [text.encode() for text in TEXTS]
 
     def started(lines, params=saved.params):

@@ -9,7 +9,7 @@ from made_plans import made_plan
 
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
-from bert_jax.plan import planner, topology
+from bert_jax.plan import planner, search, topology
 
 
 class Answer(NamedTuple):
@@ -126,7 +126,7 @@ def test_the_overrides_fit_when_given(run: Run):
 
 
 def test_nothing_fits(run: Run, monkeypatch):
-    monkeypatch.setattr(planner, "candidates", lambda *a, **k: [])
+    monkeypatch.setattr(search, "candidates", lambda *a, **k: [])
     answer = run("--topology=v5e:2x2", "--batch-per-chip=4096")
     assert answer.code == 1
     assert "more chips are needed" in answer.out

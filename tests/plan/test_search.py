@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from bert_jax.config.command_line import load_config
-from bert_jax.plan.planner import two_depths
-from bert_jax.plan.prior import on_paper, rows_that_may_fit
+from bert_jax.plan.planner import on_paper, rows_that_may_fit, two_depths
 from bert_jax.plan.search import (
     Guess,
     Pass,

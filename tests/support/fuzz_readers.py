@@ -247,7 +247,7 @@ def _use_bundle_unchecked(path: Path) -> None:
     from unittest.mock import ANY, patch
 
     with (
-        patch("bert_jax.files.untrusted.sstable.masked_crc32c", lambda _: ANY),
+        patch("bert_jax.files.untrusted.tensor_bundle.masked_crc32c", lambda _: ANY),
         patch("bert_jax.files.untrusted.tensor_bundle.masked_crc32c", lambda _: ANY),
     ):
         _use_bundle(path)

@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from bert_jax.plan.compile import Memory, Plan, usable_bytes
-from bert_jax.plan.hlo_cost.cost import Cost
-from bert_jax.plan.hlo_cost.program import Collective, Op, Program
+from bert_jax.plan.hlo_cost.cost import Collective, Cost, Op, Program
 from bert_jax.plan.search import settings_of
 from bert_jax.plan.topology import Topology
 from bert_jax.training.pretrain.config import PretrainConfig

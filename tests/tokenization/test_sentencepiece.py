@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.sstable import read_varint
+from bert_jax.files.untrusted.tensor_bundle import read_varint
 from bert_jax.tokenization import sentencepiece as module
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer, train_sentencepiece

@@ -1,10 +1,14 @@
-"""Headings of a demo, and commands that work in the shell that started the demo."""
+"""Headings of a demo, commands for the user's shell, and a check of the demo's directory."""
 
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.workdir import read_config
 
 NUM_PARTS = 5
 """Number of parts of every demo."""
@@ -18,13 +22,25 @@ def heading(number: int, title: str) -> None:
 def print_commands(commands: Sequence[Sequence[str]]) -> None:
     """Print commands to try next: the arguments of `bert-jax`, one command a line."""
     print("\nNext, to try:\n")
-    for line in command_lines(commands):
-        print(f"  {line}")
+    print("\n".join(f"  {line}" for line in command_lines(commands)))
 
 
 def command_lines(commands: Sequence[Sequence[str]]) -> list[str]:
     """Return shell commands that work where the demo was started."""
     return [shlex.join([*_program(), *arguments]) for arguments in commands]
+
+
+def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
+    """Return the configuration of the run that is there, if any; refuse another objective."""
+    if not (run / "config.json").exists():
+        return None
+    there = read_config(run)
+    if there.objective.name != config.objective.name:
+        raise UserError(
+            f"{run} holds a run with objective.name {there.objective.name!r}, and this demo has "
+            f"{config.objective.name!r}; give another --workdir"
+        )
+    return there
 
 
 def _program() -> list[str]:

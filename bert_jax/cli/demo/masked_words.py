@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.demo.console import heading, print_commands
-from bert_jax.cli.demo.workdir import config_there
+from bert_jax.cli.demo.console import config_there, heading, print_commands
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
@@ -56,12 +55,9 @@ RECIPES = {
 def run_demo(recipe: Recipe, workdir: Path) -> int:
     """Run the demo in `workdir`; a second call continues an unfinished first run.
 
-    Returns:
-        0 when the model is good enough, and when a signal stopped the demo with everything saved; 1
-        when the model has not learned enough.
-
-    Raises:
-        UserError: `workdir` cannot be used, or holds a run of another configuration.
+    Return 0 when the model is good enough, and when a signal stopped the demo with everything
+    saved; 1 when the model has not learned enough. A `workdir` that cannot be used, or holds a run
+    of another configuration, is a `UserError`.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, recipe.config), workdir / "run"

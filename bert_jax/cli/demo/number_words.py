@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.demo.console import heading, print_commands
-from bert_jax.cli.demo.workdir import config_there
+from bert_jax.cli.demo.console import config_there, heading, print_commands
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import is_corpus
 from bert_jax.data.corpus.build_pairs import build_pairs
 from bert_jax.data.corpus.numbers import draw_numbers, french_words
 from bert_jax.data.corpus.pairs import open_pairs
 from bert_jax.files.staging import staged_file
-from bert_jax.infer.attend import attention_page
+from bert_jax.infer.attend import attention
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -51,18 +50,18 @@ class Sides(NamedTuple):
 def run_demo(config_name: str, workdir: Path) -> int:
     """Run the demo in `workdir`; a second call continues an unfinished first run.
 
-    Returns:
-        0 when at least `LEAST_EXACT` of the unseen numbers are right, and when a signal stopped the
-        training with everything saved; 1 when fewer are right.
-
-    Raises:
-        UserError: `workdir` cannot be used, or holds a run of another configuration.
+    Return 0 when at least `LEAST_EXACT` of the unseen numbers are right, and when a signal stopped
+    the training with everything saved; 1 when fewer are right. A `workdir` that cannot be used, or
+    holds a run of another configuration, is a `UserError`.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, config_name), workdir / "run"
     config_there(config, run)  # refuses the run of another demo
     heading(1, "French numbers below a million, in words and in digits")
-    known, unseen = (_sides(workdir, name) for name in ("train", "unseen"))
+    known, unseen = (
+        Sides(workdir / f"{name}.words.txt", workdir / f"{name}.digits.txt")
+        for name in ("train", "unseen")
+    )
     _write_numbers(known, unseen)
 
     heading(2, "A vocabulary of words and digits, and the token store")
@@ -93,7 +92,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
     heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
     page = workdir / "attention.html"
     with staged_file(page) as file:
-        file.write(attention_page(saved, french_words(_SHOWN), str(_SHOWN)).encode())
+        file.write(attention(saved, french_words(_SHOWN), str(_SHOWN)).page.encode())
     print(f"numbers       {known.words}, {known.digits}\ntokenizer     {vocabulary}")
     print(f"token store   {corpus}\ncheckpoints   {run / 'checkpoints'}")
     print(f"metrics       {run / 'metrics.jsonl'}\nloss curve    {run / 'loss.png'}")
@@ -111,10 +110,6 @@ def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
     digits = "0123456789"
     vocabulary = [*SPECIAL_TOKENS, *words, *digits, *(CONTINUATION + digit for digit in digits)]
     return WordPieceTokenizer(vocabulary, WordPieceOptions(lowercase=False))
-
-
-def _sides(workdir: Path, name: str) -> Sides:
-    return Sides(workdir / f"{name}.words.txt", workdir / f"{name}.digits.txt")
 
 
 def _write_numbers(known: Sides, unseen: Sides) -> None:

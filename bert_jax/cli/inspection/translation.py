@@ -14,9 +14,8 @@ from tqdm import tqdm
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
-from bert_jax.infer.batching import shape_for
 from bert_jax.infer.forward import on_device
-from bert_jax.infer.predictor import Given
+from bert_jax.infer.predictor import Given, shape_for
 from bert_jax.infer.records import PAUSE, read_records
 from bert_jax.infer.translate import Translator, decoded
 from bert_jax.model.seq2seq.network import Network, Side, Tree

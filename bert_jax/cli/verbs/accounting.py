@@ -1,8 +1,8 @@
 """Verbs that account for text and models; imports are made when a verb runs."""
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -42,10 +42,7 @@ class Lineage(groups.Json):
                 print(text, file=sys.stderr)
 
         found = check_lineage(self.directory, self.near, quick=self.quick, say=say)
-        if self.json:
-            print(json.dumps(found.as_json(), indent=2))
-        else:
-            print("\n".join(lineage_lines(found)))
+        self.show(found.as_json(), lineage_lines(found))
         return 1 if has_difference(found) else 0
 
 
@@ -85,12 +82,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
                 draw_lengths(look, self.plot)
             except OSError as error:
                 raise UserError(f"--plot: {self.plot} cannot be written: {error}") from error
-        if self.json:
-            print(json.dumps(look.as_json(), indent=2, ensure_ascii=False))
-            return 0
-        print("\n".join(corpus_lines(look)))
-        if self.plot is not None:
-            print(f"\nlengths  {self.plot}")
+        drawn = [] if self.plot is None else ["", f"lengths  {self.plot}"]
+        self.show(look.as_json(), [*corpus_lines(look), *drawn], ensure_ascii=False)
         return 0
 
 
@@ -120,6 +113,7 @@ class Contamination(groups.Workers, groups.Json):
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.overlap.evaluation import read_evaluation
+        from bert_jax.data.corpus.overlap.heldout import heldout_path, heldout_twins
         from bert_jax.data.corpus.overlap.search import DIRECTORY, search_store, search_texts
         from bert_jax.data.corpus.sources import resolve_sources
         from bert_jax.data.corpus.workers import worker_count
@@ -131,12 +125,19 @@ class Contamination(groups.Workers, groups.Json):
         workers = worker_count(self.num_workers)
         corpus = Path(self.corpus)
         store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)
+        place: Path | None
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
         if _HELDOUT in specs:
             if store is None:
                 raise UserError(f"--against heldout needs a corpus directory; {corpus} is none")
-            self._compare_heldout(store.parent if store.name == "train" else store, workers)
-        place: Path | None
+            directory = store.parent if store.name == "train" else store
+            found = heldout_twins(
+                directory, threshold=self.similarity, num_workers=workers, show=_bar
+            )
+            place = self.out or heldout_path(directory)
+            found.save(place)
+            lines = [*found.lines(), f"report  {place}", ""]
+            self.show(asdict(found), lines, indent=None, ensure_ascii=False)
         for each in sets:
             if store is not None:
                 report = search_store(store, each, num_workers=workers, show=_bar)
@@ -148,24 +149,9 @@ class Contamination(groups.Workers, groups.Json):
                 place = self.out
             if place is not None:
                 report.save(place)
-            if self.json:
-                print(json.dumps(report.summary() | {"counts": report.counts()}))
-            else:
-                print("\n".join([*report.lines(), *([f"report  {place}"] if place else []), ""]))
+            lines = [*report.lines(), *([f"report  {place}"] if place else []), ""]
+            self.show(report.summary() | {"counts": report.counts()}, lines, indent=None)
         return 0
-
-    def _compare_heldout(self, corpus: Path, workers: int) -> None:
-        from dataclasses import asdict
-
-        from bert_jax.data.corpus.overlap.heldout import heldout_path, heldout_twins
-
-        found = heldout_twins(corpus, threshold=self.similarity, num_workers=workers, show=_bar)
-        place = self.out or heldout_path(corpus)
-        found.save(place)
-        if self.json:
-            print(json.dumps(asdict(found), ensure_ascii=False))
-        else:
-            print("\n".join([*found.lines(), f"report  {place}", ""]))
 
 
 def _bar(items: Sequence[T]) -> Iterable[T]:

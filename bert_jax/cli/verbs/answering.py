@@ -11,33 +11,24 @@ from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.verbs.groups import Asking
+from bert_jax.cli.verbs.groups import Asking, AskingRows
 from bert_jax.errors import UserError
 from bert_jax.files.checks import crc_of
 from bert_jax.infer.forward import on_device
-from bert_jax.infer.kept import KeptLines
-from bert_jax.infer.predictor import Given, Predictor
+from bert_jax.infer.predictor import Given, Predictor, answer_records
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
-from bert_jax.infer.stream import answer_records
-from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, check_out, write_answers
+from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, KeptLines, check_out, write_answers
 from bert_jax.tasks.tables import TableFormat
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 
 def run_verb(
-    asked: Asking,
-    make: Callable[[SavedModel], Predictor[Any]],
-    **same: str | None,
+    asked: Asking, make: Callable[[SavedModel], Predictor[Any]], **same: str | None
 ) -> int:
     """Answer the texts on the command line, or the lines of files; without both, standard input.
 
-    Args:
-        asked: The verb.
-        make: Makes the verb of a model on a device.
-        **same: Fields with the same value for all records; None: not given.
-
-    Raises:
-        UserError: Nothing to read, a bad record, or a file that cannot be read or written.
+    `make` makes the predictor of a model on a device; `same` are fields with the same value for all
+    records, None where they are not given.
     """
     table = check_files(asked)
     saved = read_model(asked.model)
@@ -47,7 +38,8 @@ def run_verb(
             f"constant prediction has {found[1]:.4g}",
             file=sys.stderr,
         )
-    predictor = make(on_device(saved, asked.device, asked.max_row))
+    most = asked.max_length if isinstance(asked, AskingRows) else None
+    predictor = make(on_device(saved, asked.device, most))
     predictor.batch_tokens = asked.batch_tokens or predictor.batch_tokens
     texts, inputs, out = asked.texts, asked.input, asked.out
     if texts == (STDIN,):
@@ -103,11 +95,7 @@ def run_verb(
 
 
 def check_files(asked: Asking) -> TableFormat:
-    """Refuse files that cannot be read or written as they are named, before a model is loaded.
-
-    Raises:
-        UserError: A file cannot be used; the message names the file or the option.
-    """
+    """Refuse files that cannot be read or written as named, before a model is loaded."""
     for source in asked.input:
         _format(asked, source)
     check_out(asked.out, vectors=asked.VECTORS, plain=asked.PLAIN)

@@ -1,6 +1,5 @@
 """The verb that evaluates runs and models; imports are made when it runs."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -113,18 +112,11 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
             "evaluated on a --corpus", Labelled, groups.Columns, Pairs,
         )  # fmt: skip
         if self.by_position or self.masking_rates or self.plot:
-            if self.step is not None:
-                raise UserError(
-                    f"--step is {self.step}; losses by position are of the newest checkpoint"
-                )
             return self._by_position()
         values = evaluate_run(
             self.model, corpus=self.corpus, max_rows=self.rows, length=self.length, step=self.step
         )
-        if self.json:
-            print(json.dumps(values, indent=2))
-        else:
-            print("\n".join(f"{name:28} {value:.6g}" for name, value in values.items()))
+        self.show(values, (f"{name:28} {value:.6g}" for name, value in values.items()))
         return 0
 
     def _refuse(self, why: str, *groups: type[Verb], but: str = "") -> None:
@@ -148,11 +140,9 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         found = evaluate_finetuned(
             self.model, self.data, self.contamination, self.versus, {**names, **written}
         )
-        lines = [
-            line
-            for name, report in found.reports.items()
-            for line in ("", *report_lines(name, report, mistakes=False))
-        ]
+        lines = []
+        for name, report in found.reports.items():
+            lines += ["", *report_lines(name, report, mistakes=False)]
         if found.differences:
             lines += ["", *difference_lines(title, versus, found.differences)]
         print("\n".join(lines[1:]), file=sys.stderr)
@@ -160,10 +150,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
             more = {"differences": found.differences} if found.differences else {}
             for path in write_reports(self.report, found.reports, more, title=title):
                 print(f"report  {path}", file=sys.stderr)
-        if self.json:
-            print(json.dumps(found.as_json(), indent=2, allow_nan=False))
-        else:
-            print("\n".join(f"{name:28} {value:.6g}" for name, value in found.scores.items()))
+        scores = (f"{name:28} {value:.6g}" for name, value in found.scores.items())
+        self.show(found.as_json(), scores, allow_nan=False)
         return 0
 
     def _by_position(self) -> int:
@@ -171,11 +159,14 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.cli.inspection.position_lines import draw_positions, position_lines
         from bert_jax.files.remote import open_workdir
 
+        if self.step is not None:
+            raise UserError(
+                f"--step is {self.step}; losses by position are of the newest checkpoint"
+            )
         rates = tuple(each / 100 for each in self.masking_rates) or DEFAULT_RATES
         losses = evaluate_by_position(
-            self.model, corpus=self.corpus, max_rows=self.rows,
-            length=self.length, rates=rates,
-        )  # fmt: skip
+            self.model, corpus=self.corpus, max_rows=self.rows, length=self.length, rates=rates
+        )
         work = open_workdir(self.model)
         picture = self.plot
         if picture is None and work.mirror is None:
@@ -186,12 +177,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
                 draw_positions(losses, picture, title=work.local.absolute().name)
             except (OSError, UserError) as error:
                 trouble = f"{picture} cannot be written: {error}"
-        if self.json:
-            print(json.dumps(losses.as_json(), indent=2))
-        else:
-            print("\n".join(position_lines(losses)))
-            if picture and not trouble:
-                print(f"\nloss by position  {picture}")
+        drawn = ["", f"loss by position  {picture}"] if picture and not trouble else []
+        self.show(losses.as_json(), [*position_lines(losses), *drawn])
         if trouble:
             print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
         return 0
@@ -200,10 +187,9 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.cli.inspection.translation import evaluate_pairs, translation_lines
 
         found = evaluate_pairs(
-            self.model, sources, references, settings=self.settings(),
-            corpus=self.corpus,
-        )  # fmt: skip
-        print(json.dumps(found, indent=2) if self.json else "\n".join(translation_lines(found)))
+            self.model, sources, references, settings=self.settings(), corpus=self.corpus
+        )
+        self.show(found, translation_lines(found))
         return 0
 
     def _vectors(self, chosen: str) -> int:
@@ -212,8 +198,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.infer.forward import on_device
-        from bert_jax.infer.search import evaluation
-        from bert_jax.infer.search.rerank import Reranker
+        from bert_jax.infer.search.evaluation import Evaluation, score_lines
+        from bert_jax.infer.search.index import Reranker
         from bert_jax.tasks.retrieval.collection import read_collection
 
         if self.rerank and not self.retrieval:
@@ -228,23 +214,15 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         model = on_device(read_model(self.model), None)
         reranker = Reranker(on_device(read_model(self.rerank), None)) if self.rerank else None
         with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            evaluation = Evaluation(model, self.dimensions, bar.update)
             if self.retrieval:
-                result = evaluation.evaluate_retrieval(
-                    model, read_collection(self.retrieval), self.dimensions, reranker=reranker,
-                    candidates=self.candidates, advance=bar.update,
-                )  # fmt: skip
+                collection = read_collection(self.retrieval)
+                result = evaluation.retrieval(collection, reranker, self.candidates)
+            elif self.sts:
+                result = evaluation.similarity(self.sts, columns, **written)
             else:
-                evaluate = (
-                    evaluation.evaluate_similarity if self.sts else (evaluation.evaluate_clustering)
-                )
-                result = evaluate(
-                    model, self.sts or self.clustering or "", columns, self.dimensions,
-                    advance=bar.update, **written,
-                )  # fmt: skip
+                result = evaluation.clustering(self.clustering or "", columns, **written)
         if warning := result.pop("warning"):
             print(f"Warning: {warning}", file=sys.stderr)
-        if self.json:
-            print(json.dumps(result, indent=2))
-        else:
-            print("\n".join(evaluation.score_lines(result)))
+        self.show(result, score_lines(result))
         return 0

@@ -1,19 +1,12 @@
 """Options that several verbs share."""
 
+import json
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from bert_jax.cli.verbs.options import (
-    CorpusPlace,
-    Directory,
-    File,
-    Given,
-    ModelPlace,
-    Picture,
-    RunPlace,
-    Text,
-    Verb,
-)
+from bert_jax.cli.verbs import options
+from bert_jax.cli.verbs.options import CorpusPlace, Given, ModelPlace, RunPlace, Text, Verb
 from bert_jax.config.bounds import AtLeast, Count, Natural, NonNegative
 from bert_jax.errors import UserError
 
@@ -41,6 +34,11 @@ class Json(Verb):
 
     json: bool = False
     """Print JSON, in place of lines for people."""
+
+    def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
+        """Print JSON, written in so many ways of `json.dumps`, or lines."""
+        written = {"indent": 2, **how}
+        print(json.dumps(found, **written) if self.json else "\n".join(lines))
 
 
 class Rows(Verb):
@@ -74,7 +72,7 @@ class Seed(Verb):
 class Plot(Verb):
     """The picture that a verb draws."""
 
-    plot: Picture | None = None
+    plot: options.Picture | None = None
     """File for the picture (default: loss.png or positions.png in a local run that `status` or
     `evaluate --by-position` reads, else no picture)."""
 
@@ -82,14 +80,14 @@ class Plot(Verb):
 class IntoDirectory(Verb):
     """The directory that a verb writes."""
 
-    out: Directory
+    out: options.Directory
     """Directory to write; it appears only when complete."""
 
 
 class IntoFile(Verb):
     """The file that a verb writes."""
 
-    out: File
+    out: options.File
     """File to write; replaced where it exists. `index` writes .parquet, `mine` JSON lines."""
 
 
@@ -149,18 +147,12 @@ class Columns(Verb):
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the columns by field, and the format of a table.
 
-        Raises:
-            UserError: A part names none of the known fields; without known fields any name passes.
+        Fields must be among `known`; without known fields any name passes.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
             field, _, column = (word.strip() for word in part.partition("="))
-            if f"{field}={column}" in (
-                "header=True",
-                "header=False",
-                "quoting=True",
-                "quoting=False",
-            ):
+            if field in ("header", "quoting") and column in ("True", "False"):
                 written[field] = column == "True"
             elif field == "delimiter" and column:
                 written[field] = column.replace("\\t", "\t")
@@ -242,7 +234,7 @@ class Asking(OfModel, Texts, Columns, Json, Device):
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
     """Format of the files; auto goes by the suffix, for standard input by the first line."""
-    out: File | None = None
+    out: options.File | None = None
     """File for the answers, .jsonl; `embed` also writes .npy and .parquet, `translate` a line for
     each text. The file appears complete or not at all (default: standard output)."""
     batch_tokens: Count | None = None
@@ -256,11 +248,6 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     VECTORS: ClassVar[bool] = False
     """Whether answers are vectors."""
 
-    @property
-    def max_row(self) -> int | None:
-        """Limit of the tokens of a row."""
-        return None
-
 
 class AskingRows(Asking):
     """A verb that answers texts of a limited length."""
@@ -268,8 +255,3 @@ class AskingRows(Asking):
     max_length: Annotated[int | None, "N"] = None
     """Largest number of tokens in a row, special tokens included; longer texts are cut or read in
     windows (default: the model's)."""
-
-    @property
-    def max_row(self) -> int | None:
-        """Limit of the tokens of a row."""
-        return self.max_length

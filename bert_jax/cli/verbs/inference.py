@@ -206,7 +206,7 @@ class Attend(groups.OfModel, groups.SecondText):
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.files.staging import replace_file
         from bert_jax.files.urls import scheme
-        from bert_jax.infer.attend import attention_page
+        from bert_jax.infer.attend import attention
         from bert_jax.tokenization.masks import mask_spans
 
         out = self.out
@@ -220,7 +220,7 @@ class Attend(groups.OfModel, groups.SecondText):
             mask_spans(text, saved.tokenizer) for text in (self.text, self.text_b or "")
         ):
             saved = read_model(self.model)
-        page = attention_page(saved, self.text, self.text_b).encode()
+        page = attention(saved, self.text, self.text_b).page.encode()
         replace_file(out, page)
         print(f"{out} ({-(-len(page) // 1000):,} kB); open it in a browser")
         return 0

@@ -19,19 +19,12 @@ import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    TypeVar,
-    dataclass_transform,
-)
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
+
+from typing_extensions import dataclass_transform
 
 from bert_jax.config.bounds import faults
-from bert_jax.config.notes import notes
+from bert_jax.config.mapping import notes
 from bert_jax.errors import UserError, nearest
 
 T = TypeVar("T")
@@ -172,13 +165,15 @@ def options(verb: type[Verb]) -> list[Option]:
 class Parser(argparse.ArgumentParser):
     """A parser of one verb, whose help is read from the source when somebody asks."""
 
-    def __init__(self, verb: type[Verb] | None = None, **more: Any) -> None:
-        """Add the options of a verb."""
+    def __init__(self, verb: type[Verb] | None = None, lax: bool = False, **more: Any) -> None:
+        """Add the options of a verb; a lax parser lets required ones be missing."""
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **more)
         self.verb = verb
         groups: dict[str, Any] = {"": self}
         for option in options(verb) if verb else ():
+            if lax and option.default is MISSING:
+                option = option._replace(default=None)
             if option.title not in groups:
                 groups[option.title] = self.add_argument_group(option.title)
             option.add_to(groups[option.title])
@@ -214,9 +209,8 @@ class Parser(argparse.ArgumentParser):
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     """Make a verb from the arguments after its name.
 
-    Raises:
-        UserError: An option that the verb does not have (the message names the nearest or the new
-            option); a value of another type or out of bounds; a missing option.
+    Refuse an option that the verb does not have by the nearest or the new option; a value of
+    another type or out of bounds; a missing option.
     """
     parser = Parser(verb, prog=f"bert-jax {name}")
     for argument in argv[: argv.index("--") if "--" in argv else None]:
@@ -229,7 +223,11 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     known = {option.name: option for option in options(verb)}
     for several in (each.name for each in known.values() if each.is_several):
         found[several] = found.get(several) or []
-        rest = _take_behind(found[several], rest)
+        # What stands behind an option, too: argparse takes only what is before it.
+        at = rest.index("--") if "--" in rest else len(rest)
+        before, after = rest[:at], rest[at + 1 :]
+        rest = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
+        found[several] += [] if rest else before + after
     if rest and not verb.CONFIGURED:
         raise UserError(f"unexpected argument {rest[0]!r} (see {parser.prog} --help)")
     values = {each: _value(known[each].flag, known[each].hint, found[each]) for each in found}
@@ -237,16 +235,6 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     homes = tuple(f"{_home(option)}{equals}{_home(value)}" for option, equals, value in parts)
     command_line = shlex.join(["bert-jax", name, *argv])
     return verb(**values, command_line=command_line, overrides=homes)
-
-
-def _take_behind(taken: list[str], rest: list[str]) -> list[str]:
-    """Move arguments after an option from `rest` to `taken`; argparse takes only earlier ones."""
-    at = rest.index("--") if "--" in rest else len(rest)
-    before, after = rest[:at], rest[at + 1 :]
-    unknown = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
-    if not unknown:
-        taken += before + after
-    return unknown
 
 
 def _unknown(flag: str, parser: Parser) -> UserError:

@@ -8,11 +8,14 @@ import shutil
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
 from bert_jax.errors import UserError, report_error
+
+if TYPE_CHECKING:
+    from bert_jax.training.run.goodput import Clock
 
 
 class Demo(Verb):
@@ -62,11 +65,7 @@ class Configured(Verb):
         return PretrainConfig
 
     def loaded(self) -> Any:
-        """Read the configuration.
-
-        Raises:
-            UserError: The configuration is wrong, or made for the other kind of run.
-        """
+        """Read the configuration; refuse a wrong one, or one for the other kind of run."""
         from bert_jax.config.command_line import load_config
 
         try:
@@ -98,12 +97,13 @@ class Run(Configured):
     """Exit code of a run that SIGTERM stopped and saved before its last step. Launchers that
     restart runs pass 75; Ctrl-C on one process ends with 130."""
 
-    def trained(self, config: Any) -> str:
+    def trained(self, config: Any, clock: "Clock") -> str:
         """Train, and return the name of the signal that stopped the run, if any."""
         raise NotImplementedError
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
+        from bert_jax.training.run.goodput import Clock, process_age
 
         name = type(self).__name__.lower()
         if not Path(self.workdir).name:
@@ -113,7 +113,7 @@ class Run(Configured):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
             processes.join(self.distributed, self.join_timeout)
-            stopped_by = self.trained(config)
+            stopped_by = self.trained(config, Clock(age=process_age()))
         except BaseException as error:
             if label := processes.label():  # one of several, whose errors must not wait for others
                 if (code := report_error(error, f"{name}, {label}")) is None:
@@ -150,13 +150,11 @@ class Pretrain(Run):
     configuration must equal the other run's up to the checkpoint's step. Without @STEP: the newest
     checkpoint that was read back. The checkpoint is kept for ever."""
 
-    def trained(self, config: Any) -> str:
+    def trained(self, config: Any, clock: "Clock") -> str:
         """Train the objective that the section `objective` names."""
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.training.pretrain.train import train
-        from bert_jax.training.run.goodput import Clock, process_age
 
-        clock = Clock(age=process_age())
         return train(
             config, self.workdir, initial=lambda: read_model(config.init),
             branch_from=self.branch_from, clock=clock,
@@ -181,14 +179,12 @@ class Finetune(Run):
 
         return FinetuneConfig
 
-    def trained(self, config: Any) -> str:
+    def trained(self, config: Any, clock: "Clock") -> str:
         """Fine-tune, or go on."""
         from bert_jax.training.finetune.folds import cross_validate
         from bert_jax.training.finetune.progress import NothingLearnedError
         from bert_jax.training.finetune.train import finetune
-        from bert_jax.training.run.goodput import Clock, process_age
 
-        clock = Clock(age=process_age())
         if config.task.folds and not config.task.fold:
             return cross_validate(config, self.workdir, clock=clock)
         result = finetune(config, self.workdir, clock=clock)
@@ -226,19 +222,16 @@ class Plan(Configured, groups.Plot, groups.Json):
         from bert_jax.training.pretrain.start.initial_model import with_architecture
         from bert_jax.training.pretrain.start.teacher import resolve_teacher
 
-        batch, rows = self.batch_per_chip, None
-        if batch not in ("", "fit", "fast"):
-            if not batch.isdecimal():
-                raise UserError(f"--batch-per-chip is {batch!r}; give a number, fit or fast")
-            rows = int(batch)
+        batch = self.batch_per_chip
+        if batch not in ("", "fit", "fast") and not batch.isdecimal():
+            raise UserError(f"--batch-per-chip is {batch!r}; give a number, fit or fast")
         config = self.loaded()
         if config.init:
             initial = read_model(config.init).config
             config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
         config, _ = resolve_teacher(config)
         return run_plan(
-            config, self.topology, phase=self.phase, batch_per_chip=rows, fit=batch == "fit",
-            fast=batch == "fast", as_json=self.json, plot=self.plot,
+            config, self.topology, phase=self.phase, batch=batch, as_json=self.json, plot=self.plot,
             cache=None if self.cache == Path("none") else self.cache or default_cache(),
         )  # fmt: skip
 
@@ -264,10 +257,7 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
                     "picture of a fine-tuning run is statistics.png, made at the end"
                 )
             finetuning = finetune_status(work)
-            if self.json:
-                print(json.dumps(dataclasses.asdict(finetuning), indent=2))
-            else:
-                print("\n".join(finetune_lines(finetuning, width=width)))
+            self.show(dataclasses.asdict(finetuning), finetune_lines(finetuning, width=width))
             return 0
         found = pretrain_status(work)
         picture = self.plot or (work.local / "loss.png" if work.mirror is None else None)
@@ -297,10 +287,7 @@ class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
 
         work = open_workdir(self.workdir)
         verdicts = audit(work.checkpoints, only=self.step, progress=sys.stderr.isatty())
-        if self.json:
-            print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
-        else:
-            print("\n".join(audit_report(verdicts)))
+        self.show([dataclasses.asdict(verdict) for verdict in verdicts], audit_report(verdicts))
         if all(verdict.intact for verdict in verdicts):
             return 0
         return 1 if any(verdict.intact for verdict in verdicts) else 5

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Given, ModelPlace
+from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     """Model of the index, where the model has moved since the index was made."""
 
     def __call__(self) -> int:
+        from bert_jax.infer.embed import text_vectors
         from bert_jax.infer.search import index
-        from bert_jax.infer.search.rerank import Reranker
-        from bert_jax.infer.search.vectors import text_vectors
+        from bert_jax.infer.search.index import Reranker
 
         top = self.top or 10
         opened = index.Index(self.index)
@@ -132,8 +133,8 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
 
     def _queries(self) -> Iterator[list["Record"]]:
         """Read the queries in parts; from a pipe, the lines available."""
-        from bert_jax.infer.predictor import Given, text_field
-        from bert_jax.infer.records import PAUSE, STDIN, Record, read_records
+        from bert_jax.infer.predictor import Given, chunks, text_field
+        from bert_jax.infer.records import STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates
 
         texts, inputs = self.texts, self.input
@@ -145,23 +146,20 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
                     "A query in each line; the end of the input ends the search.", file=sys.stderr
                 )
             texts, inputs = (), (STDIN,)
-        part = [
-            Record(Given("query", number), {"query": replace_surrogates(text)})
-            for number, text in enumerate(texts, 1)
-        ]
         if not all(map(str.strip, texts)):
             raise UserError("a query is empty; give some words")
-        for source in inputs:
-            for record in read_records(source, fields=("query",)):
-                if record is not PAUSE:
-                    if record.problem is not None:
-                        raise UserError(record.problem)
-                    text_field(record.fields, "query", record.origin)
-                    part.append(record)
-                if part and (record is PAUSE or len(part) == _QUERIES):
-                    yield part
-                    part = []
-        if part:
+
+        def records() -> Iterator[Record]:
+            for number, text in enumerate(texts, 1):
+                yield Record(Given("query", number), {"query": replace_surrogates(text)})
+            for source in inputs:
+                yield from read_records(source, fields=("query",))
+
+        for part in chunks(records(), _QUERIES):
+            for record in part:
+                if record.problem is not None:
+                    raise UserError(record.problem)
+                text_field(record.fields, "query", record.origin)
             yield part
 
 
@@ -195,9 +193,9 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     """Pairs of query and document: .csv, .tsv, .jsonl or .parquet."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """More documents to choose from, as `bert-jax index` takes them. May be repeated."""
-    negatives: int = 5
+    negatives: Count = 5
     """Largest number of negatives for each pair."""
-    margin: float = 0.05
+    margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
     """Least difference between the pair's cosine and a negative's cosine; may be negative."""
     labelled: bool = False
     """Write a line for each pair and each negative, labelled 1 or 0, to train a reranker."""

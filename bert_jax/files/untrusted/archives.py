@@ -46,29 +46,13 @@ _PARSER_ERRORS = (
 
 
 def _extract(
-    read: Callable[["_Unpacked", io.BufferedIOBase], None],
-    path: str | Path,
-    target: str | Path,
-    *,
-    max_bytes: int = MAX_BYTES,
-    max_files: int = MAX_FILES,
-    max_ratio: int = MAX_RATIO,
-) -> list[str]:
-    """Unpack an archive into a new directory.
+    read: Callable[["_Unpacked", io.BufferedIOBase], None], path: str | Path, target: str | Path, *,
+    max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES, max_ratio: int = MAX_RATIO,
+) -> list[str]:  # fmt: skip
+    """Unpack an archive into a new directory, and return the names of the files, sorted.
 
-    Args:
-        read: the reader of the archive's format.
-        path: the archive.
-        target: the directory, which must not exist yet.
-        max_bytes: limit for all files together.
-        max_files: limit for the number of entries.
-        max_ratio: limit for unpacked bytes, times the size of the archive.
-
-    Returns:
-        The names of the files, sorted.
-
-    Raises:
-        UserError: names the archive and the entry; nothing is left at `target` then.
+    The limits are for all files together, for entries, and for unpacked bytes as a multiple of the
+    archive's size. A `UserError` names the archive and the entry, and leaves nothing at `target`.
     """
     path, target = Path(path), Path(os.path.abspath(target))
     if os.path.lexists(target):
@@ -252,12 +236,9 @@ class _BoundedReads(io.RawIOBase):
     """File that refuses reads beyond a limit of bytes: parsers trust the sizes they find."""
 
     def __init__(
-        self,
-        file: io.BufferedIOBase,
-        path: Path,
-        limit: int,
+        self, file: io.BufferedIOBase, path: Path, limit: int,
         check_end: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.last = b""
         self._file = file
         self._path = path

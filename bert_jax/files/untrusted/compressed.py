@@ -28,11 +28,7 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Read the plain content of a file in blocks; the suffix of its name tells the compression.
-
-    Raises:
-        UserError: the compressed data is damaged or cut off.
-    """
+    """Yield plain content in blocks, by the suffix of `name`; refuse data damaged or cut off."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):
@@ -74,11 +70,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
-    """Read a whole file, decompressed; see `read_bytes`.
-
-    Raises:
-        UserError: as `read_bytes` and `decompress`; the plain content is larger than the limit.
-    """
+    """Read a whole file, decompressed, within a bound; see `read_bytes` and `decompress`."""
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
     found = bytearray()

@@ -26,32 +26,25 @@ _NO_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
 _BLOCK = 1 << 20
 
 
-def read_json(path: Path, *, max_bytes: int, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """Return a JSON file as Python values.
-
-    Args:
-        path: the file, UTF-8 with or without a byte order mark.
-        max_bytes: limit, checked before the file is read.
-        max_depth: limit of nested lists and objects.
-        allow_nan: accept `NaN`, `Infinity` and numbers that a float64 cannot hold.
-
-    Raises:
-        UserError: names the file and, where there is one, the line.
-    """
-    raw = read_bytes(path, max_bytes=max_bytes)
-    return parse_json(raw, where=f"{path}", max_depth=max_depth, allow_nan=allow_nan)
+def read_json(path: Path, *, max_bytes: int) -> Any:
+    """Return a JSON file of limited size as Python values; see `parse_json`."""
+    return parse_json(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
 
 
-def read_json_object(path: Path, *, max_bytes: int, max_depth: int = 64) -> dict[str, Any]:
+def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
     """Return a JSON file whose top level is an object; see `read_json`."""
-    value = read_json(path, max_bytes=max_bytes, max_depth=max_depth)
+    value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise UserError(f"{path}: the top level is a {type(value).__name__}, an object is needed")
     return value
 
 
 def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """Return a JSON document as Python values; `where` names it in messages. See `read_json`."""
+    """Return a JSON document as Python values; `where` and a line name what is refused.
+
+    `max_depth` bounds nested lists and objects, and `allow_nan` accepts `NaN`, `Infinity` and
+    numbers that a float64 cannot hold.
+    """
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)
 
@@ -98,10 +91,7 @@ def short(value: object) -> str:
 
 
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
-    """Depth and number of values, from the bytes, before a parser sees them.
-
-    What is dropped here beside strings is no JSON, so the parser stops before it.
-    """
+    """Bound depth and number of values, from the bytes, before a parser sees them."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth and raw.count(b",") < MAX_VALUES:
         return
     structure = _STRING.sub(b"", _ESCAPE.sub(b"", raw)).translate(None, _NO_STRUCTURE)

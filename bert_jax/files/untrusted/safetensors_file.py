@@ -39,11 +39,7 @@ _LONG_SPACE = re.compile(rb"[ \t\r\n]{%d}" % (_MAX_PADDING + 1))
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Return read-only views of a mapped file by name; bytes are read when an array is used.
-
-    Raises:
-        UserError: names what is wrong, or beyond the bounds of this module, and the tensor.
-    """
+    """Return read-only views of a mapped file by name; refuse what is unsound or beyond bounds."""
     path = Path(path)
     mapped = map_bytes(path, "a .safetensors file was expected")
     if len(mapped) < 8:

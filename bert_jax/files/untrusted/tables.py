@@ -14,15 +14,9 @@ def csv_records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Read records whose fields may stand in double quotes, each with its first line.
 
-    Args:
-        name: Name of the file, for messages; `hint` ends the one about a stray quote.
-        lines: Lines without their ends.
-        max_field: Characters of the largest field. The limit is the csv module's, so it holds for
-            all readers of the process until this one is done.
-        delimiter: Mark between the fields.
-
-    Raises:
-        UserError: A stray quote or line end, or a field that is too long.
+    `name` is the file in messages, and `hint` ends the one about a stray quote or line end. Lines
+    come without their ends. `max_field` bounds the characters of a field for all readers of the
+    process until this one is done, since the limit is the csv module's.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
     before, first = csv.field_size_limit(max_field), 1
@@ -44,11 +38,7 @@ def csv_records(
 
 @contextlib.contextmanager
 def open_parquet(name: str) -> Iterator[Any]:
-    """Open a parquet file, here or in a store, as pyarrow's `ParquetFile`.
-
-    Raises:
-        UserError: pyarrow is not installed, or the file is damaged, as the body may find.
-    """
+    """Open a parquet file, here or in a store, as pyarrow's; refuse damage that the body finds."""
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
         import pyarrow.parquet as pq

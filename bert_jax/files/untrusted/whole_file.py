@@ -14,13 +14,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def read_bytes(path: Path, *, max_bytes: int) -> bytes:
-    """Return the bytes of a regular file.
-
-    No more than `max_bytes` are read whatever the file system says.
-
-    Raises:
-        UserError: no such file, not a regular one (a pipe would block), too large or empty.
-    """
+    """Read a regular file, never more than `max_bytes`; refuse pipes, larger and empty files."""
     try:
         # Not blocking: opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,11 +38,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def map_bytes(path: Path, what: str) -> np.ndarray:
-    """Map a file into memory as bytes; an empty file has none.
-
-    Raises:
-        UserError: it is not there or cannot be read; `what` says what was expected.
-    """
+    """Map a file as bytes, an empty one as none; `what` tells what a missing one was to be."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; {what}")
     try:
@@ -64,11 +54,7 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8, without a byte order mark.
-
-    Raises:
-        UserError: a NUL byte or not UTF-8; names `where` and the line.
-    """
+    """Decode UTF-8 without a byte order mark; refuse a NUL or another byte by its line."""
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1

@@ -1,4 +1,8 @@
-"""An index: passages with their vectors in one parquet file, and what is near a query in it."""
+"""An index: passages with their vectors in one parquet file, what is near a query, and a reranker.
+
+Source of the reranker, which reads a query and a passage together and scores the pair: Nogueira and
+Cho 2019 (Passage Re-ranking with BERT).
+"""
 
 import contextlib
 import json
@@ -6,22 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
-from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError, needs_package
 from bert_jax.files.checks import crc_of
 from bert_jax.files.staging import staged_file
 from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.infer.classify import Classifier
+from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.exact_search import BLOCK, top_k_of_blocks
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.passages import Passage
-from bert_jax.infer.search.vectors import model_digest, text_vectors
 
+Item = TypeVar("Item")
 _KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
 LINK = ".model"
 """End of the name of the link beside an index to its model: no file makes another one be read."""
@@ -54,11 +60,7 @@ class Hit:
 
 
 def check_index_name(path: Path) -> None:
-    """Refuse a name that is not a parquet file's.
-
-    Raises:
-        UserError: Names the suffix.
-    """
+    """Refuse a name that is not a parquet file's."""
     if path.suffix.lower() != _SUFFIX or path.is_dir():
         raise UserError(f"{path}: an index is one parquet file; name a file that ends in {_SUFFIX}")
 
@@ -67,24 +69,12 @@ def write_index(
     path: Path, model: SavedModel, place: str | Path, passages: Iterable[Passage], *,
     dimensions: int | None = None, advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[int, str]:  # fmt: skip
-    """Write an index; the file appears whole or not at all.
+    """Write an index, whole or not at all; return the number of passages, and a warning of cuts.
 
     The file has the columns id, source, text and vector (float32, of length 1), in row groups of
-    `infer.search.BLOCK` passages, so that memory does not grow with their number.
-
-    Args:
-        path: File that `check_index_name` accepts.
-        model: The model on a device.
-        place: Directory of the model.
-        passages: Passages.
-        dimensions: Numbers of each vector that are kept; None: all.
-        advance: Takes the number of passages after each part of them.
-
-    Returns:
-        The number of passages, and a warning about passages that were cut, or "".
-
-    Raises:
-        UserError: There is no passage, pyarrow is not installed, or the file cannot be written.
+    `infer.search.BLOCK` passages, so that memory does not grow with their number. `place` is the
+    directory of the model, `dimensions` the numbers of each vector that are kept (None: all), and
+    `advance` takes the number of passages after each part of them. No passage is a `UserError`.
     """
     pa, pq = _arrow()
     width = dimensions or model.config.hidden_dim
@@ -117,14 +107,7 @@ def write_index(
 
 
 class Index:
-    """An index on the disk; vectors are read block by block, passages when they are found.
-
-    Args:
-        path: File that `write_index` wrote.
-
-    Raises:
-        UserError: The file is no index, or pyarrow is not installed.
-    """
+    """An index of `write_index` on the disk, read block by block; passages when they are found."""
 
     def __init__(self, path: Path) -> None:
         pa, pq = _arrow()
@@ -159,11 +142,7 @@ class Index:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
-        """Refuse a model that did not make the index's vectors.
-
-        Raises:
-            UserError: Names both.
-        """
+        """Refuse a model that did not make the index's vectors, and name both."""
         if model_digest(model) != self.by.digest:
             raise UserError(
                 f"{self.path} has the vectors of another model than {model.name}: {self.by.model} "
@@ -172,12 +151,7 @@ class Index:
             )
 
     def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
-        """Find the nearest passages of each query, best first; exact.
-
-        Args:
-            queries: Vectors of length 1.
-            top: Number of passages.
-        """
+        """Find the nearest passages of each query, a vector of length 1, best first; exact."""
         scores, numbers = top_k_of_blocks(queries, self._blocks(), min(top, max(len(self), 1)))
         known = self._passages(numbers)
         return [
@@ -222,6 +196,53 @@ class Index:
 
     def _damaged(self, fault: str) -> UserError:
         return UserError(f"{self.path} is damaged: {fault}; rerun `bert-jax index`")
+
+
+class Reranker:
+    """A model with one score, or with two classes whose second says that a passage answers."""
+
+    def __init__(self, model: SavedModel) -> None:
+        self._classifier = Classifier(model)
+        outputs = model.outputs
+        assert outputs is not None  # of `Classifier`
+        several = outputs.objective == "multi_label" or len(outputs.labels) > 2
+        if several:
+            raise UserError(
+                f"{model.name} predicts {len(outputs.labels)} classes; a reranker predicts one "
+                "score, or two classes of which the second says that the passage answers"
+            )
+        self._two = outputs.objective == "single_label"
+
+    def scores(
+        self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
+        advance: Callable[[int], object] = lambda count: None,
+    ) -> Float[np.ndarray, " N"]:  # fmt: skip
+        """Score pairs, the higher the better: scores, or log odds of the second class."""
+        reader, found = self._classifier, [np.zeros(0, np.float32)]
+        pairs = {"text": queries, "text_b": passages}
+        for part in reader.parts(pairs, what="pair", cuts=cuts, advance=advance):
+            logits = np.stack(reader.outputs(part.rows))
+            found.append(logits[:, 1] - logits[:, 0] if self._two else logits[:, 0])
+        return np.concatenate(found)
+
+    def order(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
+        """Return hits with the scores of the pairs, best first."""
+        scores = self.scores([query] * len(hits), [hit.passage.text for hit in hits])
+        scored = zip(scores, hits, strict=True)
+        return reranked(scores, [Hit(float(score), hit.passage) for score, hit in scored])
+
+
+def reranked(scores: Float[np.ndarray, " N"], ranking: Sequence[Item]) -> list[Item]:
+    """Return a ranking in the order of new scores; equal ones keep their order."""
+    return [ranking[place] for place in np.argsort(-scores, kind="stable")]
+
+
+def model_digest(model: SavedModel) -> str:
+    """Compute the SHA-256 of what determines vectors: weights, tokenizer, pooling, prefixes."""
+    own = None if model.embedding is None else asdict(model.embedding)
+    told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
+    parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}
+    return digest_of(parts, told)
 
 
 def _digest(table: Any, name: str) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
+from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts
-from bert_jax.infer.search.vectors import text_vectors
 from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.embedding import text_key
 from bert_jax.tasks.text.tables import read_texts
@@ -31,25 +31,19 @@ class MineConfig:
     negatives: int = 5
     """Greatest number of negatives of a pair; the nearest are taken."""
     margin: float = 0.05
-    """Distance that a negative's cosine keeps below the cosine of the pair; a negative margin lets
-    documents pass that are nearer than the pair's own."""
+    """Distance of a negative's cosine below the pair's; below 0 nearer documents pass, too."""
     first: int = 1
-    """First rank of a negative, among the documents that are not the query's own; a higher one
-    leaves the nearest out, which are most likely answers."""
+    """First rank of a negative; a higher one leaves the nearest out, most likely answers."""
     last: int = 100
     """Last rank of a negative."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        if self.negatives < 1:
-            raise UserError(f"--negatives is {self.negatives}; it must be at least 1")
+        """Refuse ranks out of order."""
         if not 1 <= self.first <= self.last:
             raise UserError(
                 f"--ranks is {self.first}-{self.last}; give a first rank of at least 1 and a last "
                 "one that is no smaller, such as 1-100"
             )
-        if not -2 <= self.margin <= 2:
-            raise UserError(f"--margin is {self.margin}; cosines differ by at most 2")
 
 
 @dataclass(frozen=True)
@@ -93,14 +87,7 @@ def read_pairs(
 ) -> list[Pair]:
     """Read the pairs of a CSV, TSV, JSON lines or parquet file, but for rows with an empty text.
 
-    Args:
-        source: The file.
-        query: Column of the query.
-        document: Column of the document.
-        **written: How the file is written, fields of `TableConfig` such as `header`.
-
-    Raises:
-        UserError: The file or a column cannot be read.
+    `query` and `document` are columns; `written` are fields of `TableConfig` such as `header`.
     """
     table = TableConfig(text=query, text_pair=document, empty="skip", **written)
     found = read_texts(source, table, labelled=False)
@@ -111,17 +98,11 @@ def mine(
     model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
 ) -> Mined:  # fmt: skip
-    """Find the hard negatives of pairs by exact search.
+    """Find the hard negatives of pairs by exact search, in the pairs' documents and a `corpus`.
 
     A text that is the query, or a document of another pair of the query, is never a negative; texts
     that differ only in case and blanks are the same. The result does not depend on chance.
-
-    Args:
-        model: A model on a device.
-        pairs: Pairs.
-        config: Choice of the negatives.
-        corpus: More documents beside the pairs' documents.
-        advance: Takes the number of texts after each part of them.
+    `advance` takes the number of texts after each part of them.
     """
     documents: dict[bytes, str] = {}
     for text in (*(pair.document for pair in pairs), *corpus):
@@ -156,11 +137,8 @@ def mine(
 def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
     """Write JSON lines with query, document and negatives, as `task.kind=embedding` reads them.
 
-    Args:
-        path: The file, which appears whole or not at all.
-        mined: Pairs and negatives.
-        labelled: Whether each pair and each negative has a line, with the label 1 or 0, as
-            `task.kind=table` reads them to train a reranker.
+    With `labelled` each pair and each negative has a line, with the label 1 or 0, as
+    `task.kind=table` reads them to train a reranker.
     """
     with staged_file(path) as file:
         for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):

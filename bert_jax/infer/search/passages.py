@@ -31,17 +31,8 @@ class Passage(NamedTuple):
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources that files, directories and other names stand for (see `corpus.sources`).
 
-    Hidden and empty files of a directory, and files of other kinds, are passed over.
-
-    Args:
-        names: Names.
-        field: Field of JSON lines and tables that holds the text.
-
-    Returns:
-        The sources, and the number of files that were passed over.
-
-    Raises:
-        UserError: There is nothing to read.
+    Hidden and empty files of a directory, and files of other kinds, are passed over and counted in
+    the second value. `field` of JSON lines and tables holds the text. No file is a `UserError`.
     """
     files: list[str | Source] = []
     passed = 0
@@ -65,10 +56,9 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
 def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
     """Cut the documents of a source into passages of at most `room` tokens.
 
-    A passage ends at the end of a paragraph; within a paragraph that is longer, at the end of a
-    sentence; within a sentence that is longer, between two words. A text file is one document, and
-    paragraphs follow each other in a passage while there is room. A row of JSON lines or of a table
-    is a document of its own, with the id that its field `id` says.
+    A passage ends at the end of a paragraph, else of a sentence, else between two words. A text
+    file is one document, and paragraphs follow each other in a passage while there is room. A row
+    of JSON lines or of a table is a document of its own, with the id that its field `id` says.
     """
     if isinstance(source, FileSource) and not source.is_json:
         whole = (piece for text in source.texts() for piece in _pieces(text, tokenizer, room))
@@ -120,9 +110,8 @@ def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
         sentences = split_fast(paragraph)
         before = "\n"
         for sentence, ids in zip(sentences, tokenizer.encode_batch(sentences), strict=True):
-            parts = [(sentence, len(ids))]
-            if len(ids) > room:
-                parts = list(_cut(sentence, tokenizer, room))
+            whole = [(sentence, len(ids))]
+            parts = _cut(sentence, tokenizer, room) if len(ids) > room else whole
             for part, size in parts:
                 yield _Piece(part, size, before)
                 before = " "

@@ -1,4 +1,4 @@
-"""The time of a step: cycles, bytes and FLOPs of a `Program` on a chip, in seconds.
+"""The operations of one step as a `Program`, and their time on a chip.
 
 The sum is serial: a TPU core runs one operation at a time, in the order of the schedule. Work
 beside the core (DMA between HBM and the core's memory, asynchronous collectives) costs only the
@@ -9,11 +9,10 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bert_jax.chips import Chip
 from bert_jax.plan.hlo_cost.kernels import Work, work_of
-from bert_jax.plan.hlo_cost.program import Collective, Op, Program
 
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
@@ -28,6 +27,104 @@ STATED_EFFICIENCY = 0.5
 64 fill half of a systolic array of 128."""
 
 NUM_TOP = 10
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of the core, with all its runs in a step."""
+
+    name: str
+    kind: str
+    """"xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
+    cycles: int | None
+    """Compiler's estimate for one run; None without an estimate."""
+    runs: int
+    """Runs per step: the product of the trip counts around the operation."""
+    bytes: int
+    """Logical size of operands and results: the least that the operation reads and writes."""
+    hbm_bytes: int
+    """Bytes of operands and results in HBM, not in the core's own memories."""
+    source: str
+    """`model/encoder.py:123 Layer.__call__`, or empty for the compiler's own."""
+    phase: str
+    """"forward", "backward", "recomputed" (rematerialised forward) or "" (the rest of the step)."""
+    flops: int | None = None
+    """FLOPs that a Pallas kernel states; None where the kernel states none."""
+    transcendentals: int | None = None
+    """Transcendentals that a Pallas kernel states."""
+    kernel: str = field(default="", repr=False)
+    """Program of a Pallas kernel, for `kernels.work_of`."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between devices, with all its runs in a step."""
+
+    name: str
+    kind: str
+    """"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", …"""
+    network: str
+    """"ici" inside a slice, "dcn" between slices."""
+    bytes: int
+    """Bytes per device of the larger of operand and result: the operand where it is reduced
+    (all-reduce, reduce-scatter), the result where it is gathered (all-gather)."""
+    axes: tuple[str, ...]
+    """Mesh axes of the exchange, in mesh order; ("mixed",) for groups that no axes span."""
+    group_size: int
+    """Devices in a group; 2 for a permutation; the number of slices between slices."""
+    runs: int
+    source: str
+    phase: str
+    colors: int = 0
+    """Rings that XLA's strategy runs at once, each on one link of a device; 0: not stated."""
+    asynchronous: bool = False
+    """Whether other work is scheduled between its start and its end."""
+    overlapped_cycles: int = 0
+    """Cycles of the work scheduled beside it in one run, divided among several exchanges."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy between memories beside the core (DMA), with all its runs in a step."""
+
+    bytes: int
+    """Bytes moved in one run."""
+    runs: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A while loop of the program."""
+
+    name: str
+    trips: int | None
+    """Iterations; None where they depend on data, and the body is counted once."""
+    runs: int
+    """Number of times per step that the loop is entered."""
+    cycles: int
+    """Cycles of one iteration."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operations of one step of one device."""
+
+    ops: tuple[Op, ...]
+    collectives: tuple[Collective, ...]
+    transfers: tuple[Transfer, ...]
+    loops: tuple[Loop, ...]
+    devices_per_slice: int
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of all operations with an estimate, one after the other, in one step."""
+        return sum(op.cycles * op.runs for op in self.ops if op.cycles is not None)
+
+    @property
+    def unknown_loops(self) -> tuple[Loop, ...]:
+        """Loops whose length depends on data: the step takes longer than counted here."""
+        return tuple(loop for loop in self.loops if loop.trips is None)
 
 
 @dataclass(frozen=True)
@@ -80,13 +177,11 @@ def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
     for seconds, label, _ in lines:
         by_source[label] += seconds
     return Cost(
-        seconds=math.fsum(parts.values()),
-        parts=dict(parts),
-        how=_how(program, chip),
+        seconds=math.fsum(parts.values()), parts=dict(parts), how=_how(program, chip),
         top=tuple(sorted(lines, reverse=True)[:NUM_TOP]),
         by_source=tuple(sorted(((s, label) for label, s in by_source.items()), reverse=True)),
         hidden=dict(hidden),
-    )
+    )  # fmt: skip
 
 
 def op_seconds(op: Op, device: Chip) -> float:
@@ -138,9 +233,8 @@ def collective_seconds(
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
     """Sum the bytes per second that a device of a group of `n` sends in all dimensions it fills.
 
-    A dimension with wrap-around has a ring in each direction. Without wrap-around, a ring goes out
-    and comes back over the same links, at half the rate. A group that fills no dimension has one
-    such line.
+    With wrap-around a dimension has a ring in each direction; without, a ring comes back over the
+    same links, at half the rate. A group that fills no dimension has one such line.
     """
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]

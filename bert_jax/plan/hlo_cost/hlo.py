@@ -11,20 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bert_jax.plan.hlo_cost.groups import MIXED, axes_of_groups, axes_of_pairs, parse_groups
-from bert_jax.plan.hlo_cost.hlo_text import (
-    Computation,
-    Instruction,
-    Module,
-    hbm_bytes,
-    parse_text,
-    phase_of,
-    shape_bytes,
-    started_shape,
-    touched_by,
-)
+from bert_jax.plan.hlo_cost import hlo_text
+from bert_jax.plan.hlo_cost.cost import Collective, Loop, Op, Program, Transfer
+from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module, phase_of, shape_bytes
 from bert_jax.plan.hlo_cost.loops import Scope, body_scope, trip_count
-from bert_jax.plan.hlo_cost.program import Collective, Loop, Op, Program, Transfer
 
 COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -50,23 +40,18 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-    position in `mesh.devices.flat`, whatever the ids of the devices. Several slices run
-    the program of one slice: the mesh's outermost axes must span the slices.
-
-    Raises:
-        ValueError: not HLO text, or a collective whose groups cannot be read.
+    position in `mesh.devices.flat`, whatever the ids of the devices. Several slices run the program
+    of one slice: the mesh's outermost axes must span the slices. What cannot be read is a
+    ValueError.
     """
-    module = parse_text(text)
+    module = hlo_text.parse_text(text)
     inside, across = _split_slices(mesh_shape, module.num_partitions)
     walk = _Walk(module, inside, across)
     walk.computation(Scope(module, module.computations[module.entry], lambda _: None), 1)
     return Program(
-        tuple(walk.ops),
-        tuple(walk.collectives),
-        tuple(walk.transfers),
-        tuple(walk.loops),
+        tuple(walk.ops), tuple(walk.collectives), tuple(walk.transfers), tuple(walk.loops),
         math.prod(inside.values()),
-    )
+    )  # fmt: skip
 
 
 def _split_slices(
@@ -94,8 +79,7 @@ class _Flight:
 
     exchange: Collective
     fused: bool
-    """Whether it advances only inside the fusions that carry it (TPU's async collective
-    fusions)."""
+    """Whether it advances only inside TPU's async collective fusions, which carry it."""
     overlapped: float = 0.0
 
 
@@ -162,7 +146,8 @@ class _Walk:
             self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
         elif opcode in TRANSFERS:
             # The arrays that a -start makes, not its operand.
-            self.transfers.append(Transfer(shape_bytes(started_shape(instruction.shape)), runs))
+            started = hlo_text.started_shape(instruction.shape)
+            self.transfers.append(Transfer(shape_bytes(started), runs))
         else:
             return opcode.endswith("-done")
         return True
@@ -215,12 +200,9 @@ class _Walk:
         return cycles
 
     def _fusion(
-        self,
-        instruction: Instruction,
-        computation: Computation,
-        runs: int,
+        self, instruction: Instruction, computation: Computation, runs: int,
         flying: dict[str, _Flight],
-    ) -> tuple[int, list[str]]:
+    ) -> tuple[int, list[str]]:  # fmt: skip
         """Count a leaf, which may start, advance or end a collective that runs inside fusions."""
         called = self.module.computations[instruction.calls or ""]
         inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
@@ -266,32 +248,26 @@ class _Walk:
     def _exchange(
         self, inner: Instruction, computation: Computation, outer: Instruction, runs: int
     ) -> Collective:
-        """Return the collective `inner` of `computation`, which stands for `outer` in the schedule.
-
-        An all-reduce in a fusion that keeps only a slice is a reduce-scatter.
-        """
+        """Return the collective `inner` of `computation`; `outer` stands for it in the schedule."""
         kind = inner.opcode.removesuffix("-start")
+        # An all-reduce in a fusion that keeps only a slice.
         if outer is not inner and (
             "all-reduce-scatter" in (outer.calls or "") or "AllReduceScatter" in outer.attributes
         ):
             kind = "reduce-scatter"
-        groups = parse_groups(inner.attributes, self.module.num_partitions)
-        axes_of = axes_of_pairs if kind == "collective-permute" else axes_of_groups
+        groups = hlo_text.parse_groups(inner.attributes, self.module.num_partitions)
+        permutes = kind == "collective-permute"
+        axes_of = hlo_text.axes_of_pairs if permutes else hlo_text.axes_of_groups
         size = max(len(group) for group in groups)
         operand = sum(map(shape_bytes, computation.operand_shapes(inner)))
         metadata = inner if inner.op_name else outer
         return Collective(
-            name=outer.name,
-            kind=kind,
-            network="ici",
+            name=outer.name, kind=kind, network="ici",
             bytes=operand * size if kind == "all-gather" else operand,
-            axes=axes_of(groups, self.mesh_shape),
-            group_size=size,
-            runs=runs,
-            source=self.module.source(metadata),
-            phase=phase_of(metadata.op_name),
+            axes=axes_of(groups, self.mesh_shape), group_size=size, runs=runs,
+            source=self.module.source(metadata), phase=phase_of(metadata.op_name),
             colors=int(outer.attribute(r"\bcolors:(\d+)") or 0),
-        )
+        )  # fmt: skip
 
     def _between_slices(
         self, send: Instruction, rendezvous: str, scope: Scope, runs: int
@@ -300,16 +276,11 @@ class _Walk:
         kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"') or "send"
         payload = scope.computation.instructions[send.operands[0]]
         return Collective(
-            name=rendezvous,
-            kind=kind.lower().replace("_", "-"),
-            network="dcn",
-            bytes=shape_bytes(payload.shape),
-            axes=tuple(self.slices) or (MIXED,),
-            group_size=math.prod(self.slices.values()),
-            runs=runs,
-            source=self.module.source(payload),
-            phase=phase_of(payload.op_name),
-        )
+            name=rendezvous, kind=kind.lower().replace("_", "-"), network="dcn",
+            bytes=shape_bytes(payload.shape), axes=tuple(self.slices) or (hlo_text.MIXED,),
+            group_size=math.prod(self.slices.values()), runs=runs,
+            source=self.module.source(payload), phase=phase_of(payload.op_name),
+        )  # fmt: skip
 
     def _add(self, exchange: Collective) -> None:
         if exchange.axes:  # else groups of one device: nothing is sent
@@ -348,8 +319,8 @@ class _Walk:
                 cycles=None if kernel else cycles,
                 runs=runs,
                 bytes=(instruction.number("bytes_accessed") if kernel else None)
-                or sum(map(shape_bytes, touched_by(instruction, shapes))),
-                hbm_bytes=sum(map(hbm_bytes, shapes)),
+                or sum(map(shape_bytes, hlo_text.touched_by(instruction, shapes))),
+                hbm_bytes=sum(map(hlo_text.hbm_bytes, shapes)),
                 source=self.module.source(instruction),
                 phase=phase_of(instruction.op_name),
                 flops=instruction.number("flops") if kernel else None,

@@ -39,10 +39,8 @@ class Work:
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """Count the FLOPs of systolic arrays of this side: half-filled arrays take as long.
-
-        Contraction and columns fill whole sides. float32 at full precision takes six passes.
-        """
+        """Count the FLOPs of arrays of this side, which contraction and columns fill whole."""
+        # float32 at full precision takes six passes.
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)
             for m, k, n, times, full in self.products
@@ -71,10 +69,7 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 
 @lru_cache(maxsize=256)
 def work_of(body: str) -> Work | None:
-    """Count a kernel's work from its Mosaic bytecode in base64 (`custom_call_config.body`).
-
-    None where the bytecode cannot be read: another version, or no Mosaic program.
-    """
+    """Count a kernel's work from its Mosaic bytecode in base64; None where it cannot be read."""
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
 

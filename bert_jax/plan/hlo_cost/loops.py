@@ -42,22 +42,14 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     name.upper(): getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "divide": _divide,
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": _divide,
     "remainder": lambda a, b: None if b == 0 else a - b * _divide(a, b),
-    "minimum": min,
-    "maximum": max,
-    "negate": operator.neg,
-    "abs": abs,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
+    "minimum": min, "maximum": max, "negate": operator.neg, "abs": abs,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor,
     "not": lambda a: not a if isinstance(a, bool) else ~a,
     "select": lambda condition, a, b: a if condition else b,
     "clamp": lambda low, x, high: min(max(low, x), high),
-}
+}  # fmt: skip
 _SAME = {
     "copy", "bitcast", "bitcast-convert", "reshape", "convert", "copy-start", "copy-done",
     "optimization-barrier", "opt-barrier",

@@ -19,8 +19,7 @@ from tensor_bundle_writer import (
 )
 
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.sstable import masked_crc32c
-from bert_jax.files.untrusted.tensor_bundle import open_tensor_bundle
+from bert_jax.files.untrusted.tensor_bundle import masked_crc32c, open_tensor_bundle
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from asked_models import random_model
 
+from bert_jax.cli.verbs.options import read
+from bert_jax.cli.verbs.search import Mine
 from bert_jax.errors import UserError
 from bert_jax.infer.search import mine as mining
 from bert_jax.infer.search.mine import MineConfig, Pair, mine, read_pairs, write_mined
@@ -82,11 +84,12 @@ def test_files_in_and_out(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"negatives": 0}, "--negatives is 0"),
-        ({"first": 5, "last": 4}, "--ranks is 5-4"),
-        ({"margin": 3.0}, "--margin is 3"),
+        ("--negatives=0", r"--negatives is 0; it must be at least 1"),
+        ("--margin=3", r"--margin is 3\.0; it must be in \[-2, 2\]"),  # a difference of cosines
     ],
 )
 def test_refusals(config, message):
     with pytest.raises(UserError, match=message):
-        MineConfig(**config)
+        read(Mine, "mine", ["model", "pairs.csv", "--out=out.jsonl", config])
+    with pytest.raises(UserError, match="--ranks is 5-4"):
+        MineConfig(first=5, last=4)

@@ -16,13 +16,13 @@ import bert_jax
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
+from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search import index as indexing
-from bert_jax.infer.search.evaluation import evaluate_retrieval
-from bert_jax.infer.search.rerank import Reranker
-from bert_jax.infer.search.vectors import model_digest, text_vectors
+from bert_jax.infer.search.evaluation import Evaluation
+from bert_jax.infer.search.index import Reranker, model_digest
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.tasks.retrieval.collection import Collection, read_collection, write_collection
 from bert_jax.tasks.retrieval.metrics import ranking_scores, unit
@@ -307,7 +307,8 @@ def test_evaluate_with_a_reranker(home, tmp_path):
             return np.array([float(passage == TEXTS[3]) for passage in passages], np.float32)
 
     model = on_device(random_model("pretrained"))
-    result = evaluate_retrieval(model, read_collection(tmp_path), reranker=Oracle(), candidates=7)
+    evaluation = Evaluation(model, (), lambda count: None)
+    result = evaluation.retrieval(read_collection(tmp_path), Oracle(), 7)
     assert result["scores"]["reranked 7"]["mrr@10"] == 1
 
 

@@ -14,13 +14,17 @@ from bert_jax.plan.hlo_cost.cost import (
     MXU_SHARE,
     PRODUCT_CYCLES,
     STEP_CYCLES,
+    Collective,
+    Loop,
+    Op,
+    Program,
+    Transfer,
     collective_seconds,
     estimate,
     op_seconds,
 )
 from bert_jax.plan.hlo_cost.hlo import parse_program
 from bert_jax.plan.hlo_cost.kernels import work_of
-from bert_jax.plan.hlo_cost.program import Collective, Loop, Op, Program, Transfer
 
 GOLDEN = Path(__file__).with_name("golden")
 V5E = CHIPS["v5e"]

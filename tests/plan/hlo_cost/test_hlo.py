@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.plan.hlo_cost.groups import axes_of_groups, axes_of_pairs, parse_groups
 from bert_jax.plan.hlo_cost.hlo import SENTINEL, parse_program
-from bert_jax.plan.hlo_cost.hlo_text import parse_text, phase_of, shape_bytes
+from bert_jax.plan.hlo_cost.hlo_text import (
+    axes_of_groups,
+    axes_of_pairs,
+    parse_groups,
+    parse_text,
+    phase_of,
+    shape_bytes,
+)
 from bert_jax.plan.hlo_cost.loops import Scope, trip_count
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -14,7 +14,7 @@ from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source, field
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.files.untrusted.compressed import decompress
-from bert_jax.files.urls import Readable, file_state, open_binary
+from bert_jax.files.urls import file_state, open_binary
 
 _MAGIC = {
     b"\x1f\x8b": "gzip-compressed (name it .gz)",
@@ -92,7 +92,7 @@ class FileSource(Source):
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
-    def _cut(self, file: Readable, position: int, end: int) -> int:
+    def _cut(self, file: Any, position: int, end: int) -> int:
         """Return where the first document that begins behind a position does; else `end`."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         file.seek(position)
