@@ -76,12 +76,15 @@ def resolve_pretraining(
     )
     for number in numbers:
         examples.plan(number)
-    scorer = None
+    every, marks = training.eval_every_steps, {*training.phase_starts, training.num_steps}
+    scorers = []
     if corpus.heldout is not None:
         evaluations = [evaluation_config(config, corpus, number) for number in numbers]
-        scorer = HeldOutScorer(HeldOut(config, corpus.heldout, evaluations, mesh, mixed.heldout()))
+        held_out = HeldOut(config, corpus.heldout, evaluations, mesh, mixed.heldout())
+        scorers.append(
+            HeldOutScorer(held_out, lambda step: bool(every and step % every == 0) or step in marks)
+        )
     ends = list(accumulate((phase.num_steps for phase in config.phases), initial=0))
-    every, marks = training.eval_every_steps, {*training.phase_starts, training.num_steps}
     return RunPlan(
         name=directory_of(work),
         mesh=mesh,
@@ -90,13 +93,12 @@ def resolve_pretraining(
             for bounds, step in zip(pairwise(ends), steps, strict=True)
         ),
         batches=TextBatches(examples, mesh),
-        scorer=scorer,
+        scorers=tuple(scorers),
         saves=saves,
         voice=PretrainVoice(config, work, corpus, examples, mixed, saves),
         policy=Policy(
             log_every=training.log_every_steps,
-            scores_after=lambda step: bool(every and step % every == 0) or step in marks,
-            scores_start=start is not None,
+            scores_start=start is not None and bool(scorers),
             save_every=config.checkpoint.save_every_steps,
             saves_end=True,
             stops_diverged=config.guard.on_divergence == "stop",

@@ -99,10 +99,9 @@ def param_placement(config: StepConfig, mesh: Mesh) -> Any:
 
 
 def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
-    """Return the NamedSharding of each array of the state: for init, step and restore.
+    """Return the NamedSharding of each array of the state; raises as `param_placement`.
 
-    Raises:
-        UserError: A size of the model does not divide over the mesh.
+    On a mesh of trials their axis is before the others.
     """
     shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
     params = param_placement(config, mesh)
@@ -117,16 +116,9 @@ def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
         ),
         guard=jax.tree.map(lambda _: replicated(mesh), jax.eval_shape(fresh_guard)),
     )
-    return of_trials(one_run, mesh)
-
-
-def of_trials(shardings: Any, mesh: Mesh) -> Any:
-    """Put the axis of trials before the others, where the mesh has trials."""
     if TRIAL not in mesh.axis_names:
-        return shardings
-    return jax.tree.map(
-        lambda each: NamedSharding(mesh, PartitionSpec(TRIAL, *each.spec)), shardings
-    )
+        return one_run
+    return jax.tree.map(lambda each: NamedSharding(mesh, PartitionSpec(TRIAL, *each.spec)), one_run)
 
 
 def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> TrainState:
@@ -139,11 +131,16 @@ def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> Train
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype), shapes
         )
+    state: TrainState = with_shardings(shapes, state_shardings(config, mesh))
+    return state
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Add shardings to abstract arrays."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        state_shardings(config, mesh),
-    )
+        shapes, shardings,
+    )  # fmt: skip
 
 
 def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:

@@ -25,7 +25,7 @@ from bert_jax.tasks.reports.mistakes import SHOWN, most_confident, shortened
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.text.metrics import METRICS, multi_label_f1
 from bert_jax.tasks.text.report import text_grounds
-from bert_jax.training.sweep.intervals import student_interval
+from bert_jax.training.sweep.statistics import student_interval
 
 RANDOM = np.random.default_rng(0)
 TRUTH = RANDOM.integers(0, 4, 60)

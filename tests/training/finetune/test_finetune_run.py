@@ -41,7 +41,7 @@ from bert_jax.training.finetune.progress import NoModelError
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.goodput import Clock
-from bert_jax.training.run.interrupt import StopRequest
+from bert_jax.training.run.session import StopRequest
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.run_plan import Result
 
