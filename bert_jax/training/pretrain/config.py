@@ -3,6 +3,7 @@
 import bisect
 import itertools
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from bert_jax.config.bounds import AtLeast, AtMost, Below, Bounded, Count, Natural, NonNegative
@@ -38,6 +39,7 @@ FREE_FIELDS = (
     "training.eval_rows",
     "training.gather",
     "training.log_every_steps",
+    "training.probes",
     "training.stall_seconds",
 )
 """Fields (or whole sections) that a restart may change: places, intervals of writing, or the way to
@@ -54,6 +56,19 @@ class PretrainModelConfig(ModelConfig):
     vocab_size: Natural = 0
     """Number of tokens; 0: the size of the corpus's tokenizer, which any other number must
     equal."""
+
+
+@dataclass(frozen=True)
+class ProbeConfig(Bounded, section="training.probes"):
+    """A small task that is fine-tuned from the encoder now and then, and scored on its dev data."""
+
+    recipe: str = ""
+    """Recipe of `bert-jax finetune` (a file, or the work directory of a run); its `init` is not
+    read. The name without folder and ending names the probe."""
+    every_steps: Count = 1000
+    """Number of steps from one score to the next; the last step is scored, too."""
+    num_steps: Count = 100
+    """Steps of each fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,8 @@ class TrainingConfig(Bounded, section="training"):
     """Number of steps between two evaluations; 0: evaluate only at the end."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None: all."""
+    probes: tuple[ProbeConfig, ...] = ()
+    """Tasks that score the encoder: {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
     """Longest time in which nothing is completed (step, evaluation batch, restore or save); then
     the process writes its threads' stacks and ends with exit code 6. Compiling counts into the
@@ -94,6 +111,13 @@ class TrainingConfig(Bounded, section="training"):
         for number, phase in enumerate(self.phases):
             phase.check(number)
         self._check_phase_steps()
+        names = [PurePath(probe.recipe).stem for probe in self.probes]
+        for name in names:
+            if not name or names.count(name) > 1:
+                raise UserError(
+                    f"training.probes: a recipe is named {name!r}; give each probe a recipe, and "
+                    "recipes of different names"
+                )
         for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
             if steps < 1:
                 raise UserError(

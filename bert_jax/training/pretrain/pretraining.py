@@ -35,7 +35,7 @@ from bert_jax.training.pretrain.summary import closing_lines, summary
 from bert_jax.training.pretrain.workdir import prepare_workdir
 from bert_jax.training.progress import Means, Moment, Progress
 from bert_jax.training.run.goodput import Clock
-from bert_jax.training.run.loss_curve import draw_loss_curve
+from bert_jax.training.run.loss_curve import PROBE, draw_loss_curve
 from bert_jax.training.run.telemetry import readout
 from bert_jax.training.run_plan import Result, Scores, Stage
 from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, init_state
@@ -239,7 +239,12 @@ class PretrainVoice:
             self.draw()
         objective = self.saves.step.objective
         text = readout(objective.metrics, at.scores, "eval", objective.baseline)
-        return [f"held-out text at step {at.step:,}: {text}"]
+        found = [f"held-out text at step {at.step:,}: {text}"] if text else []
+        return found + [
+            f"probe {name.removeprefix(PROBE)} at step {at.step:,}: {value:.4g}"
+            for name, value in at.scores.items()
+            if name.startswith(PROBE)
+        ]
 
     def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
         """Draw the losses, and describe how the run ended."""

@@ -24,6 +24,7 @@ from bert_jax.training.pretrain.pretraining import (
     TextBatches,
     directory_of,
 )
+from bert_jax.training.pretrain.probes import Probe
 from bert_jax.training.pretrain.start.branch import open_branch
 from bert_jax.training.pretrain.start.initial_model import resolve_init
 from bert_jax.training.pretrain.start.stages import begun, check_stages, with_batch_unit
@@ -33,7 +34,7 @@ from bert_jax.training.pretrain.start.teacher import (
     student_start,
 )
 from bert_jax.training.pretrain.workdir import check_workdir
-from bert_jax.training.run_plan import Policy, RunPlan, Stage
+from bert_jax.training.run_plan import Policy, RunPlan, Scorer, Stage
 from bert_jax.training.sweep.statistics import Trial
 
 
@@ -77,13 +78,18 @@ def resolve_pretraining(
     for number in numbers:
         examples.plan(number)
     every, marks = training.eval_every_steps, {*training.phase_starts, training.num_steps}
-    scorers = []
+    scorers: list[Scorer] = []
     if corpus.heldout is not None:
         evaluations = [evaluation_config(config, corpus, number) for number in numbers]
         held_out = HeldOut(config, corpus.heldout, evaluations, mesh, mixed.heldout())
         scorers.append(
             HeldOutScorer(held_out, lambda step: bool(every and step % every == 0) or step in marks)
         )
+    files = store.path and store.path / "tokenizer"
+    scorers += [
+        Probe(config, number, files, saves.abstract.params, work)
+        for number in range(len(training.probes))
+    ]
     ends = list(accumulate((phase.num_steps for phase in config.phases), initial=0))
     return RunPlan(
         name=directory_of(work),

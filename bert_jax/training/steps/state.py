@@ -4,7 +4,7 @@ Several trials (runs of one shape that differ in seed and learning rate) train a
 states lie on axis 0 of every array, which the mesh axis `trial` splits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ from bert_jax.training.steps.guard import GuardConfig, GuardState, fresh_guard
 from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate, make_optimizer
 from bert_jax.training.steps.optim_parts import layer_rates, scaled
 
+Given = TypeVar("Given", bound=Hashable)
 Compiled = TypeVar("Compiled")
 
 
@@ -65,11 +66,9 @@ class StepConfig(Bounded, section="training"):
     """Learning rate of the phase, if not the run's."""
 
 
-def made_once(
-    settings: Sequence[StepConfig], make: Callable[[StepConfig], Compiled]
-) -> list[Compiled]:
+def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> list[Compiled]:
     """Apply `make` to each of the settings; equal settings share one result and compilation."""
-    made: dict[StepConfig, Compiled] = {}
+    made: dict[Given, Compiled] = {}
     for each in settings:
         if each not in made:
             made[each] = make(each)
