@@ -20,7 +20,8 @@ def build(cls: type[T], mapping: Mapping[str, Any], where: str = "config") -> T:
 
     Args:
         cls: A dataclass; its fields may be dataclasses, scalars, `Literal`, `X | None`,
-            `tuple[X, ...]`. `RENAMED`, a class attribute, has new names of old fields for errors.
+            `tuple[X, ...]`. `RENAMED`, a class attribute, has new names of old fields for errors,
+            and `ELSEWHERE` says where a field lives that users look for in this class.
             `VARIANTS`, another, holds its subclasses by the value of the field `CHOSEN_BY`.
         mapping: Values by field name; what is missing takes its default.
         where: Names the source in error messages.
@@ -51,6 +52,8 @@ def unknown_field(
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if new := getattr(cls, "RENAMED", {}).get(name):
         hint = f"it is {prefix}{new} now. "
+    elif found := getattr(cls, "ELSEWHERE", {}).get(name):
+        hint = f"{found}. "
     elif name in variants:
         moved = getattr(variants[name], "RENAMED", {}).items()
         names = [f"{prefix}FIELD", *(f"{old} as {prefix}{new}" for old, new in moved)]

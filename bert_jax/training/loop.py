@@ -318,7 +318,9 @@ class _Run:
         for row in read_metrics(self.session.work.local / "metrics.jsonl"):
             if row["step"] > self.now.step:
                 break
-            scores = {name: value for name, value in row.items() if name.startswith("eval/")}
+            of = {name: name.partition("/")[0] for name in row}
             if f"train/{self.watched}" in row:
-                self.train_metrics = {n: row[n] for n in row if n != "step" and n not in scores}
-            self.now.scores = scores or self.now.scores
+                self.train_metrics = {
+                    n: row[n] for n in row if of[n] not in ("step", "eval", "event")
+                }
+            self.now.scores = {n: row[n] for n in row if of[n] == "eval"} or self.now.scores

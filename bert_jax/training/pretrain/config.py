@@ -4,7 +4,7 @@ import bisect
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from bert_jax.config.bounds import AtLeast, AtMost, Below, Bounded, Count, Natural, NonNegative
 from bert_jax.data.pairings import PAIRINGS, DataConfig
@@ -75,6 +75,11 @@ class ProbeConfig(Bounded, section="training.probes"):
 class TrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
+    ELSEWHERE: ClassVar = {
+        "patience": "early stopping is of the trials of `bert-jax finetune`; here "
+        "guard.on_divergence=stop ends a run whose loss stays up",
+        "freeze": "parts are frozen by `bert-jax finetune`; pretraining trains all of them",
+    }
     num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000
     """Number of optimizer steps of the whole run."""
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
@@ -179,6 +184,12 @@ class CheckpointConfig(Retention):
 class PretrainConfig(Bounded):
     """Everything that determines a pretraining run."""
 
+    ELSEWHERE: ClassVar = {
+        "sweep": "trials are of `bert-jax finetune`; here each rate and seed is a run with a work "
+        "directory of its own",
+        "lora": "low-rank updates are of `bert-jax finetune`; pretraining trains all parameters",
+        "task": "tasks are of `bert-jax finetune`; training.probes scores a run by them",
+    }
     objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
     model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

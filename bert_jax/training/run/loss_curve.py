@@ -73,7 +73,7 @@ def loss_figure(
         if metric.short and any(len(steps) for steps, _ in _both(rows, metric))
     ]
     probes = dict.fromkeys(name for row in rows for name in row if name.startswith(PROBE))
-    figure = new_figure((8, 4.4 + 1.8 * (len(shares) + len(probes))), title)
+    figure = new_figure((8.0, 4.4 + 1.8 * (len(shares) + len(probes))), title)
     axes = figure.subplots(
         1 + len(shares) + len(probes), 1, sharex=True, squeeze=False,
         gridspec_kw={"height_ratios": [2.2, *(1 for _ in [*shares, *probes])]},
