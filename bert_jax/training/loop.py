@@ -194,9 +194,9 @@ class _Run:
 
     def _median(self, values: Sequence[float | None]) -> float:
         """Return the median of the trials that go on; one without a value is the highest."""
-        going = [n for n, each in enumerate(self.now.progress) if not each.stopped]
-        known = [math.inf if values[n] is None else values[n] for n in going]
-        return float(np.median(np.nan_to_num(known, nan=math.inf, posinf=math.inf)))
+        going = [values[n] for n, each in enumerate(self.now.progress) if not each.stopped]
+        known = [math.inf if v is None or not math.isfinite(v) else v for v in going]
+        return float(np.median(known))
 
     def _score(self, due: Sequence[Scorer]) -> None:
         """Score all trials, keep the best parameters, and stop trials that do not improve."""
