@@ -55,15 +55,8 @@ def loss_figure(
     (for masked words the unigram entropy), and the share of the more frequent label. Below them is
     an axis for each probe.
 
-    Args:
-        rows: Rows of `metrics.jsonl`.
-        metrics: Metrics of the objective.
-        baseline: Dashed line of the first metric, if known.
-        title: Text above the picture.
-        phases: Phases of the run; a line marks each change of the row length.
-
-    Returns:
-        A matplotlib `Figure`.
+    `rows` are those of `metrics.jsonl`; a line marks each change of the row length. The
+    result is a matplotlib `Figure`.
     """
     first = metrics[0]
     train, held_out = _both(rows, first)
@@ -219,12 +212,8 @@ def terminal_curve(
 ) -> list[str]:
     """Draw the losses as lines of text; no lines where there is no point.
 
-    Args:
-        train: Points (step, nats) of training, in ascending order.
-        heldout: Points of held-out text.
-        baseline: Unigram entropy, nats; None where not known.
-        width: Largest number of columns.
-        plain: ASCII without colours, for a file or a pipe.
+    Points are (step, nats), in ascending order. `width` is the largest number of columns; `plain`
+    means ASCII without colours, for a file or a pipe.
     """
     import plotext
 

@@ -79,10 +79,8 @@ def hold_workdir(
 
     Collective: process 0 holds the lease for all processes.
 
-    Args:
-        path: The work directory, made if missing.
-        echo: Function that gets lines for people in process 0; None: standard output.
-        times: Times of the lease.
+    The directory is made if missing. `echo` gets lines for people in process 0; None: standard
+    output.
 
     Raises:
         UserError: Another run holds the directory, or the directory cannot be written.

@@ -252,11 +252,8 @@ def readout(
 ) -> str:
     """Describe the shown metrics of a row of metrics.jsonl; empty where the first is missing.
 
-    Args:
-        metrics: Metrics of the objective.
-        row: Values by name.
-        split: Prefix of the names: `train` or `eval`.
-        baseline: Value of the first metric for a model that ignores its input, if known.
+    `split` is the prefix of their names, `train` or `eval`; `baseline` is the value of the first
+    metric for a model that ignores its input, if known.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

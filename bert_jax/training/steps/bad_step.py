@@ -140,8 +140,7 @@ class BadStepError(RuntimeError):
     def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
         """Write the message: the fault, its cause and the remedies.
 
-        `last_saved` is the path of the newest checkpoint, `look` a command that shows the batch;
-        both are empty where there is none.
+        `last_saved` is the path of the newest checkpoint, "" without one; `look` shows the batch.
         """
         checkpoint = last_saved or "none was saved"
         look = f"See the batch with `{look}`. " if look else ""

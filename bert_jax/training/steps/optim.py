@@ -110,7 +110,7 @@ class PhaseRate:
     """Learning rate of a phase that has its own; the warm-up stays the run's."""
 
     peak: float
-    """Learning rate in the place of `OptimizerConfig.learning_rate`."""
+    """Replacement for `OptimizerConfig.learning_rate`."""
     decay: str = ""
     """Shape of the decay from the first to the last step of the phase, an entry of `SCHEDULES`;
     empty: the run's schedule goes on."""

@@ -80,7 +80,7 @@ class Group:
 
     init: str
     learning_rate: float | None
-    """Learning rate; None: all learning rates."""
+    """None: all learning rates."""
     runs: int
     failed: int
     """Number of failed runs; included in the statistics."""
@@ -194,7 +194,7 @@ class Summary:
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Learning rates, ascending."""
+        """All rates, ascending."""
         return tuple(sorted({outcome.member.learning_rate for outcome in self.outcomes}))
 
 
