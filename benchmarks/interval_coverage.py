@@ -1,8 +1,8 @@
 """Share of the 95% intervals that hold the true score, for every kind of interval that is printed.
 
 Each row draws many data sets from a known distribution, asks `tasks.reports.intervals` (or
-Student's t of `sweep.intervals`) for the interval, and counts how often the true score lies inside.
-"none" is the share of data sets for which no interval is given. Where the true score has no
+Student's t of `sweep.statistics`) for the interval, and counts how often the true score lies
+inside. "none" is the share of data sets for which no interval is given. Where the true score has no
 formula, it is that of a large sample; translations are drawn from a population of 4,000.
 
     python benchmarks/interval_coverage.py [--sets 1000] [--only TITLE]
@@ -22,7 +22,7 @@ from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.tagging.metrics import entity_report
 from bert_jax.tasks.text.metrics import text_grounds
 from bert_jax.tasks.translation import bleu, chrf
-from bert_jax.training.sweep.intervals import student_interval
+from bert_jax.training.sweep.statistics import student_interval
 
 RANDOM = np.random.default_rng(0)
 _LARGE = 2_000_000  # examples from which the true score of a statistic is computed

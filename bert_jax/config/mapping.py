@@ -20,11 +20,15 @@ T = TypeVar("T")
 def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ...] = ()) -> T:
     """Build a dataclass from a nested mapping, strictly; `where` names the source in messages.
 
-    Whole numbers are accepted for floats and lists for tuples, nothing else is converted; what is
-    missing takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
-    ...]`. Of the class's attributes, `RENAMED` has new names of old fields for errors, and
-    `VARIANTS` the subclasses by the value of the field `CHOSEN_BY`. An unknown field is refused by
-    the nearest known one, another wrong one by its value and the type that is wanted.
+    Whole numbers are accepted for floats and lists for tuples, nothing else is converted. A missing
+    field takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
+    ...]`. Three class attributes: `RENAMED` has new names of old fields, for errors; `ELSEWHERE`
+    says where a field lives that users look for in this class; `VARIANTS` holds the subclasses by
+    the value of the field `CHOSEN_BY`.
+
+    Raises:
+        UserError: An unknown field (with the nearest known one) or a value of the wrong type (with
+            the field, the value and the type that is wanted).
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
@@ -51,6 +55,8 @@ def unknown_field(
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if new := getattr(cls, "RENAMED", {}).get(name):
         hint = f"it is {prefix}{new} now. "
+    elif found := getattr(cls, "ELSEWHERE", {}).get(name):
+        hint = f"{found}. "
     elif name in variants:
         moved = getattr(variants[name], "RENAMED", {}).items()
         names = [f"{prefix}FIELD", *(f"{old} as {prefix}{new}" for old, new in moved)]

@@ -3,18 +3,25 @@
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bert_jax.distributed.checkpoint.agreement import all_agree
-from bert_jax.training.progress import DivergedError, Moment, null
-from bert_jax.training.run.interrupt import StopRequest
-from bert_jax.training.run.session import Session
+from bert_jax.training.progress import DivergedError, Moment
+from bert_jax.training.run.session import Session, StopRequest
 from bert_jax.training.run.telemetry import read_metrics
-from bert_jax.training.run_plan import Result, RunPlan, Scores, Stage
+from bert_jax.training.run_plan import (
+    Result,
+    RunPlan,
+    Scorer,
+    Scores,
+    Stage,
+    score_columns,
+    together,
+)
 from bert_jax.training.steps import trials
 from bert_jax.training.steps.bad_step import (
     BadStep,
@@ -45,7 +52,7 @@ class _Run:
         self.steps = made_once(
             [stage.train for stage in plan.stages], partial(make_train_step, mesh=plan.mesh)
         )
-        self.queue = StepQueue(self.steps[0], plan.objective, session, self._read)
+        self.queue = StepQueue(session, self._read)
         self.watched = plan.objective.metrics[0].name
         if plan.policy.metric:
             self.keep_best = trials.make_keep_best(plan.stages[0].train, plan.mesh)
@@ -72,16 +79,15 @@ class _Run:
             if restored:
                 self._read_rows()
             lines, event = plan.voice.about(self.now, restored is not None)
+            length, devices = plan.num_steps, plan.mesh.size
             with session.telling(
-                self.now.step,
-                plan.objective,
-                num_steps=plan.num_steps,
-                num_devices=plan.mesh.size,
-                lines=lines,
-                event=event,
+                self.now.step, plan.objective, num_steps=length, num_devices=devices
             ) as out:
+                for line in lines:
+                    out.say(line)
+                session.event("start", event, num_steps=length)
                 if self.policy.scores_start and not restored:
-                    self._score()
+                    self._score(plan.scorers)
                 finished = self._train(stop)
                 session.end()
                 result = Result(
@@ -134,11 +140,11 @@ class _Run:
                 batch = self._next_batch()
             now.step += 1
             now.state = self.queue.dispatch(now.step, now.state, batch, *stage.settings)
-            scoring = self.policy.scores_after(now.step)
-            if scoring:
+            due = self._due(now.step)
+            if due:
                 self.queue.flush(now.state)
-                self._score()
-            if self._saves_now(scoring):
+                self._score(due)
+            if self._saves_now(bool(due)):
                 self.queue.flush(now.state)
                 self._save()
         if stage.ends:
@@ -168,49 +174,52 @@ class _Run:
                 stops = kind == "diverged" and self.policy.stops_diverged
                 error = DivergedError(message) if stops else None
                 self.session.warn(kind, message, step, error)
-        joined = self.policy.joins and self.policy.scores_after(step)  # which writes a row, too
-        if self._logs_after(step) and now.means and not joined:
+        logs = (step - self.stage.first) % self.policy.log_every == 0 or step == self.plan.num_steps
+        if now.means and (logs or self._due(step)):
             means = now.means.take()
-            self.train_metrics = self._row(step, means) | out.rates()
+            rate = now.means.last["learning_rate"].tolist()
+            self.train_metrics = self._columns("train", means | {"learning_rate": rate})
+            self.train_metrics |= self.plan.voice.columns(now.wave, step) | out.rates()
             out.write(step, self.train_metrics)
-            out.progress_line(
-                step, self.train_metrics | {f"train/{n}": _median(v) for n, v in means.items()}
-            )
+            medians = {f"train/{name}": self._median(values) for name, values in means.items()}
+            out.progress_line(step, self.train_metrics | medians)
 
-    def _logs_after(self, step: int) -> bool:
-        return (step - self.stage.first) % self.policy.log_every == 0 or step == self.plan.num_steps
+    def _due(self, step: int) -> list[Scorer]:
+        return [scorer for scorer in self.plan.scorers if scorer.after(step)]
 
-    def _row(self, step: int, means: dict[str, list[float | None]]) -> dict[str, Any]:
-        rate = self.now.means.last["learning_rate"].tolist()
-        return self.plan.voice.row(self.now.wave, step, means, rate)
+    def _columns(self, kind: str, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Return columns of a row: a value where the run has one trial, else a list."""
+        alone = self.plan.num_trials < 2
+        return {f"{kind}/{n}": each[0] if alone else list(each) for n, each in values.items()}
 
-    def _score(self) -> None:
+    def _median(self, values: Sequence[float | None]) -> float:
+        """Return the median of the trials that go on; one without a value is the highest."""
+        going = [values[n] for n, each in enumerate(self.now.progress) if not each.stopped]
+        known = [math.inf if v is None or not math.isfinite(v) else v for v in going]
+        return float(np.median(known))
+
+    def _score(self, due: Sequence[Scorer]) -> None:
         """Score all trials, keep the best parameters, and stop trials that do not improve."""
-        plan, policy, session, now = self.plan, self.policy, self.session, self.now
-        if plan.scorer is None:
-            return
+        plan, session, now = self.plan, self.session, self.now
         with self.clock.spend("evaluation"):
-            scores = plan.scorer.score(now.state.params, now, session.alive)
-            better = self._judge(scores)
-            means = now.means.take() if policy.joins else {}
-            columns, line = plan.voice.scored(now, scores, means)
-            now.scores, now.scored_at = columns, now.step
-            row = columns
-            if policy.joins:
-                row = self._row(now.step, means) | columns | session.out.rates()
-            session.out.write(now.step, row)
-            session.out.say(line)
+            found = [each.score(now.state.params, now, session.alive) for each in due]
+            scores = [together(of_trial) for of_trial in zip(*found, strict=True)]
+            now.scores, now.scored_at = self._columns("eval", score_columns(scores)), now.step
+            columns = plan.voice.columns(now.wave, now.step)
+            session.out.write(now.step, columns | now.scores)
+            for line in plan.voice.scored(now, scores):
+                session.out.say(line)
+            if not self.policy.metric or due[0] is not plan.scorers[0]:
+                return
+            better = self._judge(scores, columns["epoch"])
             if any(better):
                 chosen = trials.place_trials(self._filled(better), plan.mesh)
                 now.best = self.keep_best(now.best, now.state.params, chosen)
             self._stop_early([mine is not None for mine in scores])
 
-    def _judge(self, scores: Sequence[Scores | None]) -> list[bool]:
+    def _judge(self, scores: Sequence[Scores | None], epoch: float) -> list[bool]:
         """Record each trial's scores, and return whether they are its best so far."""
-        policy, now = self.policy, self.now
-        if not policy.metric:
-            return []
-        step, epoch = self.plan.voice.place(now.wave, now.step)
+        policy, now, step = self.policy, self.now, self.now.step - self.stage.first
         better = []
         for each, mine in zip(now.progress, scores, strict=True):
             if mine is not None:
@@ -244,12 +253,11 @@ class _Run:
 
     def _conclude(self) -> None:
         """End the trials of a stage: keep the best model, and score the test data."""
-        now, scorer = self.now, self.plan.scorer
-        assert scorer is not None
+        now = self.now
         with self.clock.spend("save"):
             self.saves.choose(now)
         with self.clock.spend("evaluation"):
-            tests = scorer.conclude(now, self.session.alive)
+            tests = self.plan.scorers[0].conclude(now, self.session.alive)
         seconds = now.elapsed() / len(now.progress)
         now.outcomes += [
             each.outcome(self.policy.goal, seconds, test)
@@ -271,7 +279,7 @@ class _Run:
     def _bad_step(self, batch: int, metrics: dict[str, Any], state: Any) -> None:
         """Report trials that skipped a batch or halted; raise if the only trial halted."""
         now, session, alone = self.now, self.session, self.plan.num_trials < 2
-        look = self.plan.voice.look(batch)
+        look = f"bert-jax replay {self.plan.name} --step {batch}"
         for number, each in enumerate(now.progress):
             one = {name: values[number] for name, values in metrics.items()}
             bad = (
@@ -308,16 +316,11 @@ class _Run:
     def _read_rows(self) -> None:
         """Take the newest rows of earlier starts."""
         for row in read_metrics(self.session.work.local / "metrics.jsonl"):
-            values = {name: value for name, value in row.items() if name != "step"}
             if row["step"] > self.now.step:
                 break
+            of = {name: name.partition("/")[0] for name in row}
             if f"train/{self.watched}" in row:
-                self.train_metrics = values
-            if f"eval/{self.watched}" in row:
-                self.now.scores = values
-
-
-def _median(values: Sequence[float | None]) -> float:
-    """Return the median loss; a trial without a loss counts as the highest."""
-    known = [math.inf if value is None or null(value) is None else value for value in values]
-    return float(np.median(known))
+                self.train_metrics = {
+                    n: row[n] for n in row if of[n] not in ("step", "eval", "event")
+                }
+            self.now.scores = {n: row[n] for n in row if of[n] == "eval"} or self.now.scores

@@ -237,14 +237,8 @@ def failure_reason(
     """Say why a run failed at the end of training; "" where it did not.
 
     The last evaluation is judged, because the best of many evaluations of a model that learned
-    nothing is above `goal` by chance.
-
-    Args:
-        best: Score of the best evaluation; None: none was finite.
-        last: Score of the last evaluation; None: not finite.
-        goal: Result of `goal_score`.
-        finite: Whether all logits were finite.
-        halted: Whether the guard has stopped the run.
+    nothing is above `goal` (see `goal_score`) by chance. `best` and `last` are None where no score,
+    or not the last, was finite; `finite` says whether all logits were.
     """
     if best is None:
         return "no evaluation gave a finite score"

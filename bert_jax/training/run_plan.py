@@ -20,9 +20,6 @@ from bert_jax.training.run.goodput import Clock
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.sweep.statistics import Outcome, Trial
 
-Means = Mapping[str, Sequence[float | None]]
-"""Mean of each trial by the name of a metric; None: no step was taken."""
-
 
 @dataclass(frozen=True, eq=False)
 class Stage:
@@ -72,9 +69,32 @@ class Scores(NamedTuple):
     """Whether all outputs were numbers."""
 
 
+def together(found: Sequence[Scores | None]) -> Scores | None:
+    """Join what several scorers found of one trial; None for a trial that has stopped."""
+    known = [each for each in found if each is not None]
+    if not known:
+        return None
+    values = {name: value for each in known for name, value in each.values.items()}
+    return Scores(values, known[0].loss, all(each.finite for each in known))
+
+
+def score_columns(scores: Sequence[Scores | None]) -> dict[str, list[float | None]]:
+    """Return the values of all trials by name; None where a trial has no such score."""
+    known = [each or Scores({}) for each in scores]
+    columns: dict[str, list[float | None]] = {}
+    if any(each.loss is not None for each in known):
+        columns["loss"] = [each.loss for each in known]
+    for name in dict.fromkeys(name for each in known for name in each.values):
+        columns[name] = [each.values.get(name) for each in known]
+    return columns
+
+
 @runtime_checkable
 class Scorer(Protocol):
     """Evaluation of all trials of a stage."""
+
+    def after(self, step: int) -> bool:
+        """Say whether the trials are scored after `step`; steps count over all stages."""
 
     def score(
         self, params: Any, at: Moment, alive: Callable[[str], None]
@@ -121,22 +141,14 @@ class Voice(Protocol):
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
         """Return lines that describe the run, and the message of its event `start`."""
 
-    def row(self, wave: int, step: int, means: Means, rate: Sequence[float]) -> dict[str, Any]:
-        """Return the columns of training after `step`, the newest step whose metrics were read.
+    def columns(self, wave: int, step: int) -> dict[str, Any]:
+        """Return what a row of metrics has besides metrics, rates and scores, such as `epoch`.
 
-        A later step may have been dispatched.
+        `step` is the newest step whose metrics were read; a later step may have been dispatched.
         """
 
-    def scored(
-        self, at: Moment, scores: Sequence[Scores | None], means: Means
-    ) -> tuple[dict[str, Any], str]:
-        """Return the columns of an evaluation, and a line."""
-
-    def place(self, wave: int, step: int) -> tuple[int, float]:
-        """Return the step of the trials, and the epoch."""
-
-    def look(self, batch: int) -> str:
-        """Return a command that shows a batch; empty: none."""
+    def scored(self, at: Moment, scores: Sequence[Scores | None]) -> Sequence[str]:
+        """Describe an evaluation, whose columns are in `at.scores`."""
 
     def closing(self, result: "Result", clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
         """Return the message of the last event, and lines."""
@@ -144,16 +156,13 @@ class Voice(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """Schedule of logging, scoring, saving and early stopping; steps count over all stages."""
+    """Schedule of logging, saving and early stopping; steps count over all stages."""
 
     log_every: int
-    scores_after: Callable[[int], bool]
     scores_start: bool = False
     """Whether a run that has not saved is scored before its first step."""
-    joins: bool = False
-    """Whether the row of an evaluation also has the columns of training."""
     metric: str = ""
-    """Score that chooses the best parameters of a trial; empty: none are kept."""
+    """Score of the first scorer that chooses a trial's best parameters; empty: none are kept."""
     patience: int = 0
     save_every: int = 0
     """Steps from one save to the next; 0: by time, after an evaluation."""
@@ -174,7 +183,7 @@ class RunPlan:
     mesh: Mesh
     stages: tuple[Stage, ...]
     batches: Batches
-    scorer: Scorer | None
+    scorers: tuple[Scorer, ...]
     saves: Saves
     voice: Voice
     policy: Policy

@@ -11,7 +11,7 @@ import time
 
 from bert_jax.errors import UserError
 from bert_jax.files import lease
-from bert_jax.training.run.lease import hold_workdir
+from bert_jax.training.run.session import hold_workdir
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 directory, machine, lapse, patience = sys.argv[1:]

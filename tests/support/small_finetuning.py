@@ -116,7 +116,7 @@ def fingerprint(workdir: Path) -> dict[str, Any]:
             for outcome in statistics["outcomes"]
         ],
         "metrics": [
-            {name: value for name, value in row.items() if not name.startswith("perf/")}
+            {name: value for name, value in row.items() if not name.startswith(("perf/", "event/"))}
             for row in read_metrics(workdir / "metrics.jsonl")
         ],
         "scores": restored.record.extra["scores"],

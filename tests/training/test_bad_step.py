@@ -274,10 +274,8 @@ def skipped(tmp_path_factory, corpus):
 def test_a_run_that_skips_goes_on_and_says_so(skipped):
     workdir, _, said = skipped
     rows = read_metrics(workdir / "metrics.jsonl")
-    assert [row for row in rows if "event/skipped_step" in row] == [
-        {"step": 5, "event/skipped_step": 4},
-        {"step": 6, "event/skipped_step": 5},
-    ]
+    skips = [(row["step"], row.get("event/skipped_step")) for row in rows]
+    assert [skip for skip in skips if skip[1] is not None] == [(5, 4), (6, 5)]
     trained = [row for row in rows if "train/loss" in row]
     assert [row["step"] for row in trained] == [3, 6, 9]
     assert all(4 < row["train/loss"] < 6 for row in trained)  # what was skipped is in no mean
@@ -352,9 +350,8 @@ def test_a_run_that_diverges_says_so_and_keeps_what_was_good(tmp_path, corpus):
     assert event["step"] < 8
     assert "the newest checkpoint of step 3 or before is kept" in event["message"]
     assert f"Warning: {event['message']}" in said
-    assert {"step": event["step"], "event/diverged": event["step"]} in read_metrics(
-        workdir / "metrics.jsonl"
-    )
+    rows = read_metrics(workdir / "metrics.jsonl")
+    assert [row["step"] for row in rows if "event/diverged" in row] == [event["step"]]
     assert saved_steps(workdir / "checkpoints") == [2, 8]
 
     stopped = tmp_path / "stopped"

@@ -208,7 +208,7 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
         num_steps=lengths[-1] if lengths and isinstance(lengths[-1], int) else None,
         stall_seconds=config.training.stall_seconds,
         saved=saved_steps(work.resume),
-        row=rows[-1] if rows else {},
+        row=_last(rows, "train/loss"),
     )
     return FinetuneStatus(
         **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
@@ -216,7 +216,7 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
         init=config.init,
         runs=sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
         num_epochs=config.training.num_epochs,
-        evaluation=rows[-1] if rows else {},
+        evaluation=_last(rows, "epoch"),
         model_saved=bool(saved_steps(work.checkpoints)),
         statistics=text.read_text(encoding="utf-8") if finished and text.exists() else "",
     )

@@ -18,18 +18,17 @@ from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import Judged, named_scores, score_rows
 from bert_jax.training.finetune.progress import (
     NoModelError,
-    evaluation_columns,
-    evaluation_line,
     goal_score,
+    score_range,
 )
 from bert_jax.training.finetune.report import REPORT_LINES, conclude
 from bert_jax.training.finetune.saves import FinetuneSaves, remove_resume
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.finetune.summary import summary_of_run, write_statistics
-from bert_jax.training.progress import Moment, null
+from bert_jax.training.progress import Moment
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.telemetry import duration
-from bert_jax.training.run_plan import Means, Policy, Result, RunPlan, Scores, Stage
+from bert_jax.training.run_plan import Policy, Result, RunPlan, Scores, Stage
 from bert_jax.training.steps import trials
 from bert_jax.training.steps.step import make_eval_step
 from bert_jax.training.sweep.statistics import Outcome, summarise
@@ -77,6 +76,10 @@ class TaskScorer:
             split.name: choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
             for split in (*setup.dev, *setup.test)
         }
+
+    def after(self, step: int) -> bool:
+        """Say whether an evaluation of the step's wave is due."""
+        return self._setup.evaluates_after((step - 1) % self._setup.step.num_steps + 1)
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores | None]:
         """Score the dev splits."""
@@ -143,39 +146,17 @@ class FinetuneVoice:
         )  # fmt: skip
         return lines, lines[0]
 
-    def place(self, wave: int, step: int) -> tuple[int, float]:
-        """Return the step of the wave, and the epoch."""
-        step -= wave * self.setup.step.num_steps
-        return step, step / self.setup.batches.num_batches
+    def columns(self, wave: int, step: int) -> dict[str, Any]:
+        """Return the wave, and its epoch."""
+        done = step - wave * self.setup.step.num_steps
+        return {"epoch": done / self.setup.batches.num_batches, "wave": wave}
 
-    def row(self, wave: int, step: int, means: Means, rate: Sequence[float]) -> dict[str, Any]:
-        """Return the columns of training."""
-        _, epoch = self.place(wave, step)
-        return {
-            "epoch": epoch,
-            "wave": wave,
-            "train/loss": self._column(_known(means["loss"])),
-            "train/learning_rate": self._column(rate),
-        }
-
-    def scored(
-        self, at: Moment, scores: Sequence[Scores | None], means: Means
-    ) -> tuple[dict[str, Any], str]:
-        """Return the columns of an evaluation, and a line about the trials that go on."""
-        values = [{} if each is None else each.values for each in scores]
-        columns = evaluation_columns([each and each.loss for each in scores], values)
-        step, epoch = self.place(at.wave, at.step)
-        active = [number for number, each in enumerate(scores) if each is not None]
-        losses = _known(means["loss"])
-        line = evaluation_line(
-            f"epoch {epoch:.2f}  step {step:,}", [losses[n] for n in active],
-            [values[n] for n in active], self.setup.task.metric,
-        )  # fmt: skip
-        return {name: self._column(column) for name, column in columns.items()}, line
-
-    def look(self, batch: int) -> str:
-        """Return the command that shows a batch."""
-        return f"bert-jax replay {self.work.name} --step {batch}"
+    def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
+        """Describe the scores of the trials that go on."""
+        step, metric = at.step - at.wave * self.setup.step.num_steps, self.setup.task.metric
+        epoch = step / self.setup.batches.num_batches
+        found = [each.values.get(metric) for each in scores if each is not None]
+        return [f"epoch {epoch:.2f}  step {step:,}  {metric} {score_range(found)}"]
 
     def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
         """Write the statistics, and describe how the run ended."""
@@ -197,14 +178,6 @@ class FinetuneVoice:
             f"{duration(result.seconds)}, {len(outcomes)} runs; the best of {setup.inits[0]} is "
             f"in {self.work.checkpoints}, a report in {self.work.name}/{REPORT_LINES}"
         )
-
-    def _column(self, values: Sequence[float | None]) -> Any:
-        """Return a column of a row: a value where the sweep has one run, else a list."""
-        return values[0] if len(self.setup.members) == 1 else list(values)
-
-
-def _known(values: Sequence[float | None]) -> list[float | None]:
-    return [None if value is None else null(value) for value in values]
 
 
 def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
@@ -243,13 +216,11 @@ def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> R
         mesh=mesh,
         stages=tuple(stage(number) for number in range(len(setup.waves))),
         batches=WaveBatches(setup, mesh),
-        scorer=TaskScorer(config, setup, mesh, work),
+        scorers=(TaskScorer(config, setup, mesh, work),),
         saves=saves,
         voice=voice,
         policy=Policy(
             log_every=config.training.log_every_steps,
-            scores_after=lambda step: setup.evaluates_after((step - 1) % num_steps + 1),
-            joins=True,
             metric=setup.task.metric,
             patience=config.training.patience,
             save_seconds=_SAVE_SECONDS,

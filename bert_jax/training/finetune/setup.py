@@ -100,8 +100,8 @@ class Setup:
         return step == self.step.num_steps or step == round(nearest)
 
 
-def set_up(config: FinetuneConfig) -> Setup:
-    """Read the initialisations and the data.
+def set_up(config: FinetuneConfig, initial: SavedModel | None = None) -> Setup:
+    """Read the initialisations and the data; `initial` replaces the model that `init` names.
 
     Raises:
         UserError: Something does not fit; the message names the field of the configuration.
@@ -112,7 +112,7 @@ def set_up(config: FinetuneConfig) -> Setup:
             "directory in Hugging Face's format"
         )
     config.distil.check_section()
-    initial = read_start(config.init)
+    initial = initial or read_start(config.init)
     given: list[SavedModel | None] = [None if config.reinitialise else initial]
     inits = [RANDOM if config.reinitialise else config.init]
     if config.sweep.baseline:

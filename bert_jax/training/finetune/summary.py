@@ -20,9 +20,8 @@ from bert_jax.objectives.objective import trains_all
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.steps.trials import state_sizes
-from bert_jax.training.sweep.intervals import LEVEL
 from bert_jax.training.sweep.report import summary_lines, write_summary
-from bert_jax.training.sweep.statistics import Outcome, Summary
+from bert_jax.training.sweep.statistics import LEVEL, Outcome, Summary
 
 _MAX_STATISTICS_BYTES = 1 << 28
 _POOLINGS = {

@@ -13,8 +13,7 @@ from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.summary import finished_before
 from bert_jax.training.loop import carry_out
 from bert_jax.training.run.goodput import Clock
-from bert_jax.training.run.lease import hold_workdir
-from bert_jax.training.run.session import Session
+from bert_jax.training.run.session import Session, hold_workdir
 from bert_jax.training.run_plan import Result
 
 
@@ -56,7 +55,7 @@ def finetune(
             wrong = setup.unlearned(outcomes)
             return Result(work.name, num_steps, finished=True, outcomes=outcomes, unlearned=wrong)
         seconds = config.training.stall_seconds
-        session = Session(work, stall_seconds=seconds, clock=clock, echo=echo, event_rows=False)
+        session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
         result = carry_out(resolve_finetuning(config, setup, work), session)
         wrong = setup.unlearned(result.outcomes) if result.finished else ""
         return dataclasses.replace(result, unlearned=wrong)

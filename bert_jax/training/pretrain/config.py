@@ -3,7 +3,8 @@
 import bisect
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from pathlib import PurePath
+from typing import Annotated, Any, ClassVar, Literal
 
 from bert_jax.config.bounds import AtLeast, AtMost, Below, Bounded, Count, Natural, NonNegative
 from bert_jax.data.pairings import PAIRINGS, DataConfig
@@ -38,6 +39,7 @@ FREE_FIELDS = (
     "training.eval_rows",
     "training.gather",
     "training.log_every_steps",
+    "training.probes",
     "training.stall_seconds",
 )
 """Fields (or whole sections) that a restart may change: places, intervals of writing, or the way to
@@ -57,9 +59,27 @@ class PretrainModelConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
+class ProbeConfig(Bounded, section="training.probes"):
+    """A small task that is fine-tuned from the encoder now and then, and scored on its dev data."""
+
+    recipe: str = ""
+    """Recipe of `bert-jax finetune` (a file, or the work directory of a run); its `init` is not
+    read. The name without folder and ending names the probe."""
+    every_steps: Count = 1000
+    """Number of steps from one score to the next; the last step is scored, too."""
+    num_steps: Count = 100
+    """Steps of each fine-tuning."""
+
+
+@dataclass(frozen=True)
 class TrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
+    ELSEWHERE: ClassVar = {
+        "patience": "early stopping is of the trials of `bert-jax finetune`; here "
+        "guard.on_divergence=stop ends a run whose loss stays up",
+        "freeze": "parts are frozen by `bert-jax finetune`; pretraining trains all of them",
+    }
     num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000
     """Number of optimizer steps of the whole run."""
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
@@ -81,6 +101,8 @@ class TrainingConfig(Bounded, section="training"):
     """Number of steps between two evaluations; 0: evaluate only at the end."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None: all."""
+    probes: tuple[ProbeConfig, ...] = ()
+    """Tasks that score the encoder: {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
     """Longest time in which nothing is completed (step, evaluation batch, restore or save); then
     the process writes its threads' stacks and ends with exit code 6. Compiling counts into the
@@ -94,6 +116,13 @@ class TrainingConfig(Bounded, section="training"):
         for number, phase in enumerate(self.phases):
             phase.check(number)
         self._check_phase_steps()
+        names = [PurePath(probe.recipe).stem for probe in self.probes]
+        for name in names:
+            if not name or names.count(name) > 1:
+                raise UserError(
+                    f"training.probes: a recipe is named {name!r}; give each probe a recipe, and "
+                    "recipes of different names"
+                )
         for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
             if steps < 1:
                 raise UserError(
@@ -155,6 +184,12 @@ class CheckpointConfig(Retention):
 class PretrainConfig(Bounded):
     """Everything that determines a pretraining run."""
 
+    ELSEWHERE: ClassVar = {
+        "sweep": "trials are of `bert-jax finetune`; here each rate and seed is a run with a work "
+        "directory of its own",
+        "lora": "low-rank updates are of `bert-jax finetune`; pretraining trains all parameters",
+        "task": "tasks are of `bert-jax finetune`; training.probes scores a run by them",
+    }
     objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
     model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -35,7 +35,7 @@ from bert_jax.training.pretrain.summary import closing_lines, summary
 from bert_jax.training.pretrain.workdir import prepare_workdir
 from bert_jax.training.progress import Means, Moment, Progress
 from bert_jax.training.run.goodput import Clock
-from bert_jax.training.run.loss_curve import draw_loss_curve
+from bert_jax.training.run.loss_curve import PROBE, draw_loss_curve
 from bert_jax.training.run.telemetry import readout
 from bert_jax.training.run_plan import Result, Scores, Stage
 from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, init_state
@@ -72,11 +72,13 @@ class HeldOutScorer:
     """Held-out loss as the one score of a run."""
 
     held_out: HeldOut
+    after: Callable[[int], bool]
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Evaluate on the rows of the stage."""
         ring = partial(alive, "a batch of an evaluation")
-        return [Scores(self.held_out.evaluate(params, at.stage, alive=ring))]
+        found = self.held_out.evaluate(params, at.stage, alive=ring)
+        return [Scores({name.removeprefix("eval/"): value for name, value in found.items()})]
 
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[Mapping[str, float]]:
         """Score no test data."""
@@ -227,30 +229,22 @@ class PretrainVoice:
             lines.append(starting_line(saves.initial, saves.saved.params))
         return lines, "; ".join([lines[0], *lines[-2:]])
 
-    def row(self, wave: int, step: int, means: Any, rate: Sequence[float]) -> dict[str, Any]:
-        """Return the means of the metrics, and the amounts read from each corpus."""
-        row = {f"train/{name}": value for name, (value,) in means.items()}
-        return row | {"train/learning_rate": rate[0]} | self.mixed.seen(self.examples, step)
+    def columns(self, wave: int, step: int) -> dict[str, Any]:
+        """Return the amounts read from each corpus."""
+        return self.mixed.seen(self.examples, step)
 
-    def scored(
-        self, at: Moment, scores: Sequence[Scores | None], means: Any
-    ) -> tuple[dict[str, Any], str]:
+    def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
         """Describe a held-out loss."""
-        (own,) = scores
-        assert own is not None
-        objective, values = self.saves.step.objective, dict(own.values)
         if time.monotonic() - self.drawn > _REDRAW_SECONDS:
             self.draw()
-        text = readout(objective.metrics, values, "eval", objective.baseline)
-        return values, f"held-out text at step {at.step:,}: {text}"
-
-    def place(self, wave: int, step: int) -> tuple[int, float]:
-        """Return the step."""
-        return step, math.nan
-
-    def look(self, batch: int) -> str:
-        """Return the command that shows a batch."""
-        return f"bert-jax replay {directory_of(self.work)} --step {batch}"
+        objective = self.saves.step.objective
+        text = readout(objective.metrics, at.scores, "eval", objective.baseline)
+        found = [f"held-out text at step {at.step:,}: {text}"] if text else []
+        return found + [
+            f"probe {name.removeprefix(PROBE)} at step {at.step:,}: {value:.4g}"
+            for name, value in at.scores.items()
+            if name.startswith(PROBE)
+        ]
 
     def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
         """Draw the losses, and describe how the run ended."""

@@ -24,6 +24,7 @@ from bert_jax.training.pretrain.pretraining import (
     TextBatches,
     directory_of,
 )
+from bert_jax.training.pretrain.probes import Probe
 from bert_jax.training.pretrain.start.branch import open_branch
 from bert_jax.training.pretrain.start.initial_model import resolve_init
 from bert_jax.training.pretrain.start.stages import begun, check_stages, with_batch_unit
@@ -33,7 +34,7 @@ from bert_jax.training.pretrain.start.teacher import (
     student_start,
 )
 from bert_jax.training.pretrain.workdir import check_workdir
-from bert_jax.training.run_plan import Policy, RunPlan, Stage
+from bert_jax.training.run_plan import Policy, RunPlan, Scorer, Stage
 from bert_jax.training.sweep.statistics import Trial
 
 
@@ -76,12 +77,20 @@ def resolve_pretraining(
     )
     for number in numbers:
         examples.plan(number)
-    scorer = None
+    every, marks = training.eval_every_steps, {*training.phase_starts, training.num_steps}
+    scorers: list[Scorer] = []
     if corpus.heldout is not None:
         evaluations = [evaluation_config(config, corpus, number) for number in numbers]
-        scorer = HeldOutScorer(HeldOut(config, corpus.heldout, evaluations, mesh, mixed.heldout()))
+        held_out = HeldOut(config, corpus.heldout, evaluations, mesh, mixed.heldout())
+        scorers.append(
+            HeldOutScorer(held_out, lambda step: bool(every and step % every == 0) or step in marks)
+        )
+    files = store.path and store.path / "tokenizer"
+    scorers += [
+        Probe(config, number, files, saves.abstract.params, work)
+        for number in range(len(training.probes))
+    ]
     ends = list(accumulate((phase.num_steps for phase in config.phases), initial=0))
-    every, marks = training.eval_every_steps, {*training.phase_starts, training.num_steps}
     return RunPlan(
         name=directory_of(work),
         mesh=mesh,
@@ -90,13 +99,12 @@ def resolve_pretraining(
             for bounds, step in zip(pairwise(ends), steps, strict=True)
         ),
         batches=TextBatches(examples, mesh),
-        scorer=scorer,
+        scorers=tuple(scorers),
         saves=saves,
         voice=PretrainVoice(config, work, corpus, examples, mixed, saves),
         policy=Policy(
             log_every=training.log_every_steps,
-            scores_after=lambda step: bool(every and step % every == 0) or step in marks,
-            scores_start=start is not None,
+            scores_start=start is not None and bool(scorers),
             save_every=config.checkpoint.save_every_steps,
             saves_end=True,
             stops_diverged=config.guard.on_divergence == "stop",

@@ -9,8 +9,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.resolve import resolve_pretraining
 from bert_jax.training.run.goodput import Clock
-from bert_jax.training.run.lease import hold_workdir
-from bert_jax.training.run.session import Session
+from bert_jax.training.run.session import Session, hold_workdir
 from bert_jax.training.run_plan import Result
 
 

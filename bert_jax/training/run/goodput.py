@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +135,7 @@ class Goodput:
     ):
         """Read the record of earlier starts; their steps beyond `restored_step` are lost.
 
-        Args:
-            path: `goodput.json`; None: nothing is kept (all processes but the first).
-            clock: Clock of this start.
-            restored_step: Updates made.
-            wall: Seconds since 1970.
+        `path` is that of `goodput.json`; None: nothing is kept (all processes but the first).
         """
         self.clock = clock
         self._path, self._wall = path, wall
@@ -217,7 +213,7 @@ def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def time_shares(starts: Sequence[Start]) -> dict[str, float]:
-    """Return `total_seconds` as shares of their sum."""
+    """Divide `total_seconds` by their sum."""
     totals = total_seconds(starts)
     whole = max(sum(totals.values()), 1e-9)
     return {name: seconds / whole for name, seconds in totals.items()}
@@ -242,17 +238,10 @@ def _lose(start: Start, restored_step: int) -> None:
 
 
 def _sum(a: Start, b: Start) -> Start:
-    names = dict.fromkeys([*a.seconds, *b.seconds])
-    return Start(
-        begin=a.begin,
-        last=b.last,
-        first_step=a.first_step,
-        last_step=b.last_step,
-        kept_step=b.kept_step,
-        seconds={name: a.seconds.get(name, 0.0) + b.seconds.get(name, 0.0) for name in names},
-        count=a.count + b.count,
-        down=a.down + b.down + max(0.0, b.begin - a.last),
-    )
+    return replace(
+        b, begin=a.begin, first_step=a.first_step, seconds=total_seconds([a, b]),
+        count=a.count + b.count, down=down_seconds([a, b]),
+    )  # fmt: skip
 
 
 def _start(row: dict[str, Any]) -> Start:

@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax.data.phases import Phase
 from bert_jax.files.staging import staged_file
 from bert_jax.objectives.objective import Metric
-from bert_jax.training.run.corpora import CorpusCurve, corpus_curves
+from bert_jax.training.run.corpora import corpus_curves
 from bert_jax.training.run.telemetry import read_metrics
 
 Points = Sequence[tuple[float, float]]
@@ -19,7 +19,10 @@ _HEIGHT = 16
 _LEAST_WIDTH = 40
 _TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||+++++++++")
 _CORPORA = ("#2f855a", "#6b46c1", "#b7791f", "#0987a0", "#b83280", "#718096")
-_TRAIN, _EVAL, _BASELINE, _INK = "#2b6cb0", "#c2410c", "#4a5568", "#1a202c"
+_TRAIN, _EVAL = "#2b6cb0", "#c2410c"
+BASELINE, INK = "#4a5568", "#1a202c"
+PROBE = "eval/probe/"
+"""Beginning of the names of columns with the scores of probes."""
 
 
 def draw_loss_curve(
@@ -49,21 +52,12 @@ def loss_figure(
     """Draw the first metric of training and held-out text, and the other shown metrics below.
 
     Dashed lines are the values of a model that ignores its input: the baseline of the first metric
-    (for masked words the unigram entropy), and the share of the more frequent label.
+    (for masked words the unigram entropy), and the share of the more frequent label. Below them is
+    an axis for each probe.
 
-    Args:
-        rows: Rows of `metrics.jsonl`.
-        metrics: Metrics of the objective.
-        baseline: Dashed line of the first metric, if known.
-        title: Text above the picture.
-        phases: Phases of the run; a line marks each change of the row length.
-
-    Returns:
-        A matplotlib `Figure`.
+    `rows` are those of `metrics.jsonl`; a line marks each change of the row length. The
+    result is a matplotlib `Figure`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # not pyplot: no global state, no window system
-
     first = metrics[0]
     train, held_out = _both(rows, first)
     shares = [
@@ -71,49 +65,78 @@ def loss_figure(
         for metric in metrics[1:]
         if metric.short and any(len(steps) for steps, _ in _both(rows, metric))
     ]
-    figure = Figure(figsize=(8, 4.4 + 1.8 * len(shares)), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    probes = dict.fromkeys(name for row in rows for name in row if name.startswith(PROBE))
+    figure = new_figure((8.0, 4.4 + 1.8 * (len(shares) + len(probes))), title)
     axes = figure.subplots(
-        1 + len(shares), 1, sharex=True, squeeze=False,
-        gridspec_kw={"height_ratios": [2.2, *(1 for _ in shares)]},
+        1 + len(shares) + len(probes), 1, sharex=True, squeeze=False,
+        gridspec_kw={"height_ratios": [2.2, *(1 for _ in [*shares, *probes])]},
     )[:, 0]  # fmt: skip
     loss = axes[0]
     _curve(loss, train, "training", _TRAIN)
     _points(loss, held_out, "held-out", _EVAL)
     loss.set_ylabel(first.title + (f" ({first.unit})" if first.unit else ""))
     values = np.concatenate([train[1], held_out[1]])
-    for number, corpus in enumerate(corpus_curves(rows, first)):
+    for corpus, colour in zip(corpus_curves(rows, first), itertools.cycle(_CORPORA)):
         values = np.concatenate([values, [loss for _, loss in corpus.heldout]])
-        _corpus(axes[0], corpus, _CORPORA[number % len(_CORPORA)])
+        axes[0].plot(
+            *_columns(corpus.heldout), color=colour, marker=".", markersize=4, linewidth=0.9,
+            zorder=3, label=f"{corpus.label}: {corpus.describe()}",
+        )  # fmt: skip
     if len(values):
         low, high, margin = limits(values, baseline)
         loss.set_ylim(low - margin, high + margin)
     if baseline is not None:
-        loss.axhline(baseline, color=_BASELINE, linestyle="--", linewidth=1.2, zorder=1)
-        _margin_label(loss, baseline, f"{first.baseline} {baseline:.2f}".replace(" ", "\n"))
-    for axis, metric in zip(axes[1:], shares, strict=True):
+        loss.axhline(baseline, color=BASELINE, linestyle="--", linewidth=1.2, zorder=1)
+        margin_label(loss, baseline, f"{first.baseline} {baseline:.2f}".replace(" ", "\n"))
+    for axis, metric in zip(axes[1:], shares, strict=False):
         _share(axis, rows, metric)
+    for axis, name in zip(axes[1 + len(shares) :], probes, strict=True):
+        _points(axis, _series(rows, name), "probe", _EVAL)
+        axis.set_ylabel(name.removeprefix(PROBE).replace("/", "\n"))
     starts = itertools.accumulate(phase.num_steps for phase in phases)
     for start, phase in zip(starts, phases[1:], strict=False):
         for axis in axes:
             axis.axvline(start, color="#cbd5e0", linewidth=1.0, zorder=0)
         loss.annotate(
             f"length {phase.length}", (start, 0), xycoords=("data", "axes fraction"), xytext=(4, 5),
-            textcoords="offset points", color=_BASELINE, fontsize=8,
+            textcoords="offset points", color=BASELINE, fontsize=8,
         )  # fmt: skip
     for axis in axes:
-        axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(colors=_INK, labelsize=9)
+        dress(axis)
         axis.set_xlim(left=0)
         if axis.get_legend_handles_labels()[0]:
             corner = "best" if axis is loss else "upper left"
             axis.legend(loc=corner, fontsize=9, framealpha=0.85, edgecolor="none")
     axes[-1].set_xlabel("step (optimizer updates)")
-    if title:
-        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
     return figure
+
+
+def new_figure(inches: tuple[float, float], title: str) -> Any:
+    """Make a matplotlib `Figure` without pyplot: no global state, no window system."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def dress(axis: Any) -> None:
+    """Give an axis the look of all pictures here."""
+    axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(colors=INK, labelsize=9)
+
+
+def margin_label(axis: Any, value: float, text: str) -> None:
+    """Write a label to the right of an axis, where no curve runs through it."""
+    axis.annotate(
+        text, (1, value), xycoords=("axes fraction", "data"), xytext=(5, 0),
+        textcoords="offset points", va="center", color=BASELINE, fontsize=9,
+    )  # fmt: skip
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:
@@ -143,8 +166,8 @@ def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
     _, floor = _series(rows, f"eval/{metric.floor}")
     if len(floor):
         share = float(floor[-1])
-        axis.axhline(share, color=_BASELINE, linestyle="--", linewidth=1.0, zorder=1)
-        _margin_label(axis, share, f"majority\nlabel\n{share:.2f}")
+        axis.axhline(share, color=BASELINE, linestyle="--", linewidth=1.0, zorder=1)
+        margin_label(axis, share, f"majority\nlabel\n{share:.2f}")
     _curve(axis, train, "training", _TRAIN)
     _points(axis, held_out, "held-out", _EVAL)
     axis.set_ylabel(metric.title)
@@ -174,23 +197,6 @@ def _points(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour
     )  # fmt: skip
 
 
-def _corpus(axis: Any, corpus: CorpusCurve, colour: str) -> None:
-    """Draw the held-out loss of one corpus of a mixture; the legend has its amounts."""
-    steps, values = _columns(corpus.heldout)
-    axis.plot(
-        steps, values, color=colour, marker=".", markersize=4, linewidth=0.9, zorder=3,
-        label=f"{corpus.label}: {corpus.describe()}",
-    )  # fmt: skip
-
-
-def _margin_label(axis: Any, value: float, text: str) -> None:
-    """Write a label to the right of the axes, where no curve runs through it."""
-    axis.annotate(
-        text, (1, value), xycoords=("axes fraction", "data"), xytext=(5, 0),
-        textcoords="offset points", va="center", color=_BASELINE, fontsize=9,
-    )  # fmt: skip
-
-
 def limits(values: np.ndarray, baseline: float | None) -> tuple[float, float, float]:
     """Return the lowest and the highest loss to show, and a margin.
 
@@ -206,12 +212,8 @@ def terminal_curve(
 ) -> list[str]:
     """Draw the losses as lines of text; no lines where there is no point.
 
-    Args:
-        train: Points (step, nats) of training, in ascending order.
-        heldout: Points of held-out text.
-        baseline: Unigram entropy, nats; None where not known.
-        width: Largest number of columns.
-        plain: ASCII without colours, for a file or a pipe.
+    Points are (step, nats), in ascending order. `width` is the largest number of columns; `plain`
+    means ASCII without colours, for a file or a pipe.
     """
     import plotext
 

@@ -1,14 +1,26 @@
-"""The session of a run: the resources of a process while it works on a work directory."""
+"""The session of a run: a process's hold on a work directory, its signals and its resources."""
 
 import contextlib
+import dataclasses
+import functools
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from bert_jax.distributed.checkpoint.agreement import by_first
-from bert_jax.files.remote import WorkDir
+from bert_jax.files.lease import Lease, Times
+from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.model.attention import attend
 from bert_jax.model.layers import compute_dtype
 from bert_jax.objectives.objective import Objective
@@ -16,6 +28,80 @@ from bert_jax.training.run.events import Events
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.telemetry import Telemetry, peak_flops
 from bert_jax.training.run.watchdog import Watchdog
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_asked = itertools.count(1)  # processes agree on a number to come: steps jump and begin anew
+
+
+class StopRequest:
+    """Context manager that stops a run after the current step at SIGTERM or SIGINT (Ctrl-C).
+
+    A second signal ends the process at once. With several processes JAX's preemption service
+    watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
+    It acts only in the main thread, because Python lets no other thread handle signals.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        """Name of the signal that came; "": none."""
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def due(self) -> bool:
+        """Say whether to stop now; collective, with one answer for all processes."""
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
+            self.name = "SIGTERM"
+        return bool(self.name)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.name:
+            os._exit(128 + number)
+        self.name = signal.Signals(number).name
+        # Not print: the signal may have interrupted a print.
+        text = f"\n{self.name}: saving after this step; a second signal exits at once\n"
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+
+
+@contextlib.contextmanager
+def hold_workdir(
+    path: Path | str, *, echo: Callable[[str], None] | None = None, times: Times | None = None
+) -> Iterator[WorkDir]:
+    """Open a work directory that no other run writes to meanwhile.
+
+    Collective: process 0 holds the lease for all processes.
+
+    The directory is made if missing. `echo` gets lines for people in process 0; None: standard
+    output.
+
+    Raises:
+        UserError: Another run holds the directory, or the directory cannot be written.
+    """
+    work, times = open_workdir(path), times or Times()
+    lease = Lease(work.claims(), work.name, times, say=echo or functools.partial(print, flush=True))
+
+    def take() -> bool:
+        with work.failures_named("cannot write to the work directory"):
+            return lease.take()
+
+    # A collective that lasted as long as the wait would time out in the other processes.
+    while not by_first(take):
+        time.sleep(times.poll)
+    try:
+        if work.mirror is not None:  # another run may have written since the download
+            work = open_workdir(path)
+        yield dataclasses.replace(work, confirm=lease.confirm)
+    finally:
+        if jax.process_index() == 0:
+            lease.release()
 
 
 class Session:
@@ -31,13 +117,9 @@ class Session:
         stall_seconds: float,
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
-        event_rows: bool = True,
     ):
-        """Open nothing yet; the watchdog has no limit where `stall_seconds` is 0.
-
-        With `event_rows` some events are rows of the metrics, too.
-        """
-        self.work, self.clock, self._event_rows = work, clock or Clock(), event_rows
+        """Open nothing yet; the watchdog has no limit where `stall_seconds` is 0."""
+        self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)
         stacks = work.local / f"stacks.{self._index}.txt"
@@ -50,11 +132,7 @@ class Session:
     def open(self, prepare: Callable[[], None]) -> Iterator[contextlib.ExitStack]:
         """Watch over the run; record the error that ends it; leave the work directory uploaded.
 
-        Args:
-            prepare: Function that makes the files of the work directory.
-
-        Yields:
-            Stack of what is closed when the run ends.
+        `prepare` makes the files of the work directory. What the stack holds is closed at the end.
         """
         with self._watchdog:
             prepare()
@@ -74,25 +152,9 @@ class Session:
 
     @contextlib.contextmanager
     def telling(
-        self,
-        step: int,
-        objective: Objective,
-        *,
-        num_steps: int,
-        num_devices: int,
-        lines: Sequence[str],
-        event: str,
+        self, step: int, objective: Objective, *, num_steps: int, num_devices: int
     ) -> Iterator[Telemetry]:
-        """Open the outputs after a restore, and describe the run.
-
-        Args:
-            step: Updates made.
-            objective: Objective of the run.
-            num_steps: Length of the run.
-            num_devices: Devices that the run uses.
-            lines: Description of the run for people.
-            event: Message of the event `start`.
-        """
+        """Open the outputs of a run that continues after `step` updates."""
         self.step = step
         self.alive("the restore")
         dtype = compute_dtype(objective.model).name
@@ -100,23 +162,16 @@ class Session:
         path = self.work.local / "goodput.json" if self._index == 0 else None
         self._goodput = Goodput(path, self.clock, step)
         with Telemetry(
-            self.work.local,
-            num_steps=num_steps,
-            restored_step=step,
-            peak=peak and peak * num_devices,
-            metrics=objective.metrics,
-            goodput=self._goodput,
+            self.work.local, num_steps=num_steps, restored_step=step,
+            peak=peak and peak * num_devices, metrics=objective.metrics, goodput=self._goodput,
             echo=self._echo,
-        ) as self.out:
-            for line in lines:
-                self.out.say(line)
-            self.event("start", event, num_steps=num_steps)
+        ) as self.out:  # fmt: skip
             yield self.out
 
     def report(self, kind: str, step: int, message: str) -> None:
         """Write an event about a checkpoint (see `checkpoint.manager.Report`)."""
         self.events.write(kind, message, step=step)
-        if self._event_rows and hasattr(self, "out"):  # not yet while the run is restored
+        if hasattr(self, "out"):  # not yet while the run is restored
             self.out.write(self.step, {f"event/{kind}": step})
 
     def _note_attention(self, record: logging.LogRecord) -> bool:
@@ -134,15 +189,9 @@ class Session:
     ) -> None:
         """Write an event, then print its message, or raise the error that stops the run.
 
-        Args:
-            kind: Kind of the event.
-            message: Text for people.
-            number: Number of the batch or step.
-            error: Reason why the run stops; None: the run goes on.
-            **values: Values of the event.
+        `number` is the number of the batch or step, `values` are those of the event.
         """
-        if self._event_rows:
-            self.out.write(self.step, {f"event/{kind}": number})
+        self.out.write(self.step, {f"event/{kind}": number})
         self.event(kind, message, **values)
         if error:
             raise error

@@ -9,7 +9,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +58,27 @@ class MetricsLog(LineLog):
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         """Add a row; a number that is not finite becomes null, because JSON has no other."""
-        row = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, list):
+                return [plain(each) for each in value]
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        row = {name: plain(value) for name, value in values.items()}
         self.write(json.dumps({"step": step, **row}))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a `metrics.jsonl` with an integer `step`, leaving out torn lines.
 
-    A file that is missing has no rows.
+    A file that is missing has no rows. What a start adds to a step whose row was written, such as
+    the failure of its save, is a line of its own there and part of the row here.
     """
-    try:
-        return [row for _, row in _rows(path.read_bytes())]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    rows: dict[int, dict[str, Any]] = {}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for _, row in _rows(path.read_bytes()):
+            rows.setdefault(row["step"], {}).update(row)
+    return list(rows.values())
 
 
 def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -86,26 +90,6 @@ def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
             row = json.loads(line)
             if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
                 yield end, row
-
-
-@dataclass
-class RunningMeans:
-    """Means over the steps since the last row; the fields go into the checkpoint."""
-
-    sums: dict[str, float] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, values: dict[str, float]) -> None:
-        """Add the metrics of one step."""
-        for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count += 1
-
-    def take(self) -> dict[str, float]:
-        """Return the means, and start anew."""
-        means = {name: total / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
-        return means
 
 
 class Telemetry:
@@ -131,8 +115,7 @@ class Telemetry:
             peak: FLOP/s of all devices together; None: no MFU.
             metrics: Metrics of the objective.
             goodput: Goodput over all starts, recorded with each row.
-            echo: Function that gets each line for people; None: standard output, around a bar
-                where standard error is a terminal.
+            echo: Gets each line for people; None: standard output, around a bar on a terminal.
         """
         self._active = jax.process_index() == 0
         self._num_steps, self._metrics = num_steps, metrics
@@ -140,6 +123,7 @@ class Telemetry:
         self._peak = peak
         self._echo = echo or self._print
         self._bar: Any = None
+        self._row: dict[str, Any] = {}
         self._restart_rates()
         if not self._active:
             return
@@ -158,6 +142,7 @@ class Telemetry:
             self._bar.close()
             self._bar = None
         if self._active:
+            self._end_row()
             self._log.close()
             self._board.close()
 
@@ -167,14 +152,12 @@ class Telemetry:
             self._echo(text)
 
     def step_done(self, step: int, num_tokens: float, flops: int, value: float) -> None:
-        """Count a step towards the rates and move the bar.
+        """Count a step towards the rates, and move the bar, which shows `value`.
 
-        Args:
-            step: Updates made.
-            num_tokens: Tokens of the batch, without padding.
-            flops: Analytic floating-point operations of the step.
-            value: Value of the first metric, shown beside the bar.
+        `num_tokens` are the batch's without padding, `flops` the analytic operations of the step.
         """
+        if self._row.get("step") != step:
+            self._end_row()
         self._tokens += num_tokens
         self._flops += flops
         self._steps += 1
@@ -197,11 +180,19 @@ class Telemetry:
         return values
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Write a row of metrics to the file and to TensorBoard."""
+        """Add values to the row of a step, which is written once a later step is done."""
         if self._active:
-            self._log.add(step, values)
+            if self._row.get("step") != step:
+                self._end_row()
+            self._row |= {"step": step, **values}
             self._goodput.record(step)
-            self._board.write(step, values)
+
+    def _end_row(self) -> None:
+        row, self._row = self._row, {}
+        if row:
+            step = row.pop("step")
+            self._log.add(step, row)
+            self._board.write(step, row)
 
     def progress_line(self, step: int, values: dict[str, float]) -> None:
         """Print a row of training metrics, where no bar shows the progress."""
@@ -223,6 +214,7 @@ class Telemetry:
     def sync(self) -> None:
         """Wait until all rows are on the disk, if the disk takes them."""
         if self._active:
+            self._end_row()
             self._log.sync()
             self._board.sync()
 
@@ -260,11 +252,8 @@ def readout(
 ) -> str:
     """Describe the shown metrics of a row of metrics.jsonl; empty where the first is missing.
 
-    Args:
-        metrics: Metrics of the objective.
-        row: Values by name.
-        split: Prefix of the names: `train` or `eval`.
-        baseline: Value of the first metric for a model that ignores its input, if known.
+    `split` is the prefix of their names, `train` or `eval`; `baseline` is the value of the first
+    metric for a model that ignores its input, if known.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

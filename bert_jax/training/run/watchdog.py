@@ -44,11 +44,8 @@ class Watchdog:
     ):
         """Watch nothing yet.
 
-        Args:
-            seconds: Longest time from one sign of life to the next; 0: no limit.
-            report: File for the stacks; its directory may be gone by then.
-            events: Log for the event `stalled`.
-            exit: Function that ends the process without unwinding anything.
+        `seconds` may go by from one sign of life to the next; 0: no limit. `report` gets the
+        stacks; its directory may be gone by then. `exit` ends the process without unwinding.
         """
         self._seconds, self._report, self._events, self._exit = seconds, report, events, exit
         self._last = (time.monotonic(), "its start")

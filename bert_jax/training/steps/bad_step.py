@@ -114,18 +114,12 @@ def compute_again(
         differing={
             name: (float(first[name]), float(second[name]))
             for name in sorted(second)
-            if not _same_bits(np.asarray(first[name]), np.asarray(second[name]))
+            if first[name].tobytes() != second[name].tobytes()
+            and not (np.isnan(first[name]) and np.isnan(second[name]))
         },
         devices=_listed(devices),
         platform=devices[0].platform,
     )
-
-
-def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    both_nan = np.issubdtype(a.dtype, np.floating) and np.isnan(a).all() and np.isnan(b).all()
-    return bool(both_nan or a.tobytes() == b.tobytes())
 
 
 def _listed(devices: list[Any]) -> str:
@@ -146,8 +140,7 @@ class BadStepError(RuntimeError):
     def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
         """Write the message: the fault, its cause and the remedies.
 
-        `last_saved` is the path of the newest checkpoint, `look` a command that shows the batch;
-        both are empty where there is none.
+        `last_saved` is the path of the newest checkpoint, "" without one; `look` shows the batch.
         """
         checkpoint = last_saved or "none was saved"
         look = f"See the batch with `{look}`. " if look else ""

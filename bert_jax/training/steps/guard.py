@@ -43,11 +43,6 @@ class GuardConfig(Bounded, section="guard"):
     looks for spikes once half a window of good steps is in them."""
 
     @property
-    def allowed_skips(self) -> int:
-        """Number of bad steps in a row that do not stop the run."""
-        return self.max_skips if self.on_bad_step == "skip" else 0
-
-    @property
     def first_judged(self) -> int:
         """Number of good steps before the guard looks for spikes."""
         return self.window // 2
@@ -127,7 +122,8 @@ def judge(
         limit = jnp.where(guard.num_good < config.first_judged, limit, guard.mean + excess)
     good = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= limit)
     running = guard.halted == 0
-    stops = ~good & (guard.skipped >= config.allowed_skips)
+    allowed_skips = config.max_skips if config.on_bad_step == "skip" else 0
+    stops = ~good & (guard.skipped >= allowed_skips)
     halted = ~running | stops
     taken = good & running
 

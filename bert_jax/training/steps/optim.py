@@ -25,30 +25,15 @@ def _adamw(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransf
     return parts.then(_adam(config), parts.decay(config.weight_decay))
 
 
-def _lamb(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
-    return parts.then(
-        _adam(config), parts.decay(config.weight_decay), parts.trust_ratios(logical_axes)
-    )
-
-
-def _muon(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
-    return parts.then(
-        parts.muon(config.momentum, _adam(config), logical_axes), parts.decay(config.weight_decay)
-    )
-
-
-def _stable_adamw(config: "OptimizerConfig", logical_axes: Any) -> optax.GradientTransformation:
-    return parts.bounded(
-        _adamw(config, logical_axes), config.b2, config.eps, logical_axes,
-        bias_correction=config.bias_correction,
-    )  # fmt: skip
-
-
 OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransformation]] = {
     "adamw": _adamw,
-    "lamb": _lamb,
-    "muon": _muon,
-    "stable_adamw": _stable_adamw,
+    "lamb": lambda config, axes: parts.then(_adamw(config, axes), parts.trust_ratios(axes)),
+    "muon": lambda config, axes: parts.then(
+        parts.muon(config.momentum, _adam(config), axes), parts.decay(config.weight_decay)
+    ),
+    "stable_adamw": lambda config, axes: parts.bounded(
+        _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
+    ),
 }
 """Builders of optimizers, from the configuration and the parameters' logical axes. `make_optimizer`
 clips before them and multiplies by the learning rate after them; their state has `num_updates`."""
@@ -125,7 +110,7 @@ class PhaseRate:
     """Learning rate of a phase that has its own; the warm-up stays the run's."""
 
     peak: float
-    """Learning rate in the place of `OptimizerConfig.learning_rate`."""
+    """Replacement for `OptimizerConfig.learning_rate`."""
     decay: str = ""
     """Shape of the decay from the first to the last step of the phase, an entry of `SCHEDULES`;
     empty: the run's schedule goes on."""
@@ -146,10 +131,7 @@ def learning_rate_schedule(
     warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero, or
     in a phase with its own decay at the end of that decay.
 
-    Args:
-        config: Peak, warm-up and shape.
-        num_steps: Steps of the run.
-        phase: Learning rate of the phase whose steps are scheduled; None: the run's.
+    `phase` is the learning rate of the phase whose steps are scheduled; None: the run's.
     """
     warmup = config.num_warmup_steps(num_steps)
     peak = config.learning_rate if phase is None else phase.peak
@@ -175,11 +157,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optimizer that `config.name` names, clipped and scheduled over `num_steps`.
 
-    Its state is the same for every `phase`.
-
-    `update` takes the averaged gradient of the whole batch, clips it by its global norm, makes the
-    optimizer's own step with weight decay, and multiplies it by the learning rate. In
-    `logical_axes`, a tree like the parameters of tuples of axis names, "layers" marks a stack.
+    Its state is the same for every `phase`. In `logical_axes`, a tree like the parameters of tuples
+    of axis names, "layers" marks a stack.
     """
     rate = learning_rate_schedule(config, num_steps, phase)
     optimizer = OPTIMIZERS[config.name](config, logical_axes)

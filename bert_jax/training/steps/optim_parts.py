@@ -38,12 +38,8 @@ def adam(
     """Build Adam (Kingma & Ba 2015); uncorrected, as in BERT's and LAMB's published code."""
 
     def init(params: Any) -> OptimizerState:
-        def zeros(param: Array) -> Array:
-            return jnp.zeros(param.shape, jnp.float32)
-
-        return OptimizerState(
-            jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), jax.tree.map(zeros, params)
-        )
+        mu, nu = (optax.tree.zeros_like(params, jnp.float32) for _ in range(2))
+        return OptimizerState(jnp.zeros([], jnp.int32), mu, nu)
 
     def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
         count = state.num_updates + 1
@@ -84,15 +80,13 @@ def is_decayed(path: str) -> bool:
 
 
 def then(
-    first: optax.GradientTransformation, *stateless: optax.GradientTransformation
+    first: optax.GradientTransformation, stateless: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Append stateless parts; the state is `first`'s, not a tuple as in `optax.chain`."""
-    rest = optax.chain(*stateless)
+    """Append a stateless part; the state is `first`'s, not a tuple as in `optax.chain`."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         steps, state = first.update(grads, state, params)
-        steps, _ = rest.update(steps, rest.init(params), params)
-        return steps, state
+        return stateless.update(steps, stateless.init(params), params)[0], state
 
     return optax.GradientTransformation(first.init, update)
 
@@ -124,31 +118,22 @@ def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
     """Scale each tensor's step to the tensor's norm: LAMB (You et al. 2019, algorithm 2).
 
     A parameter that stacks layers on axis 0 holds one tensor per layer, and gets one ratio per
-    layer. Biases and norms are not scaled, as in the authors' code.
+    layer, |param| / |step|, or 1 where either norm is zero. Biases and norms are not scaled, as in
+    the authors' code.
     """
 
     def one(path: Any, step: Array, param: Array, axes: tuple) -> Array:
         if not is_decayed(joined(path)):
             return step
-        return step * trust_ratio(param, step, stacked=is_stacked(axes))
+        within = tuple(range(is_stacked(axes), param.ndim))
+        param_norm = jnp.sqrt(jnp.sum(jnp.square(param), within, keepdims=True))
+        step_norm = jnp.sqrt(jnp.sum(jnp.square(step), within, keepdims=True))
+        both = (param_norm > 0) & (step_norm > 0)
+        return step * jnp.where(both, param_norm / jnp.where(both, step_norm, 1), 1.0)
 
     return optax.stateless(
         lambda steps, params: jax.tree_util.tree_map_with_path(one, steps, params, logical_axes)
     )
-
-
-def trust_ratio(
-    param: Float[Array, "*shape"], step: Float[Array, "*shape"], *, stacked: bool
-) -> Float[Array, "..."]:
-    """Divide the norms |param| / |step| per tensor, broadcastable; 1 where either is zero.
-
-    With `stacked`, axis 0 counts tensors.
-    """
-    axes = tuple(range(1 if stacked else 0, param.ndim))
-    param_norm = jnp.sqrt(jnp.sum(jnp.square(param), axes, keepdims=True))
-    step_norm = jnp.sqrt(jnp.sum(jnp.square(step), axes, keepdims=True))
-    both = (param_norm > 0) & (step_norm > 0)
-    return jnp.where(both, param_norm / jnp.where(both, step_norm, 1), 1.0)
 
 
 _FUSED = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
@@ -203,10 +188,7 @@ def muon(
     et al. 2025), so that learning rate and weight decay mean the same for both. The look-ahead is
     optax's, with the bias corrections of the average and of the step ahead; Jordan's code has none.
 
-    Args:
-        momentum: Decay rate of the average of gradients, with Nesterov's look ahead.
-        rest: Optimizer of embeddings, heads, norms and biases; its state is an `OptimizerState`.
-        logical_axes: Tree like the parameters, which tells the matrices of a layer.
+    The state of `rest` is an `OptimizerState`; `logical_axes` tell the matrices of a layer.
     """
     sides = matrix_sides(logical_axes)
     orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)
@@ -230,7 +212,9 @@ def muon(
             take(all_grads, sides),
             orthogonal.init(averages)._replace(count=state.num_updates, mu=averages),
         )
-        scaled = {name: _rms_of_adam(step, sides[name]) for name, step in steps.items()}
+        for name, step in steps.items():
+            lengths = [math.prod(step.shape[axis] for axis in side) for side in sides[name]]
+            steps[name] = 0.2 * math.sqrt(max(lengths)) * step
         other_steps, others_after = rest.update(
             take(all_grads, others),
             OptimizerState(state.num_updates, take(mu, others), take(nu, others)),
@@ -240,7 +224,7 @@ def muon(
             leaves = [values.get(name, optax.MaskedNode()) for name in all_grads]
             return jax.tree.unflatten(jax.tree.structure(grads), leaves)
 
-        return whole(scaled | other_steps), OptimizerState(
+        return whole(steps | other_steps), OptimizerState(
             others_after.num_updates,
             whole(after.mu | others_after.mu),
             whole(others_after.nu),
@@ -268,11 +252,6 @@ def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumb
     return sides
 
 
-def _rms_of_adam(step: Array, sides: optax.contrib.MuonDimensionNumbers) -> Array:
-    lengths = [math.prod(step.shape[axis] for axis in side) for side in sides]
-    return 0.2 * math.sqrt(max(lengths)) * step
-
-
 def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
     """Return the factor of each parameter's learning rate: discriminative fine-tuning.
 
@@ -280,13 +259,7 @@ def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
     1 for all that is above the layers, `decay` ** (num_layers - n) for layer n counted from 0,
     which is `decay` for the top layer, and `decay` ** (num_layers + 1) for the embeddings.
 
-    Args:
-        logical_axes: Tree like the parameters, of tuples of axis names.
-        num_layers: Layers of the encoder.
-        decay: Factor from each layer to the layer below.
-
-    Returns:
-        Tree like the parameters, of float32 scalars; of stacked layers (N, 1, ...).
+    The result is a tree like the parameters, of float32 scalars; of stacked layers (N, 1, ...).
     """
 
     def one(path: Any, axes: tuple[str | None, ...]) -> Any:

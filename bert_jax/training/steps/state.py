@@ -4,7 +4,7 @@ Several trials (runs of one shape that differ in seed and learning rate) train a
 states lie on axis 0 of every array, which the mesh axis `trial` splits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from bert_jax.training.steps.guard import GuardConfig, GuardState, fresh_guard
 from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate, make_optimizer
 from bert_jax.training.steps.optim_parts import layer_rates, scaled
 
+Given = TypeVar("Given", bound=Hashable)
 Compiled = TypeVar("Compiled")
 
 
@@ -64,11 +65,9 @@ class StepConfig(Bounded, section="training"):
     """Learning rate of the phase, if not the run's."""
 
 
-def made_once(
-    settings: Sequence[StepConfig], make: Callable[[StepConfig], Compiled]
-) -> list[Compiled]:
+def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> list[Compiled]:
     """Apply `make` to each of the settings; equal settings share one result and compilation."""
-    made: dict[StepConfig, Compiled] = {}
+    made: dict[Given, Compiled] = {}
     for each in settings:
         if each not in made:
             made[each] = make(each)
@@ -98,10 +97,9 @@ def param_placement(config: StepConfig, mesh: Mesh) -> Any:
 
 
 def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
-    """Return the NamedSharding of each array of the state: for init, step and restore.
+    """Return the NamedSharding of each array of the state; raises as `param_placement`.
 
-    Raises:
-        UserError: A size of the model does not divide over the mesh.
+    On a mesh of trials their axis is before the others.
     """
     shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
     params = param_placement(config, mesh)
@@ -116,16 +114,9 @@ def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
         ),
         guard=jax.tree.map(lambda _: replicated(mesh), jax.eval_shape(fresh_guard)),
     )
-    return of_trials(one_run, mesh)
-
-
-def of_trials(shardings: Any, mesh: Mesh) -> Any:
-    """Put the axis of trials before the others, where the mesh has trials."""
     if TRIAL not in mesh.axis_names:
-        return shardings
-    return jax.tree.map(
-        lambda each: NamedSharding(mesh, PartitionSpec(TRIAL, *each.spec)), shardings
-    )
+        return one_run
+    return jax.tree.map(lambda each: NamedSharding(mesh, PartitionSpec(TRIAL, *each.spec)), one_run)
 
 
 def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> TrainState:
@@ -138,11 +129,16 @@ def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> Train
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype), shapes
         )
+    state: TrainState = with_shardings(shapes, state_shardings(config, mesh))
+    return state
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Add shardings to abstract arrays."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        state_shardings(config, mesh),
-    )
+        shapes, shardings,
+    )  # fmt: skip
 
 
 def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:

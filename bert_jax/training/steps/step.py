@@ -97,7 +97,11 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         params = trained(objective, state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, params)
         if has_trials:
-            updates = _rated(settings, updates)
+            head_rate = settings.rate if settings.head_rate is None else settings.head_rate
+            updates = jax.tree_util.tree_map_with_path(
+                lambda path, change: (head_rate if is_head(path) else settings.rate) * change,
+                updates,
+            )
         metrics = {
             "loss": objective.loss(sums, counts),
             **measure(objective.metrics, sums),
@@ -140,16 +144,6 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         in_shardings=(shardings, batch_sharding(mesh), *of_settings),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
-    )
-
-
-def _rated(settings: Settings, updates: Any) -> Any:
-    """Multiply updates by the learning rates of a trial."""
-    if settings.head_rate is None:
-        return jax.tree.map(lambda change: settings.rate * change, updates)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, change: (settings.head_rate if is_head(path) else settings.rate) * change,
-        updates,
     )
 
 
@@ -307,14 +301,8 @@ def _cached(
     for one large batch. A second pass multiplies it by the gradient of each part's arrays. Dropout
     is a function of the row, and hence the same in both passes.
 
-    Args:
-        config: Step of a `CoupledObjective`.
-        used: Map of the parameters that change to all parameters, as the objective takes them.
-        layout: Layout of the rows.
-        params: Parameters that change.
-        rows: Rows of this device.
-        seed: Seed of dropout.
-        counts: Denominators of the loss.
+    `used` maps the parameters that change, `params`, to all parameters as the objective takes them;
+    `counts` are the denominators of the loss.
     """
     objective = cast(CoupledObjective, config.objective)
 

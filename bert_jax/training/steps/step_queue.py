@@ -18,29 +18,21 @@ class StepQueue:
     `flush`.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., tuple[Any, Any]],
-        objective: Objective,
-        session: Session,
-        read: Callable[[int, int, dict[str, Any], Any], None],
-    ):
+    def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
         """Dispatch nothing yet.
 
-        Args:
-            step: `(state, batch, ...) -> (state, metrics)`, compiled once per shape of tokens.
-            objective: Objective of the step.
-            session: Session that learns of each step.
-            read: Function of the updates made, the operations and the metrics of the last step, and
-                the state after it or after the step dispatched since.
+        `read` takes the updates made, the operations and the metrics of the last step, and the
+        state after it or after the step dispatched since.
         """
         self._session, self._read = session, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()
         self._unread: tuple[int, int, Any] | None = None
-        self.switch(step, objective)
 
     def switch(self, step: Callable[..., tuple[Any, Any]], objective: Objective) -> None:
-        """Take another step, and its objective, from the next dispatch on."""
+        """Take a step `(state, batch, ...) -> (state, metrics)` from the next dispatch on.
+
+        It is compiled once per shape of tokens.
+        """
         self._step, self._objective = step, objective
 
     def dispatch(self, number: int, state: Any, batch: Any, *settings: Any) -> Any:

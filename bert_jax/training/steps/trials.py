@@ -30,8 +30,10 @@ from bert_jax.training.steps.state import (
     StepConfig,
     TrainState,
     abstract_state,
+    fresh_state,
     state_from,
     state_shardings,
+    with_shardings,
 )
 from bert_jax.training.steps.step import Settings
 
@@ -137,20 +139,15 @@ def init_trials(
     shardings = state_shardings(config, mesh)
     best = trained(config.objective, shardings.params)
     make = jax.jit(states, out_shardings=SweepState(*shardings, best))
-    state: SweepState = make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), given)
-    return state
+    return make(np.asarray(seeds, np.uint32), np.asarray(which, np.int32), given)
 
 
 def abstract_trials(config: StepConfig, mesh: Mesh, num_trials: int) -> SweepState:
     """Return shape, type and sharding of each array of a sweep."""
     state = abstract_state(config, mesh, num_trials)
     shapes = jax.eval_shape(partial(trained_of_trials, config), state.params)
-    best = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        trained(config.objective, jax.tree.map(lambda leaf: leaf.sharding, state.params)),
-    )
-    return SweepState(*state, best)
+    shardings = trained(config.objective, state_shardings(config, mesh).params)
+    return SweepState(*state, with_shardings(shapes, shardings))
 
 
 def trained_of_trials(config: StepConfig, params: Any) -> Any:
@@ -177,7 +174,7 @@ def from_saved(
 
 
 def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
-    """Return the parameters of all trials with their trained part replaced."""
+    """Replace the trained part of the parameters of all trials."""
     if trains_all(config.objective):
         return part
     fill = jax.jit(
@@ -189,8 +186,6 @@ def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
 
 def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainState:
     """Have the trials `stopped` (M,) keep their state in all later steps, as the guard does."""
-    if not stopped.any():
-        return state
     halt = jax.jit(jnp.maximum, out_shardings=state.guard.halted.sharding)
     halted = halt(state.guard.halted, place_trials(stopped.astype(np.int32), mesh))
     return state._replace(guard=state.guard._replace(halted=halted))
@@ -232,9 +227,7 @@ class StateSizes(NamedTuple):
 
 def state_sizes(config: StepConfig) -> StateSizes:
     """Count the parameters and bytes of a run."""
-    state = jax.eval_shape(
-        lambda key: state_from(config, config.objective.init(key)), jax.random.key(0)
-    )
+    state = jax.eval_shape(partial(fresh_state, config), jax.random.key(0))
     part = jax.eval_shape(partial(trained, config.objective), state.params)
     (part_count, part_bytes), (count, param_bytes), (_, moments) = (
         (sum(leaf.size for leaf in leaves), sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
@@ -259,10 +252,10 @@ def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array]
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:
-        def one(new: Array, old: Array) -> Array:
-            return jnp.where(better.reshape(better.shape + (1,) * (new.ndim - 1)), new, old)
+        def one(new: Any, old: Any, better: Array) -> Any:
+            return jax.tree.map(partial(jnp.where, better), new, old)
 
-        return jax.tree.map(one, trained_of_trials(config, params), best)
+        return jax.vmap(one)(trained_of_trials(config, params), best, better)
 
     shardings = trained(config.objective, state_shardings(config, mesh).params)
     return jax.jit(keep, donate_argnums=0, out_shardings=shardings)

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.training.run.loss_curve import BASELINE, INK, dress, margin_label, new_figure
 from bert_jax.training.sweep.statistics import Outcome, Summary, quantile, rate_name
 
 _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
-_FAILED, _BASELINE, _INK = "#c53030", "#4a5568", "#1a202c"
+_FAILED = "#c53030"
 _LONGEST_NAME = 40
 
 
@@ -18,28 +19,17 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     runs are crosses on the axis, and boxes that include them reach down to the axis. The whiskers
     reach the lowest and the highest run.
 
-    Args:
-        summary: statistics of the runs.
-        title: above the picture.
-        percent: whether scores are percentages already; otherwise they are drawn times 100.
+    `title` stands above the picture. Scores are drawn times 100, unless they are `percent` already.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # not pyplot: no global state, no window system
-
     scale = 1.0 if percent else 100.0
     inits, rates = summary.inits, summary.learning_rates
     inches = min(14.0, max(4.2, 2.2 + 0.75 * len(inits) * len(rates)))
-    figure = Figure(figsize=(inches, 4.4), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((inches, 4.4), title)
     axis = figure.subplots()
     if summary.constant_score is not None:
         constant = summary.constant_score * scale
-        axis.axhline(constant, color=_BASELINE, linestyle="--", linewidth=1.2, zorder=1)
-        axis.annotate(
-            f"constant\nprediction\n{constant:.1f}", (1, constant),
-            xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
-            va="center", color=_BASELINE, fontsize=9,
-        )  # fmt: skip
+        axis.axhline(constant, color=BASELINE, linestyle="--", linewidth=1.2, zorder=1)
+        margin_label(axis, constant, f"constant\nprediction\n{constant:.1f}")
     _limits(axis, summary, scale)
     step = 0.8 / max(len(inits), 1)
     # A seed has the same offset in every box, and equal scores do not hide each other.
@@ -50,11 +40,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
         name = init if len(init) <= _LONGEST_NAME else f"…{init[1 - _LONGEST_NAME :]}"
         axis.plot([], [], "o", color=colour, markersize=5, label=name)
         for r, rate in enumerate(rates):
-            runs = [
-                outcome
-                for outcome in summary.outcomes
-                if (outcome.member.init, outcome.member.learning_rate) == (init, rate)
-            ]
+            key = init, rate
+            runs = [o for o in summary.outcomes if (o.member.init, o.member.learning_rate) == key]
             at, width = r + (i - (len(inits) - 1) / 2) * step, 0.62 * step
             if summary.test:  # to the right of dev
                 width /= 2
@@ -81,19 +68,14 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
     axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
     if summary.test:
-        axis.plot([], [], "D", mfc="none", color=_INK, markersize=4, label="test, scored once")
+        axis.plot([], [], "D", mfc="none", color=INK, markersize=4, label="test, scored once")
     axis.set_xlabel(f"learning rate\n(scores on {summary.dev})")
     several = summary.evaluations > 1
     which = f"best of {summary.evaluations_named} evaluations" if several else "best evaluation"
     axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")
-    axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(colors=_INK, labelsize=9)
+    dress(axis)
     if axis.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=1, fontsize=9, frameon=False)
-    if title:
-        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
     return figure
 
 

@@ -9,9 +9,15 @@ from typing import Any
 
 from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.terminal import table_lines
-from bert_jax.training.sweep.intervals import LEVEL
 from bert_jax.training.sweep.plot import statistics_figure
-from bert_jax.training.sweep.statistics import Comparison, Group, Summary, TestSummary, rate_name
+from bert_jax.training.sweep.statistics import (
+    LEVEL,
+    Comparison,
+    Group,
+    Summary,
+    TestSummary,
+    rate_name,
+)
 
 _MAX_FAILED = 10
 """Largest number of failed runs to list."""
@@ -24,10 +30,7 @@ _HUNDREDTHS = {
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     """Describe the runs for people, in a fixed-width font.
 
-    Args:
-        summary: statistics of the runs.
-        percent: whether scores are percentages already, as SQuAD's; otherwise they are printed
-            times 100.
+    Scores are printed times 100, unless they are `percent` already, as SQuAD's.
     """
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
@@ -35,7 +38,10 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
         head = head.replace("evaluation", f"of the {summary.evaluations_named} evaluations")
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
-    lines = [head, f"on {summary.dev}; {_tested(summary)}"]
+    tested = "below, on test, which chose nothing"
+    if summary.test is None:
+        tested = "no test data are named (task.*.test)"
+    lines = [head, f"on {summary.dev}; {tested}"]
     if summary.goal is not None and math.isfinite(summary.goal):
         goal = f"{summary.goal * scale:.1f}"
         lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
@@ -63,11 +69,7 @@ def write_summary(
 ) -> list[Path]:
     """Write statistics.txt, .png and, last, .json, each in one rename, and return the files.
 
-    Args:
-        summary: statistics of the runs.
-        directory: an existing directory.
-        title: above the picture.
-        percent: as in `summary_lines`.
+    `title` stands above the picture; `percent` is as in `summary_lines`.
     """
     text = "\n".join(summary_lines(summary, percent=percent)) + "\n"
     values = json.dumps(summary_json(summary), indent=1, allow_nan=False) + "\n"
@@ -78,13 +80,6 @@ def write_summary(
         figure.savefig(file, format="png")
     replace_file(files[2], values.encode())
     return files
-
-
-def _tested(summary: Summary) -> str:
-    """Say where the test scores stand, or that no test data are named."""
-    if summary.test is None:
-        return "no test data are named (task.*.test)"
-    return "below, on test, which chose nothing"
 
 
 def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float) -> list[str]:
@@ -99,8 +94,7 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
     rows += [
         [
             group.init, rate_name(group.learning_rate), f"{group.runs}", f"{group.lost}",
-            _rank(group.median, scale), _quartiles(group, scale), _cell(group.mean, scale),
-            _cell(group.std, scale),
+            *_ranks(group, scale), _cell(group.mean, scale), _cell(group.std, scale),
         ]
         for group in test.groups
     ]  # fmt: skip
@@ -109,16 +103,15 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
     return lines + _comparison_lines(test.comparisons, scale, ", on test")
 
 
-def _cell(value: float | None, scale: float) -> str:
-    return "-" if value is None else f"{value * scale:.1f}"
+def _cell(value: float | None, scale: float, without: str = "-") -> str:
+    return without if value is None else f"{value * scale:.1f}"
 
 
-def _rank(value: float | None, scale: float) -> str:
-    return "lost" if value is None else _cell(value, scale)
-
-
-def _quartiles(group: Group, scale: float) -> str:
-    return f"{_rank(group.low_quartile, scale)} to {_rank(group.high_quartile, scale)}"
+def _ranks(group: Group, scale: float) -> list[str]:
+    """Return the columns of the median and the quartiles."""
+    ends = (group.median, group.low_quartile, group.high_quartile)
+    median, low, high = (_cell(end, scale, "lost") for end in ends)
+    return [median, f"{low} to {high}"]
 
 
 def _group_table(summary: Summary, scale: float) -> list[str]:
@@ -133,9 +126,9 @@ def _group_table(summary: Summary, scale: float) -> list[str]:
         mark = "*" if best and len(summary.learning_rates) > 1 else ""
         rows.append([
             group.init, f"{rate_name(group.learning_rate)}{mark}", f"{group.runs}",
-            f"{group.failed}", f"{group.lost}", _rank(group.median, scale),
-            _quartiles(group, scale), _cell(group.best, scale), _cell(group.mean, scale),
-            _cell(group.std, scale), epoch, _rank(group.last, scale), f"{group.seconds:.0f}",
+            f"{group.failed}", f"{group.lost}", *_ranks(group, scale), _cell(group.best, scale),
+            _cell(group.mean, scale), _cell(group.std, scale), epoch,
+            _cell(group.last, scale, "lost"), f"{group.seconds:.0f}",
         ])  # fmt: skip
     return table_lines([heads, *rows])
 
@@ -143,19 +136,16 @@ def _group_table(summary: Summary, scale: float) -> list[str]:
 def _others_lines(
     summary: Summary, groups: Sequence[Group], percent: bool, where: str
 ) -> list[str]:
-    found = [line for group in groups if (line := _others(summary, group, percent))]
-    return ["", f"medians of the other scores {where}:", *found] if found else []
-
-
-def _others(summary: Summary, group: Group, percent: bool) -> str:
-    found = []
-    for name, value in group.medians.items():
-        if name == summary.metric:
-            continue
-        hundred = not percent and name.rsplit("/", 1)[-1] in _HUNDREDTHS
-        found.append(f"{name} {value * 100:.1f}" if hundred else f"{name} {value:.4g}")
-    where = f"{group.init}, {rate_name(group.learning_rate)}"
-    return f"  {where}: {', '.join(found)}" if found else ""
+    lines = []
+    for group in groups:
+        found = []
+        for name, value in group.medians.items():
+            hundred = not percent and name.rsplit("/", 1)[-1] in _HUNDREDTHS
+            text = f"{value * 100:.1f}" if hundred else f"{value:.4g}"
+            found += [] if name == summary.metric else [f"{name} {text}"]
+        if found:
+            lines.append(f"  {group.init}, {rate_name(group.learning_rate)}: {', '.join(found)}")
+    return ["", f"medians of the other scores {where}:", *lines] if lines else []
 
 
 def _comparison_lines(

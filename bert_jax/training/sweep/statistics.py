@@ -9,12 +9,23 @@ score is lost; a lost run counts as worse than every other.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from typing import Any, TypeGuard
 
 import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit
 
-from bert_jax.training.sweep.intervals import student_interval
+LEVEL = 0.95
+"""Level of the intervals, and of the bound that a run must exceed."""
+
+
+def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Return the interval of the mean at `LEVEL` by Student's t; n at least 2."""
+    n = len(values)
+    half = stdtrit(n - 1, 0.5 + LEVEL / 2) * values.std(ddof=1) / math.sqrt(n)
+    return float(values.mean() - half), float(values.mean() + half)
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,7 @@ class Group:
 
     init: str
     learning_rate: float | None
-    """Learning rate; None: all learning rates."""
+    """None: all learning rates."""
     runs: int
     failed: int
     """Number of failed runs; included in the statistics."""
@@ -129,8 +140,7 @@ class Comparison:
 class TestSummary:
     """Statistics of all runs of a sweep on test data, which select nothing.
 
-    Each run is scored once, with the parameters of its best evaluation on dev. Rates that are
-    compared "each at its best" are the best on dev.
+    Rates that are compared "each at its best" are the best on dev.
     """
 
     __test__ = False  # no test of pytest's
@@ -184,7 +194,7 @@ class Summary:
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Learning rates, ascending."""
+        """All rates, ascending."""
         return tuple(sorted({outcome.member.learning_rate for outcome in self.outcomes}))
 
 
@@ -215,12 +225,12 @@ def summarise(
     test = None
     if any(outcome.test for outcome in outcomes):
         tested = [_on_test(outcome, metric) for outcome in outcomes]
-        compared = _all_comparisons(tested, best_rates, test_constant)
+        compared = _comparisons(tested, best_rates, test_constant)
         test = TestSummary(test_constant, _groups(tested), compared)
     return Summary(
         metric, constant_score, goal, max((len(o.scores) for o in outcomes), default=0),
         tuple(outcomes), groups, best_rates,
-        _all_comparisons(outcomes, best_rates, constant_score), test,
+        _comparisons(outcomes, best_rates, constant_score), test,
     )  # fmt: skip
 
 
@@ -241,21 +251,6 @@ def _groups(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
         ]
         groups += [] if len(rates) == 1 else [_group(init, None, own)]
     return tuple(groups)
-
-
-def _all_comparisons(
-    outcomes: Sequence[Outcome], best_rates: Mapping[str, float], constant_score: float | None
-) -> tuple[Comparison, ...]:
-    """Compare each two initialisations; see `Comparison` for the score of a lost run."""
-    known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
-    inits = dict.fromkeys(outcome.member.init for outcome in outcomes)
-    return tuple(
-        comparison
-        for first, second in combinations(inits, 2)
-        for comparison in _comparisons(
-            outcomes, first, second, best_rates, lost_score=min(known, default=0.0)
-        )
-    )
 
 
 def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) -> Group:
@@ -303,44 +298,36 @@ _Scores = Mapping[tuple[float, int], float | None]
 
 
 def _comparisons(
-    outcomes: Sequence[Outcome],
-    first: str,
-    second: str,
-    best_rates: Mapping[str, float],
-    lost_score: float,
-) -> list[Comparison]:
-    ours, theirs = (
-        {
-            (o.member.learning_rate, o.member.seed): o.best if _is_finite(o.best) else None
-            for o in outcomes
-            if o.member.init == init
-        }
-        for init in (first, second)
-    )
-    our_rates, their_rates = ({rate for rate, _ in scores} for scores in (ours, theirs))
-    wanted: list[tuple[float, float] | None] = [
-        (rate, rate) for rate in sorted(our_rates & their_rates)
-    ]
-    several = len(our_rates | their_rates) > 1
-    if several and wanted:
-        wanted.append(None)
-    found = [_compare(first, second, ours, theirs, rates, lost_score) for rates in wanted]
-    if several and first in best_rates and second in best_rates:
-        best = best_rates[first], best_rates[second]
-        found.append(_compare(first, second, ours, theirs, best, lost_score, chosen=True))
-    return found
+    outcomes: Sequence[Outcome], best_rates: Mapping[str, float], constant_score: float | None
+) -> tuple[Comparison, ...]:
+    """Compare each two initialisations; see `Comparison` for the score of a lost run."""
+    known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
+    scores: dict[str, dict[tuple[float, int], float | None]] = {}
+    for o in outcomes:
+        best = o.best if _is_finite(o.best) else None
+        scores.setdefault(o.member.init, {})[o.member.learning_rate, o.member.seed] = best
+    found = []
+    for pair in combinations(scores, 2):
+        compare = partial(_compare, pair, scores, min(known, default=0.0))
+        ours, theirs = ({rate for rate, _ in scores[init]} for init in pair)
+        shared, several = sorted(ours & theirs), len(ours | theirs) > 1
+        found += [compare((rate, rate)) for rate in shared]
+        if several and shared:
+            found.append(compare(None))
+        if several and all(init in best_rates for init in pair):
+            found.append(compare((best_rates[pair[0]], best_rates[pair[1]]), chosen=True))
+    return tuple(found)
 
 
 def _compare(
-    first: str,
-    second: str,
-    ours: _Scores,
-    theirs: _Scores,
-    rates: tuple[float, float] | None,
+    pair: tuple[str, str],
+    by_init: Mapping[str, _Scores],
     lost_score: float,
+    rates: tuple[float, float] | None,
     *,
     chosen: bool = False,
 ) -> Comparison:
+    ours, theirs = (by_init[init] for init in pair)
     if rates is not None:
         ours, theirs = (
             {(0.0, seed): score for (rate, seed), score in scores.items() if rate == wanted}
@@ -355,16 +342,14 @@ def _compare(
     means = np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed)], np.float64)
     if all(score is None for scores in pairs.values() for score in scores):
         means = means[:0]  # two lost runs are equal, and say nothing more
-    enough = len(means) > 1
     return Comparison(
-        first=first,
-        second=second,
+        *pair,
         learning_rates=rates,
         chosen=chosen,
         pairs=len(differences),
         seeds=len(by_seed),
         mean=float(means.mean()) if len(means) else None,
-        student=student_interval(means) if enough else None,
+        student=student_interval(means) if len(means) > 1 else None,
         wins=int((differences > 0).sum()),
         ties=int((differences == 0).sum()),
         unpaired=len(ours) + len(theirs) - 2 * len(differences),

@@ -26,7 +26,7 @@ from bert_jax.tasks.reports.intervals import DRAWS, Grounds, intervals, means, w
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.text.metrics import METRICS, multi_label_f1, text_grounds
-from bert_jax.training.sweep.intervals import student_interval
+from bert_jax.training.sweep.statistics import student_interval
 
 RANDOM = np.random.default_rng(0)
 TRUTH = RANDOM.integers(0, 4, 60)

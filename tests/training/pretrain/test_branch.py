@@ -29,7 +29,7 @@ from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.start import branch as branch_module
 from bert_jax.training.pretrain.start.branch import open_branch
 from bert_jax.training.pretrain.train import train
-from bert_jax.training.run.lease import hold_workdir
+from bert_jax.training.run.session import hold_workdir
 from bert_jax.training.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.usefixtures("reused_steps")

@@ -19,7 +19,7 @@ from bert_jax.files import lease
 from bert_jax.files.claims import BucketClaims, Claims, LocalClaims
 from bert_jax.files.lease import EXIT_CODE, Lease, Times
 from bert_jax.files.remote import open_workdir
-from bert_jax.training.run.lease import hold_workdir
+from bert_jax.training.run.session import hold_workdir
 
 SCRIPT = Path(__file__).parents[2] / "support" / "lease_holder.py"
 QUICK = Times(beat=0.05, lapse=1.0, patience=0.5, poll=0.01)

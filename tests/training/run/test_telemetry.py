@@ -11,12 +11,12 @@ from tensorboard_files import scalars
 
 from bert_jax.data.phases import Phase
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.training.progress import Means
 from bert_jax.training.run.board import Board
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.loss_curve import draw_loss_curve, loss_figure, smooth
 from bert_jax.training.run.telemetry import (
     MetricsLog,
-    RunningMeans,
     Telemetry,
     duration,
     peak_flops,
@@ -74,25 +74,53 @@ def test_a_run_continues_when_there_is_no_room(tmp_path):
     assert [row["step"] for row in read_metrics(path)] == list(range(62))
 
 
+def test_a_step_has_one_row(tmp_path):
+    """Whatever is known of it before the next step is one line; what comes later is joined."""
+    with telemetry(tmp_path, FakeTime(), []) as out:
+        for step in (1, 2):
+            out.step_done(step, 10.0, 1000, 1.0)
+            out.write(step, {"train/loss": 0.5})
+            out.write(step, {"eval/loss": 0.25 * step})
+        assert read_metrics(tmp_path / "metrics.jsonl") == [
+            {"step": 1, "train/loss": 0.5, "eval/loss": 0.25}
+        ]
+        out.sync()
+        out.write(2, {"event/save_failed": 2})
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert read_metrics(tmp_path / "metrics.jsonl")[1:] == [
+        {"step": 2, "train/loss": 0.5, "eval/loss": 0.5, "event/save_failed": 2}
+    ]
+    (_, row, *_), *_ = [scalars(tmp_path / "tensorboard")]
+    assert row == (1, {"train/loss": 0.5, "eval/loss": 0.25})
+
+
 def test_log_writes_json_for_every_number(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", 0)
-    log.add(1, {"train/loss": math.nan, "train/x": math.inf})
+    log.add(1, {"train/loss": math.nan, "train/x": [math.inf, 0.5]})
     log.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
-        "step": 1, "train/loss": None, "train/x": None,
+        "step": 1, "train/loss": None, "train/x": [None, 0.5],
     }  # fmt: skip
 
 
 def test_means_start_anew_and_their_state_is_exact():
-    means = RunningMeans()
+    def add(*losses, bad=0):
+        flags = {"bad": np.array([bad, 0]), "halted": np.zeros(2, int)}
+        means.add({"loss": np.array(losses), **flags})
+
+    means = Means(2)
     for value in (0.1, 0.7, 0.3):
-        means.add({"loss": value})
-    again = RunningMeans(**json.loads(json.dumps({"sums": means.sums, "count": means.count})))
-    assert again == means
-    assert means.take() == {"loss": (0.1 + 0.7 + 0.3) / 3}
-    means.add({"loss": 5.0})
-    assert means.take() == {"loss": 5.0}
+        add(value, 2 * value)
+    add(9.0, 0.2, bad=1)  # in the second mean alone
+    again = Means(2)
+    again.restore(json.loads(json.dumps(means.state())))
+    whole = {"loss": [(0.1 + 0.7 + 0.3) / 3, (0.2 + 1.4 + 0.6 + 0.2) / 4]}
+    assert means.take() == again.take() == whole
+    add(9.0, 5.0, bad=1)
+    assert means
+    assert means.take() == {"loss": [None, 5.0]}
+    assert not means
 
 
 METRICS = MaskedLM.metrics_of(pairs=True)
@@ -346,3 +374,11 @@ def test_dashed_lines_are_the_unigram_entropy_and_the_majority_label():
     assert dashed_lines(pairs) == [0.53]
     _, pairs = loss_figure(rows[:1], METRICS, 7.0).axes
     assert dashed_lines(pairs) == []  # without held-out rows nobody knows the share
+
+
+def test_each_probe_has_an_axis():
+    rows = [{"step": step, "train/mlm_loss": 7.0, "eval/probe/topics/accuracy": step / 40}
+            for step in (10, 20)]  # fmt: skip
+    _, probe = loss_figure(rows, METRICS, 7.0).axes
+    assert probe.get_ylabel() == "topics\naccuracy"
+    assert probe.lines[0].get_ydata().tolist() == [0.25, 0.5]

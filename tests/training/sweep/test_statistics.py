@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from bert_jax.tasks.text.metrics import METRICS
 from bert_jax.training.finetune.progress import goal_score, unlearned
 from bert_jax.training.progress import Progress, failure_reason
-from bert_jax.training.sweep.intervals import student_interval
-from bert_jax.training.sweep.statistics import Outcome, Trial, summarise
+from bert_jax.training.sweep.statistics import Outcome, Trial, student_interval, summarise
 
 SCORES = st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=5)
 

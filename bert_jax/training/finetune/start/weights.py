@@ -64,11 +64,15 @@ def frozen_by(config: FinetuneConfig, model: ModelConfig) -> Frozen:
 
 
 def read_start(name: str) -> SavedModel:
-    """Read a model to start from, with a pooler if the classifiers of its family have one.
+    """Read a model to start from (see `to_start_from`)."""
+    return to_start_from(read_model(name, encoder_only=True))
+
+
+def to_start_from(saved: SavedModel) -> SavedModel:
+    """Return a model with a pooler if the classifiers of its family have one.
 
     A model with its own head keeps the head's input.
     """
-    saved = read_model(name, encoder_only=True)
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
     saved = dataclasses.replace(saved, config=own)
     return saved if own.pooler else saved.without({"pooler"})

@@ -1,0 +1,134 @@
+"""Probes of a pretraining run: small tasks that are fine-tuned from its encoder, and scored."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.artefacts.saved.runs import read_record
+from bert_jax.config.command_line import load_config
+from bert_jax.config.mapping import build, to_dict
+from bert_jax.distributed.parallel.sharding import replicated
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.task_heads import starting_params
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.resolve import resolve_finetuning
+from bert_jax.training.finetune.saves import FinetuneSaves
+from bert_jax.training.finetune.setup import set_up
+from bert_jax.training.finetune.start.vectors import starting_vectors
+from bert_jax.training.finetune.start.weights import to_start_from
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.progress import Moment
+from bert_jax.training.run.loss_curve import PROBE
+from bert_jax.training.run_plan import Scores
+from bert_jax.training.steps.state import made_once
+from bert_jax.training.steps.step import make_train_step
+
+
+class Probe:
+    """Scorer that fine-tunes the task of a recipe from the encoder of the moment."""
+
+    def __init__(
+        self, config: PretrainConfig, number: int, files: Path | None, params: Any, work: WorkDir
+    ):
+        """Read the recipe and its data.
+
+        Args:
+            config: Configuration of the pretraining run.
+            number: Number of the probe.
+            files: Directory of the corpus's tokenizer; None: a corpus in memory.
+            params: Parameters of the run, as abstract arrays.
+            work: Work directory of the run, to which a probe writes nothing.
+
+        Raises:
+            UserError: The recipe cannot be read, or the model cannot learn its task.
+        """
+        self.given, self._run, self._work = config.training.probes[number], config, work
+        self.name = Path(self.given.recipe).stem
+        where = f"training.probes[{number}].recipe is {self.given.recipe!r}"
+        if files is None or config.objective.network(config.model) is not None:
+            what = f"objective.name {config.objective.name!r}" if files else "a corpus in memory"
+            raise UserError(f"{where}; a probe needs an encoder and its tokenizer, not {what}")
+        self._files, self._tokenizer = files, load_tokenizer(files)
+        self._config = dataclasses.replace(_recipe(self.given.recipe, where), init="the run")
+        nothing = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), params)
+
+        def prepared(model: ModelConfig) -> tuple[Any, Any, Any]:
+            setup = set_up(self._config, self._saved(model, nothing))
+            step = dataclasses.replace(setup.step, num_steps=self.given.num_steps)
+            setup = dataclasses.replace(setup, step=step)
+            plan = resolve_finetuning(self._config, setup, work)
+            return setup, plan, make_train_step(step, plan.mesh)
+
+        self._models = [config.with_thetas_of(n).model for n in range(len(config.phases))]
+        self._of_stages = made_once(self._models, prepared)
+
+    def _saved(self, model: ModelConfig, params: Any) -> SavedModel:
+        """Return the model of the run, as its checkpoint would be read."""
+        model, params = next(iter(self._run.objective.models(model, params).values()))
+        model = dataclasses.replace(model, attention_impl="auto")
+        origin = Origin("pretrain", config=to_dict(self._run))
+        return to_start_from(
+            SavedModel(
+                model, params, None, self._tokenizer, self._files, model.num_positions, "the run",
+                origin,
+            )
+        )  # fmt: skip
+
+    def after(self, step: int) -> bool:
+        """Say whether the probe is due; always after the last step."""
+        return step % self.given.every_steps == 0 or step == self._run.training.num_steps
+
+    def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
+        """Fine-tune, and score dev; a logit that is not finite gives NaN."""
+        setup, plan, step = self._of_stages[at.stage]
+        everywhere = jax.tree.map(lambda leaf: replicated(leaf.sharding.mesh), params)
+        params = jax.device_get(jax.jit(lambda tree: tree, out_shardings=everywhere)(params))
+        known, head = self._saved(self._models[at.stage], params).params, setup.objective.config
+        if isinstance(head, EmbeddingConfig):
+            start = starting_vectors(head, known)
+        else:
+            start = starting_params(setup.objective.model, head, known)
+        setup = dataclasses.replace(setup, starts=(start,))
+        now = FinetuneSaves(self._config, setup, plan.mesh, self._work).begin(0, plan.stages[0])
+        for batch in islice(plan.batches.stream(0), self.given.num_steps):
+            now.state, _ = step(now.state, batch, *plan.stages[0].settings)
+            alive(f"a step of probe {self.name}")
+        (scores,) = plan.scorers[0].score(now.state.params, now, alive)
+        metric = setup.task.metric
+        name = f"{PROBE.removeprefix('eval/')}{self.name}/{metric}"
+        return [Scores({name: scores.values.get(metric, math.nan)})]
+
+    def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[Mapping[str, float]]:
+        """Score no test data."""
+        del at, alive
+        return []
+
+
+def _recipe(name: str, where: str) -> FinetuneConfig:
+    """Read a recipe: a file, or the work directory of a fine-tuning run."""
+    if Path(name).is_dir():
+        record = read_record(Path(name), "finetune")
+        config = build(FinetuneConfig, record["config"], where=f"{name}/config.json")
+    else:
+        config = load_config(FinetuneConfig, name)
+    empty = FinetuneConfig(config.task)
+    wrong = [
+        n for n in ("sweep", "distil", "reinitialise") if getattr(config, n) != getattr(empty, n)
+    ]
+    if wrong or config.task.folds:
+        raise UserError(
+            f"{where}, which sets {' and '.join(wrong or ['task.folds'])}; a probe is one run from "
+            "the encoder of the moment: leave it out"
+        )
+    return dataclasses.replace(config, task=config.task.located())

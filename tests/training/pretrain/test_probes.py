@@ -1,0 +1,97 @@
+"""Probes: the task of a recipe is fine-tuned from a pretraining run's encoder, and scored."""
+
+import json
+
+import numpy as np
+import pytest
+from small_finetuning import write_config
+from small_run import small_config, write_corpus
+
+from bert_jax.config.mapping import build
+from bert_jax.errors import UserError
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
+
+pytestmark = pytest.mark.usefixtures("reused_steps")
+
+SHORT = {
+    "training__num_steps": 4,
+    "training__phases": [{"length": 32, "batch_size": 16}],
+    "training__eval_every_steps": 0,
+    "training__log_every_steps": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def recipe(directory, name, **sections) -> str:
+    """A recipe for rows of low or high numbers, which one pass learns."""
+    random = np.random.default_rng(3)
+    for part, count in (("train", 64), ("dev", 32)):
+        rows = ["text,label"]
+        for number in range(count):
+            low = number % 2
+            words = random.integers(5 if low else 34, 34 if low else 64, 6)
+            rows.append(f"{' '.join(map(str, words))},{'low' if low else 'high'}")
+        (directory / f"{part}.csv").write_text("\n".join(rows) + "\n")
+    task = {"train": str(directory / "train.csv"), "dev": str(directory / "dev.csv")}
+    values = {"task": task, "optimizer": {"learning_rate": 1e-2}, **sections}
+    return write_config(directory / f"{name}.py", build(FinetuneConfig, values))
+
+
+def test_probes_score_the_encoder_and_change_nothing(corpus, tmp_path):
+    """Each when it is due and after the last step, in rows, lines and, by name, the picture."""
+    probes = [
+        {"recipe": recipe(tmp_path, "numbers"), "every_steps": 2, "num_steps": 12},
+        {"recipe": recipe(tmp_path, "head", training={"freeze": "encoder"}), "every_steps": 3,
+         "num_steps": 3},
+    ]  # fmt: skip
+    said: dict[str, list[str]] = {"without": [], "with": []}
+    for name, lines in said.items():
+        given = {"training__probes": probes} if name == "with" else {}
+        config = small_config(**SHORT, **given)
+        assert train(config, tmp_path / name, corpus=corpus, echo=lines.append).finished
+    rows, plain = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("with", "without"))
+    numbers, head = "eval/probe/numbers/accuracy", "eval/probe/head/accuracy"
+    assert [row["step"] for row in rows if numbers in row] == [2, 4]
+    assert [row["step"] for row in rows if head in row] == [3, 4]
+    assert rows[-1][numbers] > 0.9
+    assert 0 <= rows[-1][head] <= 1
+    for row, expected in zip(rows, plain, strict=True):
+        kept = {name: value for name, value in row.items() if "probe/" not in name}
+        same = [name for name in kept if not name.startswith("perf/")]
+        assert [kept[name] for name in same] == [expected[name] for name in same]
+    line = f"probe numbers/accuracy at step 4: {rows[-1][numbers]:.4g}"
+    assert line in said["with"]
+    assert not (tmp_path / "with" / "resume").exists()
+    record = json.loads((tmp_path / "with" / "config.json").read_text())
+    assert [probe["num_steps"] for probe in record["config"]["training"]["probes"]] == [12, 3]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"sweep": {"seeds": 2}}, "which sets sweep; a probe is one run"),
+        ({"reinitialise": True}, "which sets reinitialise; a probe is one run"),
+        ({"head": "keep"}, "the run has no head of a task"),
+    ],
+)
+def test_what_a_probe_cannot_be_is_refused_before_the_first_step(
+    corpus, tmp_path, sections, message
+):
+    probe = {"recipe": recipe(tmp_path, "numbers", **sections)}
+    config = small_config(**SHORT, training__probes=[probe])
+    with pytest.raises(UserError, match=message):
+        train(config, tmp_path / "work", corpus=corpus, echo=lambda _: None)
+    assert not list((tmp_path / "work").glob("*.json*"))
+
+
+def test_names_of_probes_differ():
+    with pytest.raises(UserError, match="recipes of different names"):
+        small_config(training__probes=[{"recipe": "a/topics.py"}, {"recipe": "b/topics.py"}])
+    with pytest.raises(UserError, match="give each probe a recipe"):
+        small_config(training__probes=[{"every_steps": 3}])
