@@ -13,7 +13,7 @@ from bert_jax.plan.compile import row_flops
 from bert_jax.plan.search import Guess, Settings
 from bert_jax.plan.topology import Topology
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of
+from bert_jax.training.pretrain.settings import objective_of
 
 _MATMUL_EFFICIENCY = 0.6
 _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}

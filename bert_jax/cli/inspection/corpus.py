@@ -25,6 +25,7 @@ from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.hashing import hash_key, hash_u64
+from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
@@ -36,6 +37,8 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
 _MOST_GROUPS = 5
 _DUPLICATES = 0x64757065  # purpose of the keys: "dupe"
+_TEXT_WIDTH = 76
+_SCRIPTS = ["script", "share", "words", "tokens", "per word"]
 
 
 class Place(NamedTuple):
@@ -238,3 +241,58 @@ def _describe(store: TokenStore, tokenizer: Tokenizer, place: Place) -> dict[str
         "tokens": end - begin,
         "text": text + more,
     }
+
+
+def corpus_lines(look: CorpusLook) -> list[str]:
+    """Describe a corpus: counts, lengths, documents, scripts, duplicates and rows."""
+    counts = look.counts
+    shards = f" in {counts['shards']:,} shards" if counts["shards"] > 1 else ""
+    read = "all documents" if not look.is_sample else f"{look.documents_read:,} documents, a sample"
+    quantiles = look.lengths.quantiles
+    scripts = [_script(name, one, counts["tokens"]) for name, one in look.scripts.items()]
+    return [
+        f"{look.path}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
+        f"{counts['tokens']:,} tokens{shards}; {look.unknown_rate:.2%} of the tokens [UNK]",
+        "",
+        f"tokens of a document ({read}): mean {look.lengths.mean:,.1f}",
+        "  " + "  ".join(f"{_share(name)} {tokens:,}" for name, tokens in quantiles.items()),
+        "",
+        "longest documents",
+        *map(_document, look.longest),
+        "",
+        "shortest documents",
+        *map(_document, look.shortest),
+        "",
+        "tokens per word, by script of the token (the whole corpus)",
+        *(f"  {line}" for line in table_lines([_SCRIPTS, *scripts])),
+        "",
+        _duplicates(look),
+        *(f"  {one['count']:,} times{_document(one)}" for one in look.duplicate_groups),
+        "",
+        look.rows,
+    ]
+
+
+def _share(name: str) -> str:
+    return {"0": "least", "0.5": "half", "1": "most"}.get(name, f"p{100 * float(name):g}")
+
+
+def _document(one: dict[str, Any]) -> str:
+    text = "".join(c if c.isprintable() else " " for c in one["text"])
+    place = f"{one['shard']}/{one['document']:,}" if one["shard"] else f"{one['document']:,}"
+    short = text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 4] + " ..."
+    return f"  document {place}, {one['tokens']:,} tokens: {short}"
+
+
+def _script(name: str, one: dict[str, Any], tokens: int) -> list[str]:
+    ratio = "-" if one["tokens_per_word"] is None else f"{one['tokens_per_word']:.2f}"
+    return [name, f"{one['tokens'] / tokens:.2%}", f"{one['words']:,}", f"{one['tokens']:,}", ratio]
+
+
+def _duplicates(look: CorpusLook) -> str:
+    share = look.duplicates / look.documents_read
+    least = "at least, in a sample: --full reads all" if look.is_sample else "all were read"
+    return (
+        f"exact duplicates: {look.duplicates:,} of {look.documents_read:,} documents ({share:.2%}) "
+        f"equal an earlier one ({least})"
+    )

@@ -18,9 +18,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import open_corpus, step_config
-from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate
-from bert_jax.training.pretrain.start.heldout import check_measurable, heldout_metrics
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.evaluate import (
+    EVAL_SEED,
+    check_measurable,
+    evaluate,
+    heldout_metrics,
+)
+from bert_jax.training.pretrain.settings import evaluation_config
 from bert_jax.training.run.telemetry import readout
 from bert_jax.training.steps.state import StepConfig, state_shardings
 from bert_jax.training.steps.step import make_eval_step
@@ -96,7 +101,7 @@ def open_heldout(
     batch_size = min(phase.batch_size, max(1, _TOKENS // length))
     batch_size = -(-batch_size // mesh.size) * mesh.size
     rows = EvalBatches(stores.heldout, config.data, length, batch_size, max_rows=max_rows)
-    settings = step_config(config.for_evaluation(), stores)
+    settings = evaluation_config(config, stores, done)
     params = _placed(restored.state, settings, mesh)
     return HeldOutRun(restored.step, length, trained_length, settings, params, rows, mesh)
 

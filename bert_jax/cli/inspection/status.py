@@ -24,8 +24,9 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.objectives.objective import Metric, num_params
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of, open_corpus
-from bert_jax.training.pretrain.workdir import read_config
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.saves import read_config
+from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.run.corpora import CorpusCurve, corpus_curves
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.goodput import Start, down_seconds, read_starts, total_seconds
@@ -197,7 +198,7 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     record = read_record(workdir, "finetune")
     config = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
     rows = read_metrics(workdir / "metrics.jsonl")
-    sweep, task = config.sweep, config.task
+    task = config.task
     finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
     events = read_events(workdir / "events.jsonl")
     lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
@@ -214,7 +215,7 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
         **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
         task=" ".join([task.kind, getattr(task, "name", "")]).rstrip(),
         init=config.init,
-        runs=sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
+        runs=config.num_trials,
         num_epochs=config.training.num_epochs,
         evaluation=rows[-1] if rows else {},
         model_saved=bool(saved_steps(work.checkpoints)),

@@ -27,7 +27,7 @@ from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Outputs, Split
 from bert_jax.training.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.training.finetune.data import other_split, read_scored, splits_of, task_of
-from bert_jax.training.finetune.start.vectors import saved_objective
+from bert_jax.training.finetune.start import saved_objective
 from bert_jax.training.progress import null
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig

@@ -22,9 +22,9 @@ from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import split_outputs
-from bert_jax.training.finetune.progress import NothingLearnedError
 from bert_jax.training.finetune.report import write_reports
 from bert_jax.training.finetune.train import finetune
+from bert_jax.training.finetune.voice import NothingLearnedError
 from bert_jax.training.run.goodput import Clock
 
 RESULT = "folds.json"
@@ -83,7 +83,7 @@ def _fold(home: Path, number: int) -> Path:
 
 def _check(config: FinetuneConfig, workdir: Path | str) -> None:
     """Refuse sweeps, buckets, and the directory of a run."""
-    if config.sweep.seeds > 1 or len(config.learning_rates) > 1 or config.sweep.baseline:
+    if config.num_trials > 1:
         raise UserError(
             f"task.folds is {config.task.folds}, which trains one run a fold; leave sweep out, or "
             "run the folds once for each setting"

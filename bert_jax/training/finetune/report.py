@@ -1,10 +1,12 @@
-"""End of training: test scores of all trials, and a report on the saved model."""
+"""Scores of the trials on dev and test data, and a report on the saved model."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from jax.sharding import Mesh
 
 from bert_jax.artefacts.saved.runs import REPORT
 from bert_jax.distributed.checkpoint import SaveFailedError
@@ -12,12 +14,17 @@ from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file, staged_file
+from bert_jax.tasks.batches import choose_buckets
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.task import Split
-from bert_jax.training.finetune.evaluate import Judged
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.evaluate import Judged, named_scores, score_rows
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.progress import Moment, best_trial
+from bert_jax.training.run_plan import Scores
+from bert_jax.training.steps import trials
+from bert_jax.training.steps.step import make_eval_step
 
 REPORT_LINES = "report.md"
 _PICTURES = {
@@ -26,67 +33,97 @@ _PICTURES = {
 """Files of pictures by the part of a report that each shows."""
 
 
-def conclude(
-    setup: Setup,
-    wave: Moment,
-    work: WorkDir,
-    answers: Callable[[Split], list[Judged]],
-) -> list[dict[str, float]]:
-    """Score the test data with the best parameters of each trial of a wave.
+class TaskScorer:
+    """Scores of the dev splits and, at the end, of the test splits."""
 
-    Where this wave has the first initialisation's best trial, whose model is saved, a report on the
-    trial's dev and test data is written.
-
-    Args:
-        setup: The run.
-        wave: Moment at the end of the wave's training.
-        work: Work directory.
-        answers: Function from a split to the answers of the best parameters of all trials.
-
-    Returns:
-        Scores on the test data of each trial; empty for a lost trial, and without test data.
-
-    Raises:
-        SaveFailedError: The report cannot be written.
-    """
-    scores: list[dict[str, float]] = [{} for _ in wave.progress]
-    saved = _saved_trial(setup, wave)
-    kept: dict[str, Judged] = {}
-    for split in setup.splits[1:]:
-        if split not in setup.test and saved is None:
-            continue
-        judged = answers(split)
-        if saved is not None:
-            kept[split.name] = judged[saved]
-        for mine, each, theirs in zip(scores, wave.progress, judged, strict=False):
-            if split in setup.test and each.best is not None:
-                mine |= split.score(theirs.outputs, each.outcome().best_scores)
-    if saved is None:
-        return scores
-    best = wave.progress[saved].outcome()
-
-    def write() -> None:
-        reports = {
-            split.name: {
-                **split.report(
-                    kept[split.name].outputs, best.best_scores if split in setup.test else None
-                ),
-                "chose": split not in setup.test
-                and (len(best.scores) > 1 or len(setup.members) > 1),
-            }
-            for split in setup.splits[1:]
+    def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
+        """Compile nothing yet."""
+        self._setup, self._mesh, self._work = setup, mesh, work
+        self._batch_size = config.training.eval_batch_size
+        self._evaluated = setup.objective
+        evaluation = replace(setup.step, objective=self._evaluated)
+        self._step = make_eval_step(evaluation, mesh, seed=0)
+        limit = setup.objective.model.num_positions
+        self._buckets = {
+            split.name: choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
+            for split in (*setup.dev, *setup.test)
         }
-        record = {"metric": setup.task.metric, "member": asdict(best.member)}
-        try:
-            write_reports(work.local, reports, record, title=Path(work.name).name)
-        except (OSError, UserError) as error:
-            raise SaveFailedError(
-                f"the report cannot be written to {work.local} ({error}). Fix that and rerun the "
-                "command: the run continues from its last save"
-            ) from error
 
-    by_first(write)
-    return scores
+    def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores | None]:
+        """Score the dev splits."""
+        answers = [self._answers(params, split, alive) for split in self._setup.dev]
+        found: list[Scores | None] = []
+        for trial, each in enumerate(at.progress):
+            values: dict[str, float] = {}
+            mine = [judged[trial] for judged in answers]
+            if not each.stopped:
+                for number, (split, judged) in enumerate(zip(self._setup.dev, mine, strict=True)):
+                    if judged.finite:
+                        values |= named_scores(split, number, judged.outputs)
+                    alive("scoring")
+            scores = Scores(values, mine[0].loss, all(judged.finite for judged in mine))
+            found.append(None if each.stopped else scores)
+        return found
+
+    def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[dict[str, float]]:
+        """Score the test data with the best parameters of each trial of a wave.
+
+        Where this wave has the first initialisation's best trial, whose model is saved, a report on
+        the trial's dev and test data is written. A lost trial has no scores.
+
+        Raises:
+            SaveFailedError: The report cannot be written.
+        """
+        setup = self._setup
+        params = trials.filled(setup.step, self._mesh, at.state.params, at.best)
+        scores: list[dict[str, float]] = [{} for _ in at.progress]
+        saved = _saved_trial(setup, at)
+        kept: dict[str, Judged] = {}
+        for split in setup.splits[1:]:
+            if split not in setup.test and saved is None:
+                continue
+            judged = self._answers(params, split, alive)
+            if saved is not None:
+                kept[split.name] = judged[saved]
+            for mine, each, theirs in zip(scores, at.progress, judged, strict=False):
+                if split in setup.test and each.best is not None:
+                    mine |= split.score(theirs.outputs, each.outcome().best_scores)
+        if saved is None:
+            return scores
+        best = at.progress[saved].outcome()
+
+        def write() -> None:
+            reports = {
+                split.name: {
+                    **split.report(
+                        kept[split.name].outputs, best.best_scores if split in setup.test else None
+                    ),
+                    "chose": split not in setup.test
+                    and (len(best.scores) > 1 or len(setup.members) > 1),
+                }
+                for split in setup.splits[1:]
+            }
+            record = {"metric": setup.task.metric, "member": asdict(best.member)}
+            try:
+                write_reports(self._work.local, reports, record, title=Path(self._work.name).name)
+            except (OSError, UserError) as error:
+                raise SaveFailedError(
+                    f"the report cannot be written to {self._work.local} ({error}). Fix that and "
+                    "rerun the command: the run continues from its last save"
+                ) from error
+
+        by_first(write)
+        return scores
+
+    def _answers(self, params: Any, split: Split, alive: Callable[[str], None]) -> list[Judged]:
+        """Compute each trial's outputs for the rows of a split."""
+        return score_rows(
+            self._step, self._mesh, self._evaluated.own(params), split.rows,
+            buckets=self._buckets[split.name],
+            batch_size=min(self._batch_size, len(split.rows)),
+            pad_id=self._setup.initial.tokenizer.special_ids.pad,
+            done=lambda _: alive("a batch of an evaluation"),
+        )  # fmt: skip
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:

@@ -35,9 +35,9 @@ from bert_jax.tasks.overlap import example_keys
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.training.finetune.setup import Setup
-from bert_jax.training.finetune.start.weights import RANDOM
 from bert_jax.training.progress import Means, Moment, Progress, best_trial
 from bert_jax.training.run_plan import Stage
+from bert_jax.training.start import RANDOM
 from bert_jax.training.steps.trials import (
     SweepState,
     abstract_trials,
@@ -46,7 +46,7 @@ from bert_jax.training.steps.trials import (
     to_save,
 )
 from bert_jax.training.sweep.statistics import Outcome, Trial
-from bert_jax.training.workdir import begin_workdir, record_there, refuse_other_run
+from bert_jax.training.workdir import begin_workdir, look_into, refuse_other_run
 
 
 def check_finetune_workdir(
@@ -58,12 +58,12 @@ def check_finetune_workdir(
         UserError: The run differs; the message lists the fields with the run's value and the new
             one.
     """
-    record = by_first(lambda: record_there(work, "finetune"))
-    if record is None:
+    there = look_into(work, "finetune")
+    if there.record is None:
         return
-    known = record.get("fingerprints", {})
+    known = there.record.get("fingerprints", {})
     found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
-    refuse_other_run(work, record, config, FREE_FIELDS, found)
+    refuse_other_run(work, there.config(FinetuneConfig), config, FREE_FIELDS, found)
 
 
 def prepare_finetune_workdir(
@@ -147,7 +147,7 @@ class FinetuneSaves:
         members = self._setup.waves[wave]
         which = np.array([self._setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
-        return init_trials(self._setup.step, self._mesh, seeds, self._setup.starts, which)
+        return init_trials(self._setup.step, self._mesh, seeds, self._setup.start.parts, which)
 
     def begin(self, number: int, stage: Stage) -> Moment:
         """Make the trials of a stage before their first step."""
@@ -248,11 +248,6 @@ class FinetuneSaves:
                 raise
             return
         self._best = (best, total)
-
-    def finish(self) -> None:
-        """Delete the state that a finished run no longer needs."""
-        self._states.close()
-        remove_resume(self._work)
 
     def close(self) -> None:
         """Close both directories (see `Checkpoints.close`)."""

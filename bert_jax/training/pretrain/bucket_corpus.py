@@ -10,12 +10,10 @@ from bert_jax.data.pairings import DataConfig
 from bert_jax.data.shard import OFFSET_DTYPE
 from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, open_store, read_manifest
 from bert_jax.errors import UserError
-from bert_jax.files.bucket import BucketFiles, FileCache, damaged
+from bert_jax.files.bucket import BucketFiles, FileCache
 from bert_jax.files.staging import replace_file
 
 _GOOD_WINDOW = 8
-_SMALL = 64 << 20
-"""Largest small file, such as a tokenizer's, in bytes."""
 
 
 class BucketCorpus:
@@ -51,8 +49,8 @@ class BucketCorpus:
             return None
         directory = self._directory(header, prefix)
         for name in self.files.names(f"{prefix}tokenizer"):
-            self._small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
-        self._small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
+            self.files.fetch_small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
+        self.files.fetch_small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
         store = read_manifest(directory)
         sizes = [_sizes(store, shard) for shard in store.counts]
         if windowed:
@@ -82,20 +80,6 @@ class BucketCorpus:
         directory: Path = self._root / fingerprint
         replace_file(directory / "corpus.json", header)
         return directory
-
-    def _small(self, name: str, target: Path) -> None:
-        """Fetch a small file, unless it is already there."""
-        if target.is_file():
-            return
-        try:
-            size = self.files.size(name)
-            if size > _SMALL:
-                raise UserError(
-                    f"{self.files.url}/{name} has {size:,} bytes; it is no file of ours"
-                )
-            replace_file(target, self.files.read(name))
-        except FileNotFoundError as error:
-            raise damaged(self.files, name, "the file is missing") from error
 
     def _check_window(self, sizes: list[int]) -> None:
         """Refuse a window that does not fit the cache together with the next window."""

@@ -1,11 +1,8 @@
-"""The token stores of a run, and the step that they determine."""
+"""The token stores of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from bert_jax.data.mixture import Mixture, weights_of
 from bert_jax.data.pairings import DataConfig
@@ -13,14 +10,9 @@ from bert_jax.data.pipeline import ExampleStream
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
-from bert_jax.objectives.config import Given
-from bert_jax.objectives.objective import Objective
-from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.bucket_corpus import BucketCorpus, check_cache
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.run.corpora import amounts, corpus_labels
-from bert_jax.training.steps.state import StepConfig
 
 _REMEDY = (
     "Give the directory that `bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and "
@@ -153,59 +145,9 @@ def phase_stores(
     return stores
 
 
-def step_config(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> StepConfig:
-    """Return the settings of the train step of a phase."""
-    rate, config = config.phase_rate(phase), config.of_phase(phase)
-    store = corpus.train
-    continues_word = None
-    if config.masking.whole_word:
-        if store.path is None:
-            raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
-        continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-    baseline = config.objective.baseline(store)
-    settings = settings_of(config, store.special_ids, continues_word, baseline)
-    return replace(settings, rate=rate)
-
-
-def evaluation_config(config: PretrainConfig, corpus: Corpus, phase: int) -> StepConfig:
-    """Return the settings of the evaluation step for parameters that a phase has trained."""
-    config = config.of_phase(phase).for_evaluation()
-    return replace(step_config(config, corpus), rate=None)  # no step is made
-
-
-def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
-    """Make the objective of a phase without its corpus, for the sizes."""
-    return settings_of(config.of_phase(phase), SpecialIds(*range(5))).objective
-
-
-def settings_of(
-    config: PretrainConfig,
-    special_ids: SpecialIds,
-    continues_word: np.ndarray | None = None,
-    baseline: float | None = None,
-) -> StepConfig:
-    """Return the settings of a step from the few facts that it needs about a corpus.
-
-    Args:
-        config: Configuration of the run, with a vocabulary size.
-        special_ids: Special tokens of the tokenizer.
-        continues_word: (vocab_size,) bool, needed for whole-word masking.
-        baseline: First metric of a model that ignores its input, if known.
-    """
-    given = Given(
-        config.model, config.masking, config.has_pairs, special_ids, continues_word, baseline
-    )
-    return StepConfig(
-        objective=config.distil.taught(config.objective, given),
-        optimizer=config.optimizer,
-        num_steps=config.training.num_steps,
-        accumulation=config.training.accumulation,
-        gather=config.training.gather,
-        reduce_dtype=config.training.reduce_dtype,
-        seed=config.seed,
-        guard=config.guard,
-        phase_starts=config.training.phase_starts,
-    )
+def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
+    """Return the fingerprint of the training text of a phase, from a run's record."""
+    return record.get("phase_corpora", {}).get(str(phase), record.get("corpus"))
 
 
 class MixedCorpora:

@@ -2,23 +2,44 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
+from tqdm import tqdm
 
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.data.pairings import DataConfig
+from bert_jax.data.phases import PhaseConfig
 from bert_jax.data.pipeline import EvalBatches
 from bert_jax.data.store import TokenStore
 from bert_jax.distributed.parallel.in_flight import in_flight
-from bert_jax.distributed.parallel.sharding import data_shard, num_batch_shards, place_batch
+from bert_jax.distributed.parallel.sharding import (
+    MeshConfig,
+    data_shard,
+    make_mesh,
+    num_batch_shards,
+    place_batch,
+)
 from bert_jax.errors import UserError
+from bert_jax.model.heads import has_vocabulary_head
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
-from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.steps.state import StepConfig, made_once
+from bert_jax.training.pretrain.config import PretrainConfig, TrainingConfig
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.settings import evaluation_config, with_architecture
+from bert_jax.training.pretrain.start import check_tokenizer
+from bert_jax.training.progress import Moment
+from bert_jax.training.run_plan import Scores
+from bert_jax.training.start import initial_params
+from bert_jax.training.steps.state import StepConfig, made_once, param_placement
 from bert_jax.training.steps.step import make_eval_step
 
 EVAL_SEED = 20181011
 """Seed of every evaluation: the same tokens of the same rows are corrupted, whatever the run."""
+LENGTH = 128
+"""Tokens in a row of held-out text, or fewer where the model has fewer positions."""
 
 
 def evaluate(
@@ -59,7 +80,7 @@ def evaluate(
 
 
 class HeldOut:
-    """The held-out rows of a run, for each of its phases."""
+    """Held-out loss as the one score of a run: rows for each of its phases."""
 
     def __init__(
         self,
@@ -89,6 +110,16 @@ class HeldOut:
         self._corpora = {
             label: _planned(config, each, mesh, share) for label, each in (corpora or {}).items()
         }
+
+    def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
+        """Evaluate on the rows of the stage."""
+        ring = partial(alive, "a batch of an evaluation")
+        return [Scores(self.evaluate(params, at.stage, alive=ring))]
+
+    def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[Mapping[str, float]]:
+        """Score no test data."""
+        del at, alive
+        return []
 
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
@@ -133,3 +164,65 @@ def _planned(
             f"the held-out store {store.path} cannot be evaluated: {error}. "
             "Build the corpus with a larger --heldout-rate"
         ) from error
+
+
+def check_measurable(
+    saved: SavedModel, corpus: Corpus, where: str, name: str, directory: str
+) -> None:
+    """Refuse a corpus without held-out text or with another tokenizer, and a model without head.
+
+    Args:
+        saved: The model.
+        corpus: The corpus.
+        where: Option that names the corpus.
+        name: Name of the corpus.
+        directory: Directory of the model.
+
+    Raises:
+        UserError: Corpus and model do not fit together; the message says why.
+    """
+    if corpus.heldout is None:
+        raise UserError(
+            f"{where}: {name} has no held-out text; build it with --heldout-rate above 0"
+        )
+    check_tokenizer(saved, corpus.train.tokenizer_fingerprint, where, directory)
+    if not has_vocabulary_head(saved.params):
+        raise UserError(
+            f"{where}: {saved.name} has no masked-LM head whose loss could be measured; leave "
+            f"{where} out"
+        )
+
+
+def heldout_metrics(
+    saved: SavedModel, corpus: Corpus, *, length: int | None = None, max_rows: int | None = None
+) -> dict[str, float]:
+    """Compute loss (nats) and accuracy of masked words at 15% masking on packed held-out rows.
+
+    Args:
+        saved: A model that `check_measurable` accepts.
+        corpus: A corpus that `check_measurable` accepts.
+        length: Tokens of a row; None: `LENGTH`.
+        max_rows: Largest number of rows; None: all.
+
+    Raises:
+        UserError: The length is beyond the model's.
+    """
+    assert corpus.heldout is not None
+    limit = saved.config.num_positions
+    if length is not None and not 8 <= length <= limit:
+        raise UserError(f"--length is {length}; {saved.name} takes rows of 8 to {limit} tokens")
+    mesh, length = make_mesh(MeshConfig()), length or min(LENGTH, saved.max_length)
+    config = PretrainConfig(
+        data=DataConfig(pairing="none"),
+        training=TrainingConfig(phases=(PhaseConfig(length=length),)),
+    )
+    config = with_architecture(config, saved.config).with_vocabulary(corpus.train.vocab_size)
+    settings = evaluation_config(config, corpus, 0)
+    objective = settings.objective
+    fresh = jax.jit(objective.init, out_shardings=param_placement(settings, mesh))
+    params = initial_params(saved, fresh(jax.random.key(0)), objective.axes())
+    size = -(-32 // mesh.size) * mesh.size
+    rows = EvalBatches(corpus.heldout, config.data, length, size, max_rows=max_rows)
+    eval_step = make_eval_step(settings, mesh, EVAL_SEED)
+    batches = tqdm(rows, "held-out text", unit="batch", disable=None, leave=False)
+    return evaluate(objective, eval_step, params, batches, mesh)

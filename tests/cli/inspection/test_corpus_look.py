@@ -9,8 +9,7 @@ from one_shard import StoreWriter
 from small_run import TOKENIZER
 
 from bert_jax.cli.inspection import corpus as module
-from bert_jax.cli.inspection.corpus import CorpusLook, inspect_corpus
-from bert_jax.cli.inspection.corpus_lines import corpus_lines
+from bert_jax.cli.inspection.corpus import CorpusLook, corpus_lines, inspect_corpus
 from bert_jax.cli.main import main
 
 DOCUMENTS = [[[5, 6], [7]], [[8, 9, 10]], [[5, 6, 7]], [[8, 9, 10]], [[10, 9, 8]], [[8, 9, 10]]]

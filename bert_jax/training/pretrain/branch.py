@@ -25,7 +25,6 @@ from bert_jax.distributed.checkpoint import (
     forget_branch,
     keep_for_branch,
     restore_step,
-    saved_steps,
     verified_steps,
 )
 from bert_jax.distributed.checkpoint.agreement import by_first
@@ -35,9 +34,9 @@ from bert_jax.distributed.checkpoint.record import read_record as read_checkpoin
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
-from bert_jax.training.pretrain.workdir import recorded_corpus
+from bert_jax.training.pretrain.corpus import recorded_corpus
 from bert_jax.training.steps.optim import OptimizerConfig, learning_rate_schedule
-from bert_jax.training.workdir import record_there, show
+from bert_jax.training.workdir import There, show
 
 _BY_PHASE = (
     "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
@@ -183,7 +182,7 @@ class Branch:
         return f"branch   of {self.record['workdir']} from step {self.step:,}{before}{after}"
 
 
-def open_branch(name: str, work: WorkDir) -> Branch | None:
+def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; None for a run that is no branch.
 
     Collective. A run that has begun branches from the checkpoint in its config.json, whether or not
@@ -192,26 +191,21 @@ def open_branch(name: str, work: WorkDir) -> Branch | None:
     Args:
         name: WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
         work: Work directory of the run.
+        there: Its content.
 
     Raises:
         UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun
             branches from elsewhere.
     """
-
-    def begun() -> tuple[bool, Any, bool]:
-        record = record_there(work, "pretrain")
-        branch = None if record is None else record.get("branch")
-        if branch is not None and not _is_entry(branch):
-            raise UserError(
-                f"{work.local / 'config.json'}: branch is {show(branch):.200}; it must have the "
-                "workdir, step and digest of a checkpoint. Put the file back as it was"
-            )
-        return record is not None, branch, bool(saved_steps(work.checkpoints))
-
-    has_begun, known, has_saved = by_first(begun)
+    known = there.record.get("branch") if there.record else None
+    if known is not None and not _is_entry(known):
+        raise UserError(
+            f"{work.local / 'config.json'}: branch is {show(known):.200}; it must have the "
+            "workdir, step and digest of a checkpoint. Put the file back as it was"
+        )
     if not (name or known):
         return None
-    if has_begun and not known:
+    if there.record and not known:
         raise UserError(
             f"--branch-from is {name}, but the run in {work.name} is no branch. To continue that "
             "run, leave --branch-from out; to branch, choose another --workdir"
@@ -222,7 +216,7 @@ def open_branch(name: str, work: WorkDir) -> Branch | None:
             f"{work.name} is a branch from step {known['step']} of {known['workdir']}, but "
             f"--branch-from is {name}. Choose another --workdir for another branch"
         )
-    if has_saved:
+    if there.steps:
         return Branch(known, None, {})
     source = open_workdir(directory)
     if _same_place(source, work):
