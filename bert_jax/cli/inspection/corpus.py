@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -41,32 +41,6 @@ _TEXT_WIDTH = 76
 _SCRIPTS = ["script", "share", "words", "tokens", "per word"]
 
 
-class Place(NamedTuple):
-    """A document of a store."""
-
-    shard: int
-    document: int
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of each document that was read."""
-
-    tokens: np.ndarray
-    """(n,) int64."""
-
-    @property
-    def quantiles(self) -> dict[str, int]:
-        """Quantiles of the lengths, by name."""
-        found = np.quantile(self.tokens, _QUANTILES, method="inverted_cdf").tolist()
-        return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
-
-    @property
-    def mean(self) -> float:
-        """Mean length."""
-        return float(self.tokens.mean())
-
-
 @dataclass(frozen=True)
 class CorpusLook:
     """Findings of `inspect_corpus`."""
@@ -80,7 +54,8 @@ class CorpusLook:
     documents_read: int
     is_sample: bool
     """Whether only some documents were read; duplicates are then a lower bound."""
-    lengths: Lengths
+    lengths: np.ndarray
+    """(n,) int64: tokens of each document that was read."""
     longest: list[dict[str, Any]]
     """Shard, number, tokens and beginning of documents."""
     shortest: list[dict[str, Any]]
@@ -91,11 +66,16 @@ class CorpusLook:
     duplicate_groups: list[dict[str, Any]]
     """Most frequent documents: count, tokens and beginning."""
 
+    @property
+    def quantiles(self) -> dict[str, int]:
+        """Quantiles of the lengths, by name."""
+        found = np.quantile(self.lengths, _QUANTILES, method="inverted_cdf").tolist()
+        return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
+
     def as_json(self) -> dict[str, Any]:
         """Return all findings as JSON values."""
-        values = {name: value for name, value in vars(self).items() if name != "lengths"}
-        values["lengths"] = {"mean": self.lengths.mean, "quantiles": self.lengths.quantiles}
-        return {**values, "rows": self.rows.split("\n")}
+        lengths = {"mean": float(self.lengths.mean()), "quantiles": self.quantiles}
+        return {**vars(self), "lengths": lengths, "rows": self.rows.split("\n")}
 
 
 def inspect_corpus(
@@ -149,13 +129,10 @@ def inspect_corpus(
     lengths, keys = np.concatenate(sizes), np.concatenate(hashes)
     ends = np.cumsum([count for _, _, count in places])
 
-    def place(index: int) -> Place:
+    def described(index: int) -> dict[str, Any]:
         block = int(np.searchsorted(ends, index, side="right"))
         number, first, count = places[block]
-        return Place(number, first + index - int(ends[block]) + count)
-
-    def described(index: int) -> dict[str, Any]:
-        return _describe(store, tokenizer, place(index))
+        return _describe(store, tokenizer, number, first + index - int(ends[block]) + count)
 
     _, firsts, counts = np.unique(keys, return_index=True, return_counts=True)
     often = [at for at in np.argsort(-counts, kind="stable")[:_MOST_GROUPS] if counts[at] > 1]
@@ -173,7 +150,7 @@ def inspect_corpus(
         rows=_rows(store, tokenizer, pairing, length, rows, seed),
         documents_read=lengths.size,
         is_sample=lengths.size < store.num_documents,
-        lengths=Lengths(lengths),
+        lengths=lengths,
         longest=[described(index) for index in longest],
         shortest=[described(index) for index in shortest],
         scripts=scripts_as_json(vocabulary_scripts(tokenizer, store.unigram_counts)),
@@ -228,15 +205,17 @@ def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:
     return np.add.reduceat(tokens, begins) ^ hash_u64(hash_key(_DUPLICATES), sizes)
 
 
-def _describe(store: TokenStore, tokenizer: Tokenizer, place: Place) -> dict[str, Any]:
-    shard = store.shards[place.shard]
-    first, last = shard.document_offsets[place.document : place.document + 2]
+def _describe(
+    store: TokenStore, tokenizer: Tokenizer, number: int, document: int
+) -> dict[str, Any]:
+    shard = store.shards[number]
+    first, last = shard.document_offsets[document : document + 2]
     begin, end = int(shard.sentence_offsets[first]), int(shard.sentence_offsets[last])
     text = tokenizer.decode(shard.tokens[begin : min(end, begin + _SHOWN_TOKENS)])
     more = " ..." if end - begin > _SHOWN_TOKENS else ""
     return {
-        "shard": place.shard,
-        "document": place.document,
+        "shard": number,
+        "document": document,
         "sentences": int(last - first),
         "tokens": end - begin,
         "text": text + more,
@@ -248,14 +227,18 @@ def corpus_lines(look: CorpusLook) -> list[str]:
     counts = look.counts
     shards = f" in {counts['shards']:,} shards" if counts["shards"] > 1 else ""
     read = "all documents" if not look.is_sample else f"{look.documents_read:,} documents, a sample"
-    quantiles = look.lengths.quantiles
+    words = {"0": "least", "0.5": "half", "1": "most"}
+    quantiles = [
+        f"{words.get(name, f'p{100 * float(name):g}')} {tokens:,}"
+        for name, tokens in look.quantiles.items()
+    ]
     scripts = [_script(name, one, counts["tokens"]) for name, one in look.scripts.items()]
     return [
         f"{look.path}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{counts['tokens']:,} tokens{shards}; {look.unknown_rate:.2%} of the tokens [UNK]",
         "",
-        f"tokens of a document ({read}): mean {look.lengths.mean:,.1f}",
-        "  " + "  ".join(f"{_share(name)} {tokens:,}" for name, tokens in quantiles.items()),
+        f"tokens of a document ({read}): mean {look.lengths.mean():,.1f}",
+        "  " + "  ".join(quantiles),
         "",
         "longest documents",
         *map(_document, look.longest),
@@ -271,10 +254,6 @@ def corpus_lines(look: CorpusLook) -> list[str]:
         "",
         look.rows,
     ]
-
-
-def _share(name: str) -> str:
-    return {"0": "least", "0.5": "half", "1": "most"}.get(name, f"p{100 * float(name):g}")
 
 
 def _document(one: dict[str, Any]) -> str:

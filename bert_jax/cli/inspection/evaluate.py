@@ -181,10 +181,7 @@ def compared_lines(
 
     All checkpoints see the rows of the last checkpoint, from its corpus.
 
-    Args:
-        names: Checkpoints as WORKDIR@STEP or WORKDIR.
-        corpus: Directory of another corpus.
-        max_rows: Largest number of rows; None: all.
+    `names` are checkpoints as WORKDIR@STEP or WORKDIR; other arguments as in `open_heldout`.
 
     Raises:
         UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.

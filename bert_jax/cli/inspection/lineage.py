@@ -48,17 +48,9 @@ class Checked:
 
     def as_json(self) -> dict[str, Any]:
         """Return the chain as JSON values."""
-        one = self.ancestor
+        names = ["role", "kind", "name", "place", "step", "digest", "recorded", "note", "part"]
         return {
-            "role": one.role,
-            "kind": one.kind,
-            "name": one.name,
-            "place": one.place,
-            "step": one.step,
-            "digest": one.digest,
-            "recorded": one.recorded,
-            "note": one.note,
-            "part": one.part,
+            **{name: getattr(self.ancestor, name) for name in names},
             "state": self.state,
             "said": self.said,
             "parents": [each.as_json() for each in self.parents],

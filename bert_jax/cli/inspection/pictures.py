@@ -76,7 +76,7 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
 
 def lengths_figure(look: CorpusLook) -> Any:
     """Draw the shares of documents, and of tokens, by a document's length, as a `Figure`."""
-    tokens, figure = look.lengths.tokens, _figure(4.8)
+    tokens, figure = look.lengths, _figure(4.8)
     upper, lower = figure.subplots(2, 1, sharex=True)
     least, most = tokens.min(), tokens.max()
     edges = np.unique(np.geomspace(least, most + 1, 49).round())
@@ -88,7 +88,7 @@ def lengths_figure(look: CorpusLook) -> Any:
         axis.set_ylabel(label)
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
         _style(axis)
-    median = look.lengths.quantiles["0.5"]
+    median = look.quantiles["0.5"]
     upper.axvline(median, color=_MARK, linestyle="--", linewidth=1.2)
     upper.annotate(
         f"half have at most {median:,}", (median, 1), xycoords=("data", "axes fraction"),

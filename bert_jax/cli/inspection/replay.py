@@ -275,11 +275,7 @@ def label_texts(
 ) -> list[str]:
     """Write the label of each row for people; empty where the rows have none.
 
-    Args:
-        objective: Kind of prediction.
-        spec: Names of the labels, and scale of the scores.
-        tokenizer: Tokenizer of the rows.
-        batch: Rows of one trial, without padding rows: labels (B, ...), tokens (B, L).
+    `batch` has the rows of one trial, without padding rows: labels (B, ...), tokens (B, L).
     """
     count = len(batch["tokens"])
     if (labels := batch.get("labels")) is None:

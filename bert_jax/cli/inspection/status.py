@@ -141,9 +141,7 @@ class FinetuneStatus(RunStatus):
 def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatus:
     """Return the status of a pretraining run; nothing changes.
 
-    Args:
-        work: The work directory.
-        now: Seconds since 1970; None: the present.
+    `now` is in seconds since 1970; None: the present.
 
     Raises:
         UserError: No run there, or its configuration cannot be read.
@@ -238,7 +236,9 @@ def _run_values(
     workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
     starts = read_starts(workdir / "goodput.json")
-    step = _step(rows, starts, saved)
+    step = max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
+    if starts:  # the last start may have gone back to an earlier step than was logged
+        step = starts[-1].last_step
     heard = _heard(workdir, starts, events)
     silent = None if heard is None else max(0.0, (now or time.time()) - heard)
     logged = row.get("perf/steps_per_second")
@@ -283,20 +283,16 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
 def _origin(record: Mapping[str, Any]) -> str:
     """Name the checkpoints that a run or a model comes from, by its config.json."""
     try:
-        return _origin_of(record)
+        if "average" in record:
+            made = record["average"]
+            names = [f"{each['workdir']} at step {each['step']:,}" for each in made["sources"]]
+            return f"{made['method']} of {', '.join(names)}"
+        parts, branch = [], record.get("branch")
+        while branch:
+            parts.append(f"{branch['workdir']} from step {branch['step']:,}")
+            branch = branch.get("branch")
     except (AttributeError, KeyError, TypeError, ValueError):
         return "not known: config.json names no checkpoint"
-
-
-def _origin_of(record: Mapping[str, Any]) -> str:
-    if "average" in record:
-        made = record["average"]
-        names = [f"{each['workdir']} at step {each['step']:,}" for each in made["sources"]]
-        return f"{made['method']} of {', '.join(names)}"
-    parts, branch = [], record.get("branch")
-    while branch:
-        parts.append(f"{branch['workdir']} from step {branch['step']:,}")
-        branch = branch.get("branch")
     return f"branch of {', a branch of '.join(parts)}" if parts else ""
 
 
@@ -309,12 +305,6 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
     loss = evaluation.get(f"eval/{metric.name}")
     below = evaluation.get("eval/nats_below_unigram")
     return None, loss + below if _is_number(loss) and _is_number(below) else None
-
-
-def _step(rows: list[dict[str, Any]], starts: list[Start], saved: Sequence[int]) -> int:
-    if starts:  # the last start may have gone back to an earlier step than was logged
-        return starts[-1].last_step
-    return max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:

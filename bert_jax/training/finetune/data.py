@@ -92,7 +92,9 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
     sources = {**task.config.dev_sources, **task.config.test_sources}
     if task.config.dev_sources or name in sources:
         named = {each: source for each, source in sources.items() if name in (None, each)}
-        splits = [_named(task.open_split(source), each) for each, source in named.items()]
+        splits = [task.open_split(source) for source in named.values()]
+        for split, each in zip(splits, named, strict=True):
+            split.name = each
     else:
         config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
         again = open_task(config, model.tokenizer, model.config.num_positions)
@@ -137,11 +139,6 @@ def warn(texts: Sequence[str]) -> None:
     """Print warnings on standard error."""
     for text in texts:
         print(f"Warning: {text}", file=sys.stderr)
-
-
-def _named(split: Split, name: str) -> Split:
-    split.name = name
-    return split
 
 
 def _check_unchanged(

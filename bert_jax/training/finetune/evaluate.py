@@ -12,8 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from bert_jax.artefacts.saved.contamination import reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_finetuned
+from bert_jax.data.corpus.overlap.evaluation import text_key
+from bert_jax.data.corpus.overlap.report import merged, read_report, share_of
 from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.errors import UserError
@@ -22,10 +25,9 @@ from bert_jax.objectives.objective import Forward, Objective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.batches import choose_buckets, eval_batches
 from bert_jax.tasks.examples import listed
-from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
+from bert_jax.tasks.reports.intervals import Intervals, intervals
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Outputs, Split
-from bert_jax.training.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.training.finetune.data import other_split, read_scored, splits_of, task_of
 from bert_jax.training.finetune.start import saved_objective
 from bert_jax.training.progress import null
@@ -103,11 +105,6 @@ def score_rows(
     ]
 
 
-def named_scores(split: Split, number: int, outputs: Outputs) -> dict[str, float]:
-    """Score the outputs of dev split `number`, see `named`."""
-    return named(split, number, split.score(outputs))
-
-
 def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
     """Name the scores of dev split `number`; all but the first split prefix their names."""
     prefix = f"{split.name}/" if number else ""
@@ -120,7 +117,7 @@ class Evaluation:
 
     scores: dict[str, float]
     """Scores by name; a second dev split (MNLI) and test prefix their names. Where a report knows
-    the examples, also scores of clean and of seen examples (`contamination`)."""
+    the examples, also scores of clean and of seen examples (`divide`)."""
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report` by the name of the split."""
     differences: dict[str, dict[str, Any]]
@@ -157,7 +154,7 @@ def evaluate_finetuned(
             on other data, or the other run has other labels or examples.
     """
     model = read_scored(workdir, columns)
-    texts = known_texts(workdir, reports)
+    texts = merged([read_report(path) for path in reports] or reports_on_ancestors(workdir))
     splits = splits_of(workdir, model, data)
     other = None if versus is None else read_scored(versus, columns)
     theirs = {} if other is None else _same_splits(versus or "", other, data, model, splits)
@@ -181,30 +178,21 @@ def evaluate_finetuned(
         if other is not None:
             again = theirs[split.name]
             answers = split_outputs(other, again)
-            found.differences[split.name] = _differences(
-                report, again.report(answers, others),
-                _paired(split.grounds(outputs, mine), again.grounds(answers, others)),
-            )  # fmt: skip
+            ours, grounds = split.grounds(outputs, mine), again.grounds(answers, others)
+            paired = Intervals({}, {})
+            if ours is not None and grounds is not None:
+                paired = intervals(ours, grounds)
+            values = again.report(answers, others)["scores"]
+            found.differences[split.name] = {
+                name: {
+                    "difference": value - values[name],
+                    "interval": paired.found.get(name),
+                    "no_interval": paired.missing.get(name),
+                }
+                for name, value in report["scores"].items()
+                if value is not None and values.get(name) is not None
+            }
     return found
-
-
-def _paired(ours: Grounds | None, theirs: Grounds | None) -> Intervals:
-    return Intervals({}, {}) if ours is None or theirs is None else intervals(ours, theirs)
-
-
-def _differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], paired: Intervals
-) -> dict[str, Any]:
-    """Return the differences of the scores that two reports share by name."""
-    return {
-        name: {
-            "difference": value - theirs["scores"][name],
-            "interval": paired.found.get(name),
-            "no_interval": paired.missing.get(name),
-        }
-        for name, value in ours["scores"].items()
-        if value is not None and theirs["scores"].get(name) is not None
-    }
 
 
 def _same_splits(
@@ -274,3 +262,44 @@ def _objective(model: SavedModel, split: Split) -> Objective:
         return saved_objective(model.embedding, model.config, task_of(model).config, split.rows)
     assert model.outputs is not None  # from `read_finetuned`
     return TaskObjective(model.config, model.outputs.head, model.outputs.objective)
+
+
+def divide(
+    split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
+) -> dict[str, list[int]]:
+    """Sort the numbers of the examples under the keys clean, seen and not judged.
+
+    `texts` has the numbers of each text's n-grams, and of its n-grams in the run's corpora, by text
+    key. A split without a known example is not divided; if `needed`, it is an error.
+
+    Raises:
+        UserError: See `needed`.
+    """
+    keys = [tuple(map(text_key, each)) for each in split.texts()]
+    if not any(all(key in texts for key in each) for each in keys):
+        if needed:
+            raise UserError(
+                f"{split.name}: none of its {len(keys):,} examples is in the report of "
+                "--contamination, which is on other texts; name the report on this file"
+            )
+        return {}
+    shares = np.array([share_of(texts, each) for each in keys])
+    parts = {"clean": shares == 0, "seen": shares > 0, "unjudged": np.isnan(shares)}
+    return {name: np.flatnonzero(chosen).tolist() for name, chosen in parts.items()}
+
+
+def scores_apart(
+    split: Split, outputs: Outputs, scores: Mapping[str, float], parts: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
+
+    `scores` of all examples give a null threshold; `parts` are from `divide`.
+    """
+    found: dict[str, float] = {}
+    for name, examples in parts.items():
+        found[f"{name}/examples"] = float(len(examples))
+        if examples and name != "unjudged":
+            part, rows = split.select(examples)
+            some = part.score([outputs[row] for row in rows], scores)
+            found |= {f"{name}/{metric}": value for metric, value in some.items()}
+    return found

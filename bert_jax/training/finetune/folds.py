@@ -6,7 +6,7 @@ fold is scored once, after its last step, so that the held-out part never select
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,29 +56,24 @@ def cross_validate(
     """
     _check(config, workdir)
     home, count = Path(workdir), config.task.folds
+    places = [home / f"fold-{number}" for number in range(1, count + 1)]
     unlearned = []
-    for number in range(1, count + 1):
+    for number, place in enumerate(places, 1):
         say(f"fold {number} of {count}")
-        task = dataclasses.replace(config.task, fold=number)
-        one = dataclasses.replace(config, task=task)
-        mine = clock if number == 1 else None
-        result = finetune(one, _fold(home, number), clock=mine)
+        one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
+        result = finetune(one, place, clock=clock if number == 1 else None)
         if result.stopped_by:
             return result.stopped_by
         unlearned.append(result.unlearned)
     initial = read_model(config.init, encoder_only=True)
     whole = open_task(config.task, initial.tokenizer, initial.config.num_positions)
-    pooled = _pooled(home, whole, count)
+    pooled = _pooled(places, whole)
     by_first(lambda: _write(home, whole, pooled))
     for line in report_lines(_SPLIT, pooled["report"], mistakes=False):
         say(line)
     if all(unlearned):
         raise NothingLearnedError(f"in all {count} folds, {unlearned[-1]}")
     return ""
-
-
-def _fold(home: Path, number: int) -> Path:
-    return home / f"fold-{number}"
 
 
 def _check(config: FinetuneConfig, workdir: Path | str) -> None:
@@ -96,16 +91,15 @@ def _check(config: FinetuneConfig, workdir: Path | str) -> None:
         )
 
 
-def _pooled(home: Path, whole: Task, count: int) -> dict[str, Any]:
+def _pooled(places: Sequence[Path], whole: Task) -> dict[str, Any]:
     """Predict each example with the model that has not seen it, and score all predictions."""
     split = whole.train_split()
-    parts = fold_parts(split, count)
+    parts = fold_parts(split, len(places))
     found: list[Any] = [None] * len(split.rows)
     folds = []
-    for number in range(1, count + 1):
+    for number, place in enumerate(places, 1):
         held, rows = split.select(np.flatnonzero(parts == number).tolist())
-        model = read_finetuned(_fold(home, number))
-        outputs = split_outputs(model, held)
+        outputs = split_outputs(read_finetuned(place), held)
         for row, values in zip(rows.tolist(), outputs, strict=True):
             found[row] = values
         folds.append({"fold": number, "examples": len(held.texts()), **held.score(outputs)})

@@ -1,7 +1,8 @@
 """Scores of the trials on dev and test data, and a report on the saved model."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.task import Split
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.evaluate import Judged, named_scores, score_rows
+from bert_jax.training.finetune.evaluate import Judged, named, score_rows
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.progress import Moment, best_trial
 from bert_jax.training.run_plan import Scores
@@ -31,6 +32,18 @@ _PICTURES = {
     "confusion": "confusion.png", "points": "scatter.png", "calibration": "calibration.png"
 }  # fmt: skip
 """Files of pictures by the part of a report that each shows."""
+
+
+@contextlib.contextmanager
+def writing(what: str, work: WorkDir) -> Iterator[None]:
+    """Turn failures to write into a work directory into a `SaveFailedError` that names `what`."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        raise SaveFailedError(
+            f"{what} cannot be written to {work.local} ({error}). Fix that and rerun the command: "
+            "the run continues from its last save"
+        ) from error
 
 
 class TaskScorer:
@@ -59,7 +72,7 @@ class TaskScorer:
             if not each.stopped:
                 for number, (split, judged) in enumerate(zip(self._setup.dev, mine, strict=True)):
                     if judged.finite:
-                        values |= named_scores(split, number, judged.outputs)
+                        values |= named(split, number, split.score(judged.outputs))
                     alive("scoring")
             scores = Scores(values, mine[0].loss, all(judged.finite for judged in mine))
             found.append(None if each.stopped else scores)
@@ -104,13 +117,8 @@ class TaskScorer:
                 for split in setup.splits[1:]
             }
             record = {"metric": setup.task.metric, "member": asdict(best.member)}
-            try:
+            with writing("the report", self._work):
                 write_reports(self._work.local, reports, record, title=Path(self._work.name).name)
-            except (OSError, UserError) as error:
-                raise SaveFailedError(
-                    f"the report cannot be written to {self._work.local} ({error}). Fix that and "
-                    "rerun the command: the run continues from its last save"
-                ) from error
 
         by_first(write)
         return scores

@@ -137,11 +137,7 @@ class FinetuneSaves:
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
         """Return one trial's parameters, all of them, at its best evaluation."""
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
-        return self._of_model(with_trained(self._setup.step.objective, params, best))
-
-    def _of_model(self, params: Any) -> Any:
-        """Return the model's entries of the parameters, without a teacher."""
-        return self._setup.objective.own(params)
+        return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 
     def _first_state(self, wave: int) -> SweepState:
         members = self._setup.waves[wave]
@@ -163,7 +159,7 @@ class FinetuneSaves:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
             abstract.params,
         )
-        model = self._models.restore(FinetunedState(self._of_model(one)))
+        model = self._models.restore(FinetunedState(self._setup.objective.own(one)))
         if model is not None:
             self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
         restored = self._states.restore(abstract._replace(params=abstract.best))

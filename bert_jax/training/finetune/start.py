@@ -163,13 +163,7 @@ def with_head(
 ) -> tuple[TaskObjective, dict[str, Any]]:
     """Return the objective of a head, and the parameters that each initialisation provides.
 
-    Args:
-        config: Configuration of the run.
-        initial: Model of `init`.
-        model: Architecture with the settings of the run.
-        task: The task, with its data.
-        given: Model of each initialisation by its name; None for random weights.
-        read: Function that reads a model.
+    `given` has the model of each initialisation by its name, None for random weights.
     """
     if config.embedding != ContrastConfig():
         raise UserError(
@@ -276,11 +270,7 @@ def with_vectors(
 ) -> tuple[EmbeddingObjective, dict[str, Any]]:
     """Return the objective of vectors, and the parameters that each initialisation provides.
 
-    Args:
-        config: Configuration of the run.
-        model: Architecture with the settings of the run.
-        task: The task, with its data.
-        given: Model of each initialisation by its name; None for random weights.
+    `given` has the model of each initialisation by its name, None for random weights.
 
     Raises:
         UserError: A setting does not fit the kind of the rows, or the width of the model.
@@ -353,13 +343,6 @@ def with_teacher(
 
     The parameters are the encoder, the head, with its outputs in the order of the task's labels,
     and the transform, where the head begins with one.
-
-    Args:
-        config: Section `distil`, which names a teacher.
-        objective: Objective of the student without a teacher.
-        initial: Model that gives the tokenizer.
-        task: Task of the run.
-        read: Function that reads a model.
 
     Raises:
         UserError: The task has no teachers, or the teacher has another tokenizer, another head,

@@ -13,16 +13,14 @@ from scipy.special import bdtrik, stdtrit
 
 from bert_jax.artefacts.saved.runs import NO_MODEL, STATISTICS
 from bert_jax.data.phases import scaling
-from bert_jax.distributed.checkpoint import SaveFailedError
 from bert_jax.distributed.checkpoint.agreement import by_first
-from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import has_transform
 from bert_jax.objectives.frozen import trains_all
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.report import REPORT_LINES
+from bert_jax.training.finetune.report import REPORT_LINES, writing
 from bert_jax.training.finetune.saves import FinetuneSaves, remove_resume
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.progress import Moment, null
@@ -32,7 +30,7 @@ from bert_jax.training.run_plan import Means, Result, Scores
 from bert_jax.training.steps.trials import state_sizes
 from bert_jax.training.sweep.intervals import LEVEL
 from bert_jax.training.sweep.report import summary_lines, write_summary
-from bert_jax.training.sweep.statistics import Outcome, Summary, quantile, summarise
+from bert_jax.training.sweep.statistics import Outcome, quantile, summarise
 
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 _MAX_STATISTICS_BYTES = 1 << 28
@@ -137,7 +135,14 @@ class FinetuneVoice:
             return
         test, constant = [each.constant_score for each in setup.test], setup.dev[0].constant_score
         summary = summarise(outcomes, setup.task.metric, constant, self.goal, *test)
-        yield from write_statistics(summary, self.work, percent=self.percent)
+        percent, title = self.percent, Path(self.work.name).name
+
+        def write() -> None:
+            with writing("the statistics", self.work):
+                write_summary(summary, self.work.local, title=title, percent=percent)
+
+        by_first(write)
+        yield from ["", *summary_lines(summary, percent=percent)]
         self.saves.close()
         remove_resume(self.work)
         check_model(setup, outcomes)
@@ -321,23 +326,3 @@ def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome,
         say(f"{work.name} is finished")
         say((work.local / "statistics.txt").read_text(encoding="utf-8").rstrip())
     return tuple(Outcome.from_json(each) for each in rows)
-
-
-def write_statistics(summary: Summary, work: WorkDir, *, percent: bool) -> list[str]:
-    """Write the statistics into the work directory, and return them as lines.
-
-    Raises:
-        SaveFailedError: They cannot be written.
-    """
-
-    def write() -> None:
-        try:
-            write_summary(summary, work.local, title=Path(work.name).name, percent=percent)
-        except (OSError, UserError) as error:
-            raise SaveFailedError(
-                f"the statistics cannot be written to {work.local} ({error}). Fix that and "
-                "rerun the command: the run continues from its last save"
-            ) from error
-
-    by_first(write)
-    return ["", *summary_lines(summary, percent=percent)]

@@ -85,11 +85,8 @@ class Branch:
     ) -> None:
         """Refuse a run that cannot continue the checkpoint; change nothing.
 
-        Args:
-            config: Configuration of the run, with a vocabulary size.
-            store: Training corpus.
-            stores: Corpora of phases that have their own, by the number of the phase.
-            abstract: Shape and type of each array of the state.
+        `stores` has the corpora of phases that have their own, by number; `abstract` the shape and
+        type of each array of the state.
 
         Raises:
             UserError: The runs differ; the message lists the fields with both runs' values.
@@ -173,13 +170,11 @@ class Branch:
 
     def line(self, config: PretrainConfig) -> str:
         """Describe the branch for people, with the learning rates at its two sides."""
-        before = (
-            ""
-            if self.config is None
-            else f"; learning rate {_rate(self.config, self.step - 1):.3g}"
-        )
-        after = f" before, {_rate(config, self.step):.3g} after" if before else ""
-        return f"branch   of {self.record['workdir']} from step {self.step:,}{before}{after}"
+        rates = ""
+        if self.config is not None:
+            before, after = _rate(self.config, self.step - 1), _rate(config, self.step)
+            rates = f"; learning rate {before:.3g} before, {after:.3g} after"
+        return f"branch   of {self.record['workdir']} from step {self.step:,}{rates}"
 
 
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
@@ -198,7 +193,10 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
             branches from elsewhere.
     """
     known = there.record.get("branch") if there.record else None
-    if known is not None and not _is_entry(known):
+    kinds = {"workdir": str, "step": int, "digest": str}
+    if known is not None and not (
+        isinstance(known, dict) and all(type(known.get(n)) is kind for n, kind in kinds.items())
+    ):
         raise UserError(
             f"{work.local / 'config.json'}: branch is {show(known):.200}; it must have the "
             "workdir, step and digest of a checkpoint. Put the file back as it was"
@@ -219,7 +217,8 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     if there.steps:
         return Branch(known, None, {})
     source = open_workdir(directory)
-    if _same_place(source, work):
+    here, own = (each.name if each.mirror else Path(each.name).resolve() for each in (source, work))
+    if here == own:
         raise UserError(
             f"--branch-from {name} is the work directory of the branch too; choose another "
             "--workdir"
@@ -260,19 +259,6 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
     return entry, record
 
 
-def _is_entry(branch: Any) -> bool:
-    kinds = {"workdir": str, "step": int, "digest": str}
-    return isinstance(branch, dict) and all(
-        type(branch.get(name)) is kind for name, kind in kinds.items()
-    )
-
-
-def _same_place(source: WorkDir, work: WorkDir) -> bool:
-    if source.mirror is None and work.mirror is None:
-        return Path(source.name).resolve() == Path(work.name).resolve()
-    return source.name == work.name
-
-
 def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[str, Any]]:
     """Yield the settings that decide the steps before `step`, for each phase that begins before."""
     starts = (0, *config.training.phase_starts)
@@ -299,12 +285,14 @@ def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
     """Describe how phases before the branch differ; `share` is their share of the run's steps."""
-    there_steps, given_steps = ([phase["steps"] for phase in each] for each in (there, given))
-    if there_steps != given_steps:
+    old_steps, new_steps = (
+        " + ".join(str(phase["steps"]) for phase in each) for each in (there, given)
+    )
+    if old_steps != new_steps:
         return [
-            f"training.phases: before the branch they have {_joined(there_steps)} steps there, "
-            f"{_joined(given_steps)} given (for a new phase from the branch on, the shares of the "
-            f"phases before sum to {share:.10g})"
+            f"training.phases: before the branch they have {old_steps} steps there, {new_steps} "
+            "given (for a new phase from the branch on, the shares of the phases before sum to "
+            f"{share:.10g})"
         ]
     return [
         f"training.phases[{number}].{name}: {show(old[name])} there, {show(new[name])} given"
@@ -312,10 +300,6 @@ def _phase_rows(
         for name in old
         if old[name] != new[name]
     ]
-
-
-def _joined(numbers: list[int]) -> str:
-    return " + ".join(map(str, numbers))
 
 
 def _rate(config: PretrainConfig, step: int) -> float:

@@ -108,10 +108,7 @@ class BucketCorpus:
 def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) -> None:
     """Refuse a mixture whose windows do not fit the cache together.
 
-    Args:
-        where: Name of the mixture in the configuration.
-        stores: Training text of its corpora in buckets, by their URLs.
-        data: Settings of windows and cache.
+    `where` names the mixture; `stores` has its corpora in buckets by their URLs.
     """
     needed = 0
     for store in stores.values():

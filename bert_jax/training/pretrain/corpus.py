@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from bert_jax.data.mixture import Mixture, weights_of
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.data.store import TokenStore, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.training.pretrain.bucket_corpus import BucketCorpus, check_cache
@@ -46,48 +46,41 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
             "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
             "--config.data.corpus=work/corpus"
         )
+    background, missing = data is not None, "holds no complete token store"
     if scheme(path) == "gs":
-        return _open_in_bucket(path, data)
-    if scheme(path):
+        bucket = BucketCorpus(path, data or DataConfig())
+
+        def opened(part: str) -> TokenStore | None:
+            return bucket.open(part, windowed=background and part != "heldout")
+
+    elif scheme(path):
         raise UserError(
             f"the corpus {path}: {scheme(path)}:// is not supported. Give a local directory or "
             "gs://BUCKET/DIRECTORY"
         )
-    directory = Path(path)
-    if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
-        there = "does not exist" if not directory.exists() else "holds no complete token store"
-        raise UserError(f"the corpus {path} {there}. {_REMEDY}")
-    background = data is not None
-    if is_store(directory):
-        return Corpus(open_store(directory, background=background), None)
-    train = open_store(directory / "train", background=background)
-    if not is_store(directory / "heldout"):
-        return Corpus(train, None)
-    heldout = open_store(directory / "heldout", background=background)
-    return _of_one_tokenizer(path, Corpus(train, heldout))
+    else:
+        directory = Path(path)
+        missing = missing if directory.exists() else "does not exist"
 
+        def opened(part: str) -> TokenStore | None:
+            place = directory / part
+            has_store = (place / "corpus.json").exists()
+            return open_store(place, background=background) if has_store else None
 
-def _open_in_bucket(path: str, data: DataConfig | None) -> Corpus:
-    corpus = BucketCorpus(path, data or DataConfig())
-    train = corpus.open("train", windowed=data is not None)
-    if train is not None:
-        heldout = corpus.open("heldout", windowed=False)
-        return _of_one_tokenizer(path, Corpus(train, heldout))
-    store = corpus.open("", windowed=data is not None)
-    if store is None:
-        raise UserError(f"the corpus {path} holds no complete token store. {_REMEDY}")
-    return Corpus(store, None)
-
-
-def _of_one_tokenizer(path: str, corpus: Corpus) -> Corpus:
-    train, heldout = corpus
+    train = opened("train")
+    if train is None:
+        store = opened("")
+        if store is None:
+            raise UserError(f"the corpus {path} {missing}. {_REMEDY}")
+        return Corpus(store, None)
+    heldout = opened("heldout")
     if heldout is not None and heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
         raise UserError(
             f"{path}: the stores train and heldout were made with different tokenizers "
             f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
             "the corpus again"
         )
-    return corpus
+    return Corpus(train, heldout)
 
 
 def phase_stores(

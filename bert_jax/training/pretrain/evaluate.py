@@ -56,13 +56,7 @@ def evaluate(
     Sums of batches are added on the host in float64, in their order. A mean of nothing (no sentence
     pairs, no rows) is 0. All processes must bring equally many batches.
 
-    Args:
-        objective: Objective of `eval_step`.
-        eval_step: Result of `make_eval_step`.
-        params: Parameters.
-        batches: Rows of each batch in this process, from `EvalBatches`.
-        mesh: Mesh of `eval_step`.
-        alive: Function called after each batch.
+    `eval_step` comes from `make_eval_step`; `alive` is called after each batch.
 
     Raises:
         UserError: A batch does not divide over the mesh.
@@ -92,12 +86,8 @@ class HeldOut:
     ):
         """Plan the rows.
 
-        Args:
-            config: Configuration of the run.
-            store: Held-out text.
-            settings: Settings of the evaluation step of each phase.
-            mesh: Mesh of the run.
-            corpora: Held-out text of the corpora of a mixture, by label.
+        `settings` has the evaluation step of each phase, `corpora` the held-out text of the corpora
+        of a mixture, by label.
 
         Raises:
             UserError: A store is too small for a row.
@@ -171,12 +161,7 @@ def check_measurable(
 ) -> None:
     """Refuse a corpus without held-out text or with another tokenizer, and a model without head.
 
-    Args:
-        saved: The model.
-        corpus: The corpus.
-        where: Option that names the corpus.
-        name: Name of the corpus.
-        directory: Directory of the model.
+    In messages `where` is the option that names the corpus `name`, and `directory` the model's.
 
     Raises:
         UserError: Corpus and model do not fit together; the message says why.
@@ -198,11 +183,7 @@ def heldout_metrics(
 ) -> dict[str, float]:
     """Compute loss (nats) and accuracy of masked words at 15% masking on packed held-out rows.
 
-    Args:
-        saved: A model that `check_measurable` accepts.
-        corpus: A corpus that `check_measurable` accepts.
-        length: Tokens of a row; None: `LENGTH`.
-        max_rows: Largest number of rows; None: all.
+    `check_measurable` must accept both. Without `length`, rows have `LENGTH` tokens.
 
     Raises:
         UserError: The length is beyond the model's.

@@ -56,13 +56,8 @@ def check_workdir(
 ) -> None:
     """Refuse a work directory of another run, or with another tokenizer; change nothing.
 
-    Args:
-        work: Work directory.
-        there: Content of the work directory.
-        config: Configuration of this start.
-        store: Training corpus.
-        stores: Corpora of phases that have their own, by the number of the phase.
-        teacher: Digest of the teacher's parameters; empty without a teacher.
+    `stores` has the corpora of phases that have their own, by number; `teacher` is the digest of
+    the teacher's parameters.
 
     Raises:
         UserError: The run differs; the message lists the fields with the run's value and the new

@@ -38,7 +38,7 @@ def look(path: Path) -> CorpusLook:
 
 def test_lengths_and_documents(look: CorpusLook) -> None:
     assert look.counts == {"documents": 7, "sentences": 27, "tokens": 218, "shards": 1}
-    assert look.lengths.quantiles == {
+    assert look.quantiles == {
         "0": 3, "0.01": 3, "0.05": 3, "0.25": 3, "0.5": 3, "0.75": 3, "0.95": 200, "0.99": 200,
         "1": 200,
     }  # fmt: skip
