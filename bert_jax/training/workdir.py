@@ -60,7 +60,8 @@ def look_into(work: WorkDir, kind: Kind) -> There:
             )
         return None, []
 
-    return There(*by_first(look), work.local / "config.json")
+    record, steps = by_first(look)
+    return There(record, steps, work.local / "config.json")
 
 
 def refuse_other_run(
@@ -121,7 +122,9 @@ def begin_workdir(
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             file = workdir / "config.json"
-            found = ancestors() if ancestors else _recorded_ancestors(file)
+            found = ancestors() if ancestors else None
+            if ancestors is None and file.exists():
+                found = read_json_object(file, max_bytes=MAX_CONFIG_BYTES).get(RECORD)
             for leftover in workdir.glob("loss.png.tmp-*"):  # of a run killed while drawing
                 leftover.unlink(missing_ok=True)
             if tokenizer_files is not None:
@@ -139,9 +142,3 @@ def begin_workdir(
             raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
 
     by_first(write)
-
-
-def _recorded_ancestors(file: Path) -> Any:
-    if not file.exists():
-        return None
-    return read_json_object(file, max_bytes=MAX_CONFIG_BYTES).get(RECORD)

@@ -106,7 +106,13 @@ def inspect_corpus(
     Raises:
         UserError: No such corpus, or the pairing or the length does not fit.
     """
-    store = _open(path, part)
+    store: TokenStore | None
+    if scheme(path) is None:
+        store = open_store(path if is_store(path) else Path(path) / part)
+    else:
+        store = getattr(open_corpus(path), part)
+    if store is None:
+        raise UserError(f"{path} has no store {part}; look at --part train")
     assert store.path is not None
     tokenizer = load_tokenizer(store.path / "tokenizer")
     pairing = pairing or ("translation" if store.is_pairs else "none")
@@ -134,6 +140,8 @@ def inspect_corpus(
         number, first, count = places[block]
         return _describe(store, tokenizer, number, first + index - int(ends[block]) + count)
 
+    data = DataConfig(pairing=pairing)  # type: ignore[arg-type]
+    batch = ExampleStream(store, data, (Phase(length, rows, 1),), seed).batch(0)
     _, firsts, counts = np.unique(keys, return_index=True, return_counts=True)
     often = [at for at in np.argsort(-counts, kind="stable")[:_MOST_GROUPS] if counts[at] > 1]
     longest = heapq.nlargest(documents, range(lengths.size), lengths.__getitem__)
@@ -147,7 +155,7 @@ def inspect_corpus(
             "shards": len(store.shards),
         },
         unknown_rate=store.unknown_rate,
-        rows=_rows(store, tokenizer, pairing, length, rows, seed),
+        rows=describe_batch(batch, None, tokenizer, pairing=pairing),
         documents_read=lengths.size,
         is_sample=lengths.size < store.num_documents,
         lengths=lengths,
@@ -157,24 +165,6 @@ def inspect_corpus(
         duplicates=int(lengths.size - firsts.size),
         duplicate_groups=[{"count": int(counts[at]), **described(int(firsts[at]))} for at in often],
     )
-
-
-def _open(path: str, part: str) -> TokenStore:
-    if scheme(path) is None:
-        directory = Path(path)
-        return open_store(directory if is_store(directory) else directory / part)
-    store: TokenStore | None = getattr(open_corpus(path), part)
-    if store is None:
-        raise UserError(f"{path} has no store {part}; look at --part train")
-    return store
-
-
-def _rows(
-    store: TokenStore, tokenizer: Tokenizer, pairing: str, length: int, rows: int, seed: int
-) -> str:
-    data = DataConfig(pairing=pairing)  # type: ignore[arg-type]
-    batch = ExampleStream(store, data, (Phase(length, rows, 1),), seed).batch(0)
-    return describe_batch(batch, None, tokenizer, pairing=pairing)
 
 
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -232,7 +222,11 @@ def corpus_lines(look: CorpusLook) -> list[str]:
         f"{words.get(name, f'p{100 * float(name):g}')} {tokens:,}"
         for name, tokens in look.quantiles.items()
     ]
-    scripts = [_script(name, one, counts["tokens"]) for name, one in look.scripts.items()]
+    scripts = [
+        [name, f"{one['tokens'] / counts['tokens']:.2%}", f"{one['words']:,}", f"{one['tokens']:,}",
+         "-" if one["tokens_per_word"] is None else f"{one['tokens_per_word']:.2f}"]
+        for name, one in look.scripts.items()
+    ]  # fmt: skip
     return [
         f"{look.path}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{counts['tokens']:,} tokens{shards}; {look.unknown_rate:.2%} of the tokens [UNK]",
@@ -261,11 +255,6 @@ def _document(one: dict[str, Any]) -> str:
     place = f"{one['shard']}/{one['document']:,}" if one["shard"] else f"{one['document']:,}"
     short = text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 4] + " ..."
     return f"  document {place}, {one['tokens']:,} tokens: {short}"
-
-
-def _script(name: str, one: dict[str, Any], tokens: int) -> list[str]:
-    ratio = "-" if one["tokens_per_word"] is None else f"{one['tokens_per_word']:.2f}"
-    return [name, f"{one['tokens'] / tokens:.2%}", f"{one['words']:,}", f"{one['tokens']:,}", ratio]
 
 
 def _duplicates(look: CorpusLook) -> str:

@@ -145,7 +145,15 @@ def evaluate_run(
     `heldout_metrics`.
     """
     if not is_run(workdir):
-        return _evaluate_model(workdir, corpus, max_rows, length, step)
+        model = f"{workdir} is a model in Hugging Face's format"
+        if corpus is None:
+            raise UserError(f"{model}, which names no corpus; give --corpus")
+        if step is not None:
+            raise UserError(f"--step is {step}; {model}")
+        stores, saved = open_corpus(corpus), read_model(workdir)
+        check_measurable(saved, stores, "--corpus", corpus, f"{workdir}")
+        values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
+        return values | {"unigram_entropy": stores.train.unigram_entropy}
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length, step=step)
     objective = run.settings.objective
     eval_step = make_eval_step(run.settings, run.mesh, EVAL_SEED)
@@ -153,25 +161,6 @@ def evaluate_run(
     values = {"step": float(run.step), **metrics}
     baseline = objective.baseline
     return values if baseline is None else values | {"unigram_entropy": baseline}
-
-
-def _evaluate_model(
-    directory: Path | str,
-    corpus: str | None,
-    max_rows: int | None,
-    length: int | None,
-    step: int | None,
-) -> dict[str, float]:
-    if corpus is None:
-        raise UserError(
-            f"{directory} is a model in Hugging Face's format, which names no corpus; give --corpus"
-        )
-    if step is not None:
-        raise UserError(f"--step is {step}; {directory} is a model in Hugging Face's format")
-    stores, saved = open_corpus(corpus), read_model(directory)
-    check_measurable(saved, stores, "--corpus", corpus, f"{directory}")
-    values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
-    return values | {"unigram_entropy": stores.train.unigram_entropy}
 
 
 def compared_lines(

@@ -23,8 +23,8 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import check_finetune_workdir
 from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.pretrain.corpus import open_corpus, phase_stores
-from bert_jax.training.pretrain.saves import read_config, recorded_corpus
+from bert_jax.training.pretrain.corpus import open_corpus, phase_stores, recorded_corpus
+from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.workdir import refuse_other_run
 

@@ -155,16 +155,7 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
     tokens, entropy = _corpus(config, evaluation)
     record = read_record(workdir, "pretrain")
     return PretrainStatus(
-        **_run_values(
-            work,
-            rows,
-            version=str(record.get("bert_jax", "")),
-            num_steps=config.training.num_steps,
-            stall_seconds=config.training.stall_seconds,
-            saved=saved,
-            row=train,
-            now=now,
-        ),
+        **_run_values(work, record, config, rows, train, config.training.num_steps, saved, now),
         num_params=num_params(objective_of(config)),
         num_layers=config.model.num_layers,
         hidden_dim=config.model.hidden_dim,
@@ -200,22 +191,16 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
     events = read_events(workdir / "events.jsonl")
     lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
-    values = _run_values(
-        work,
-        rows,
-        version=record.get("bert_jax", ""),
-        num_steps=lengths[-1] if lengths and isinstance(lengths[-1], int) else None,
-        stall_seconds=config.training.stall_seconds,
-        saved=saved_steps(work.resume),
-        row=rows[-1] if rows else {},
-    )
+    num_steps = lengths[-1] if lengths and isinstance(lengths[-1], int) else None
+    newest, saved = rows[-1] if rows else {}, saved_steps(work.resume)
+    values = _run_values(work, record, config, rows, newest, num_steps, saved)
     return FinetuneStatus(
         **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
         task=" ".join([task.kind, getattr(task, "name", "")]).rstrip(),
         init=config.init,
         runs=config.num_trials,
         num_epochs=config.training.num_epochs,
-        evaluation=rows[-1] if rows else {},
+        evaluation=newest,
         model_saved=bool(saved_steps(work.checkpoints)),
         statistics=text.read_text(encoding="utf-8") if finished and text.exists() else "",
     )
@@ -223,13 +208,12 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
 
 def _run_values(
     work: WorkDir,
+    record: Mapping[str, Any],
+    config: PretrainConfig | FinetuneConfig,
     rows: list[dict[str, Any]],
-    *,
-    version: str,
-    num_steps: int | None,
-    stall_seconds: float,
-    saved: Sequence[int],
     row: Mapping[str, Any],
+    num_steps: int | None,
+    saved: Sequence[int],
     now: float | None = None,
 ) -> dict[str, Any]:
     """Return the fields of `RunStatus`; `row` is the newest row with rates."""
@@ -244,11 +228,11 @@ def _run_values(
     logged = row.get("perf/steps_per_second")
     rate = logged if _is_number(logged) and logged > 0 else None
     ended = num_steps is not None and step >= num_steps and num_steps in saved
-    started = bool(rows or starts)
+    started, stall_seconds = bool(rows or starts), config.training.stall_seconds
     left = None if rate is None or num_steps is None else max(0, num_steps - step) / rate
     return {
         "workdir": work.name,
-        "version": version,
+        "version": str(record.get("bert_jax", "")),
         "num_steps": num_steps,
         "step": step,
         "state": _state(events, silent, rate, stall_seconds, started=started, ended=ended),

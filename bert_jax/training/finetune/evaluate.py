@@ -243,7 +243,14 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 
 def split_outputs(model: SavedModel, split: Split) -> Outputs:
     """Compute the logits of the rows of a split, as `Split.score` takes them, on all devices."""
-    config = StepConfig(_objective(model, split), OptimizerConfig(), num_steps=1)
+    objective: Objective
+    if model.embedding is not None:
+        task = task_of(model).config
+        objective = saved_objective(model.embedding, model.config, task, split.rows)
+    else:
+        assert model.outputs is not None  # from `read_finetuned`
+        objective = TaskObjective(model.config, model.outputs.head, model.outputs.objective)
+    config = StepConfig(objective, OptimizerConfig(), num_steps=1)
     mesh = make_trial_mesh(MeshConfig(), 1)
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params)
     params = place_params(config, mesh, one)
@@ -255,13 +262,6 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
             batch_size=_BATCH_SIZE, pad_id=model.tokenizer.special_ids.pad, done=bar.update,
         )  # fmt: skip
     return scored.outputs
-
-
-def _objective(model: SavedModel, split: Split) -> Objective:
-    if model.embedding is not None:
-        return saved_objective(model.embedding, model.config, task_of(model).config, split.rows)
-    assert model.outputs is not None  # from `read_finetuned`
-    return TaskObjective(model.config, model.outputs.head, model.outputs.objective)
 
 
 def divide(

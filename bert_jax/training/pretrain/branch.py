@@ -192,7 +192,7 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
         UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun
             branches from elsewhere.
     """
-    known = there.record.get("branch") if there.record else None
+    known: Any = there.record.get("branch") if there.record else None
     kinds = {"workdir": str, "step": int, "digest": str}
     if known is not None and not (
         isinstance(known, dict) and all(type(known.get(n)) is kind for n, kind in kinds.items())

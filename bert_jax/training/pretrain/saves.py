@@ -136,7 +136,15 @@ def prepare_workdir(
         record["teacher"] = teacher
 
     def ancestors() -> list[dict[str, Any]]:
-        texts = _texts(config, store, stores or {})
+        texts = {"data.corpus": (config.data.corpus, store)}
+        for number, text in (stores or {}).items():
+            phase, where = config.training.phases[number], f"training.phases[{number}]"
+            if isinstance(text, Mixture):
+                where = f"{where}.mixture" if phase.mixture else "data.mixture"
+                parts = enumerate(zip(text.names, text.stores, strict=True))
+                texts |= {f"{where}[{n}].corpus": part for n, part in parts}
+            else:
+                texts[f"{where}.corpus"] = phase.corpus, text
         found = [corpus_entry(role, *text) for role, text in texts.items() if text[0]]
         if branch:
             found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
@@ -147,22 +155,6 @@ def prepare_workdir(
         return found
 
     begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)
-
-
-def _texts(
-    config: PretrainConfig, store: TokenStore, stores: Mapping[int, TokenStore | Mixture]
-) -> dict[str, tuple[str, TokenStore]]:
-    """Return name and store of each phase's training text, by the field that names it."""
-    texts = {"data.corpus": (config.data.corpus, store)}
-    for number, text in stores.items():
-        phase, where = config.training.phases[number], f"training.phases[{number}]"
-        if isinstance(text, Mixture):
-            where = f"{where}.mixture" if phase.mixture else "data.mixture"
-            parts = enumerate(zip(text.names, text.stores, strict=True))
-            texts |= {f"{where}[{n}].corpus": part for n, part in parts}
-        else:
-            texts[f"{where}.corpus"] = phase.corpus, text
-    return texts
 
 
 @dataclass(eq=False)

@@ -24,10 +24,10 @@ from bert_jax.distributed.checkpoint import branches_of, load_newest, saved_step
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.training import workdir as workdir_module
+from bert_jax.training.pretrain import branch as branch_module
 from bert_jax.training.pretrain.branch import open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
-from bert_jax.training.pretrain.start import branch as branch_module
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.lease import hold_workdir
 from bert_jax.training.run.telemetry import read_metrics
