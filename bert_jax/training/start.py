@@ -6,6 +6,7 @@ Both kinds of run read them before the first step; a restart needs only the froz
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ class Start:
         taught = {TEACHER: self.teacher.params} if self.teacher else {}
         return tuple({**given, **taught} for given in self.inits.values())
 
-    @property
+    @cached_property
     def teacher_digest(self) -> str:
         """Digest of the teacher's parameters; empty without a teacher."""
         return digest_of(self.teacher.params) if self.teacher else ""

@@ -66,11 +66,9 @@ def check_lineage(
 ) -> Checked:
     """Trace a directory and compare its ancestors with their digests; nothing changes.
 
-    Args:
-        name: Directory as `trace` takes it, or WORKDIR@STEP for a checkpoint of a run.
-        near: Further directories to search for ancestors by name.
-        quick: Whether only the records are compared, and no content is read.
-        say: Receives a line before each read of content.
+    `name` is a directory as `trace` takes it, or WORKDIR@STEP; `near` are further directories to
+    search for ancestors by name. If `quick`, only the records are compared. `say` receives a line
+    before each read of content.
 
     Raises:
         UserError: Nothing with a lineage is there, or a record is malformed.

@@ -42,11 +42,7 @@ def replay_batch(
 ) -> str:
     """Decode batch `step` of a run, with the masks of its training.
 
-    Args:
-        workdir: Work directory of a `bert-jax pretrain` run.
-        step: Number of the batch, from 0.
-        corpus: Directory of the corpus of the step's phase; None: the directory used in training.
-        max_rows: Largest number of rows; None: all.
+    `corpus` replaces the directory that the step's phase used in training.
 
     Raises:
         UserError: No run there, a step outside it, or another corpus.
@@ -86,10 +82,7 @@ def replay_batch(
 def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) -> str:
     """Decode batch `step` of a fine-tuning run, once for each seed of its wave.
 
-    Args:
-        workdir: Work directory of a `bert-jax finetune` run.
-        step: Number of the batch, from 0, counted through all waves.
-        max_rows: Largest number of rows of a seed; None: all.
+    Steps count from 0, through all waves; `max_rows` is for each seed.
 
     Raises:
         UserError: No run there, a step outside the run, or data or models that have changed.
@@ -142,14 +135,9 @@ def describe_batch(
     Sentences A and B of a pair, packed segments, and the target of a source each start a line.
     Tokens are joined to words where the tokenizer says so.
 
-    Args:
-        batch: Batch from `ExampleStream.batch`.
-        shown: Input of the model and predicted positions; None: rows before masking.
-        tokenizer: Tokenizer of the corpus.
-        pairing: Meaning of the labels, as `data.pairing`.
-        max_rows: Largest number of rows; None: all.
-        first_row: Number of the first row in the stream of the run.
-        labels: Label of each row, as text; empty: none.
+    `batch` comes from `ExampleStream.batch`; `shown` has the input of the model and the predicted
+    positions, None for rows before masking. `first_row` is the number of the first row in the
+    stream of the run, `labels` the label of each row, if any.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)

@@ -67,15 +67,8 @@ def score_rows(
 ) -> list[Judged]:
     """Compute each trial's outputs for every row, in one forward pass.
 
-    Args:
-        eval_step: Result of `make_eval_step`.
-        mesh: Mesh of the sweep.
-        params: Parameters with trials on axis 0.
-        rows: Rows of a split, with or without labels.
-        buckets: Lengths to which rows are padded.
-        batch_size: Rows at a time.
-        pad_id: Token of the padding.
-        done: Function of the number of rows scored, called after each batch.
+    `params` have trials on axis 0; rows are padded to the lengths `buckets`; `done` is called after
+    each batch with its number of rows.
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}

@@ -153,11 +153,8 @@ def write_reports(
 ) -> list[Path]:
     """Write report.md, pictures (each of the last split that has it), and finally report.json.
 
-    Args:
-        directory: Made where it is missing; files of the same name in it are replaced.
-        reports: Reports by the name of their split, in their order.
-        record: Other entries of the JSON.
-        title: Heading.
+    `directory` is made where it is missing, and files of the same name in it are replaced.
+    `reports` are by the name of their split, `record` has the other entries of the JSON.
 
     Returns:
         The files.

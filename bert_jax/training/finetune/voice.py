@@ -215,11 +215,8 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
     expectation no more than the share of successes of a binomial, whose bound is used: exact for
     accuracy and generous for F1. For correlations the bound is Student's.
 
-    Args:
-        metric: Name of the score; a fraction or a correlation.
-        constant_score: Score of the best constant prediction; NaN: the result is minus infinity.
-        rows: Number of rows scored.
-        num_labels: Number of labels in single-label tasks, else 0.
+    `metric` is a fraction or a correlation; a `constant_score` of NaN gives minus infinity;
+    `num_labels` counts the labels of a single-label task.
     """
     if not math.isfinite(constant_score):
         return -math.inf

@@ -183,10 +183,8 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     Collective. A run that has begun branches from the checkpoint in its config.json, whether or not
     `name` is given again.
 
-    Args:
-        name: WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
-        work: Work directory of the run.
-        there: Its content.
+    `name` is WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
+    `there` is the content of the run's own directory `work`.
 
     Raises:
         UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun

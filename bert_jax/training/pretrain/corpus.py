@@ -88,10 +88,7 @@ def phase_stores(
 ) -> dict[int, TokenStore | Mixture]:
     """Open the training text of the phases that have their own, by the number of the phase.
 
-    Args:
-        config: Configuration of the run.
-        run: Training text of the run's corpus.
-        only: Number of the only phase to open; None: all.
+    `run` is the text of the run's corpus; `only` the number of the only phase to open.
 
     Raises:
         UserError: A corpus is missing, has another tokenizer than the run's, or is named twice in a
