@@ -92,16 +92,9 @@ def inspect_corpus(
 ) -> CorpusLook:
     """Look at a corpus; nothing changes.
 
-    Args:
-        path: Directory of `bert-jax corpus`, or of one store; local or gs://BUCKET/DIRECTORY.
-        part: Store of a corpus: train or heldout.
-        pairing: A value of `data.pairing`; empty: none, or translation for a corpus of pairs.
-        length: Tokens of a row.
-        rows: Number of rows.
-        documents: Number of the longest, and of the shortest documents.
-        seed: Seed of the rows.
-        full: Whether all documents are read, however large the corpus is.
-        progress: Whether a bar is shown on standard error.
+    `path` is a directory of `bert-jax corpus`, or of one store, local or gs://BUCKET/DIRECTORY.
+    Without `pairing`, rows are single, or translations for a corpus of pairs. `documents` counts
+    the longest and the shortest documents; if `full`, all are read, however large the corpus is.
 
     Raises:
         UserError: No such corpus, or the pairing or the length does not fit.

@@ -216,11 +216,7 @@ def _same_splits(
 def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     """Write the predictions of the best model of a run, and return their files.
 
-    Args:
-        workdir: Work directory of `bert-jax finetune`.
-        data: File with the columns of the training data, for GLUE also a split; labels are not
-            read.
-        out: Directory for the files.
+    `data` has the columns of the training data, for GLUE also a split; labels are not read.
 
     Raises:
         UserError: No such run, the data cannot be read, or the directory cannot be written.

@@ -40,11 +40,7 @@ def cross_validate(
 ) -> str:
     """Train the folds one after another, or continue; then score all predictions at once.
 
-    Args:
-        config: Configuration of the runs; `task.folds` is their number.
-        workdir: Local directory, made if missing.
-        clock: Clock started at process start.
-        say: Receives each line for people.
+    `task.folds` is their number; `say` receives each line for people.
 
     Returns:
         Name of the signal that stopped the folds; empty once all have ended.
@@ -67,9 +63,7 @@ def cross_validate(
         unlearned.append(result.unlearned)
     initial = read_model(config.init, encoder_only=True)
     whole = open_task(config.task, initial.tokenizer, initial.config.num_positions)
-    pooled = _pooled(places, whole)
-    by_first(lambda: _write(home, whole, pooled))
-    for line in report_lines(_SPLIT, pooled["report"], mistakes=False):
+    for line in report_lines(_SPLIT, _pooled(home, places, whole), mistakes=False):
         say(line)
     if all(unlearned):
         raise NothingLearnedError(f"in all {count} folds, {unlearned[-1]}")
@@ -91,8 +85,11 @@ def _check(config: FinetuneConfig, workdir: Path | str) -> None:
         )
 
 
-def _pooled(places: Sequence[Path], whole: Task) -> dict[str, Any]:
-    """Predict each example with the model that has not seen it, and score all predictions."""
+def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
+    """Predict each example with the model that has not seen it, and report on all predictions.
+
+    Predictions, the report, and last the scores of the folds are written into `home`.
+    """
     split = whole.train_split()
     parts = fold_parts(split, len(places))
     found: list[Any] = [None] * len(split.rows)
@@ -104,15 +101,14 @@ def _pooled(places: Sequence[Path], whole: Task) -> dict[str, Any]:
             found[row] = values
         folds.append({"fold": number, "examples": len(held.texts()), **held.score(outputs)})
     pooled = np.stack(found) if found[0].ndim == 1 or split.rows.group > 1 else found
-    scores = split.score(pooled)
-    return {"folds": folds, "outputs": pooled, "scores": scores, "report": split.report(pooled)}
+    report: dict[str, Any] = dict(split.report(pooled))
 
+    def write() -> None:
+        split.write_predictions(pooled, home, split.score(pooled))
+        record = {"metric": whole.metric, "folds": folds}
+        write_reports(home, {_SPLIT: report}, record, title=home.absolute().name)
+        content = {**record, "scores": report["scores"], "intervals": report["intervals"]}
+        replace_file(home / RESULT, (json.dumps(content, indent=1) + "\n").encode())
 
-def _write(home: Path, whole: Task, result: dict[str, Any]) -> None:
-    """Write predictions, the report, and last the scores of the folds."""
-    whole.train_split().write_predictions(result["outputs"], home, result["scores"])
-    record = {"metric": whole.metric, "folds": result["folds"]}
-    write_reports(home, {_SPLIT: result["report"]}, record, title=home.absolute().name)
-    content = {**record, "scores": result["report"]["scores"],
-               "intervals": result["report"]["intervals"]}  # fmt: skip
-    replace_file(home / RESULT, (json.dumps(content, indent=1) + "\n").encode())
+    by_first(write)
+    return report

@@ -182,7 +182,8 @@ class MixedCorpora:
 
     def heldout(self) -> dict[str, TokenStore]:
         """Open the held-out text of each corpus that has some, by label."""
-        stores = {
-            label: open_corpus(name, self._data).heldout for name, label in self.labels.items()
+        return {
+            label: store
+            for name, label in self.labels.items()
+            if (store := open_corpus(name, self._data).heldout) is not None
         }
-        return {label: store for label, store in stores.items() if store is not None}

@@ -35,10 +35,8 @@ def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainCon
 def step_config(config: PretrainConfig, corpus: Corpus | None, phase: int = 0) -> StepConfig:
     """Return the settings of the train step of a phase.
 
-    Args:
-        config: Configuration of the run, with a vocabulary size.
-        corpus: Corpus of the run; None: sizes are known, special tokens and baseline are not.
-        phase: Number of the phase.
+    The configuration has a vocabulary size. Without a corpus, sizes are known, special tokens and
+    baseline are not.
     """
     rate, config = config.phase_rate(phase), config.of_phase(phase)
     special_ids, baseline = SpecialIds(*range(5)), None

@@ -29,12 +29,8 @@ def resolve_start(
     A run that has saved no longer reads its initial model, which may be gone; nor does a branch of
     a run with the configuration `branches_from`.
 
-    Args:
-        config: Configuration of the run.
-        read: Function that reads a model.
-        fingerprint: Fingerprint of the corpus's tokenizer; None: no tokenizer is checked.
-        there: Content of the work directory.
-        branches_from: Configuration of the run whose checkpoint this run continues, if any.
+    `fingerprint` is the tokenizer's of the corpus; None: no tokenizer is checked. `there` is the
+    content of the work directory.
 
     Raises:
         UserError: A model has another tokenizer than the corpus, or a teacher does not fit.
