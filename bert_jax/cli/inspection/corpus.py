@@ -27,7 +27,6 @@ from bert_jax.files.urls import scheme
 from bert_jax.hashing import hash_key, hash_u64
 from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
@@ -131,7 +130,17 @@ def inspect_corpus(
     def described(index: int) -> dict[str, Any]:
         block = int(np.searchsorted(ends, index, side="right"))
         number, first, count = places[block]
-        return _describe(store, tokenizer, number, first + index - int(ends[block]) + count)
+        document, shard = first + index - int(ends[block]) + count, store.shards[number]
+        start, last = shard.document_offsets[document : document + 2]
+        begin, end = int(shard.sentence_offsets[start]), int(shard.sentence_offsets[last])
+        text = tokenizer.decode(shard.tokens[begin : min(end, begin + _SHOWN_TOKENS)])
+        return {
+            "shard": number,
+            "document": document,
+            "sentences": int(last - start),
+            "tokens": end - begin,
+            "text": text + (" ..." if end - begin > _SHOWN_TOKENS else ""),
+        }
 
     data = DataConfig(pairing=pairing)  # type: ignore[arg-type]
     batch = ExampleStream(store, data, (Phase(length, rows, 1),), seed).batch(0)
@@ -186,23 +195,6 @@ def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:
     tokens += np.uint64(1)
     tokens *= hash_u64(hash_key(_DUPLICATES), place) | np.uint64(1)
     return np.add.reduceat(tokens, begins) ^ hash_u64(hash_key(_DUPLICATES), sizes)
-
-
-def _describe(
-    store: TokenStore, tokenizer: Tokenizer, number: int, document: int
-) -> dict[str, Any]:
-    shard = store.shards[number]
-    first, last = shard.document_offsets[document : document + 2]
-    begin, end = int(shard.sentence_offsets[first]), int(shard.sentence_offsets[last])
-    text = tokenizer.decode(shard.tokens[begin : min(end, begin + _SHOWN_TOKENS)])
-    more = " ..." if end - begin > _SHOWN_TOKENS else ""
-    return {
-        "shard": number,
-        "document": document,
-        "sentences": int(last - first),
-        "tokens": end - begin,
-        "text": text + more,
-    }
 
 
 def corpus_lines(look: CorpusLook) -> list[str]:

@@ -113,7 +113,11 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
             work = open_workdir(ancestor.place)
             fault = find_fault(work.checkpoints / str(ancestor.step))
         elif ancestor.kind == "corpus":
-            fault = _corpus_fault(Path(ancestor.place))
+            path = Path(ancestor.place)
+            stores = [path] if is_store(path) else [path / part for part in ("train", "heldout")]
+            for store in stores:
+                if (store / "corpus.json").is_file():
+                    open_store(store, verify=True)
         elif ancestor.kind in RECORD_FILES.values():
             check_recorded(Path(ancestor.place), "sha256", DIGESTS)
         elif ancestor.kind == "file":
@@ -126,18 +130,6 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
     except (UserError, OSError) as error:
         fault = f"{error}"
     return ("differs", fault) if fault else ("verified", "")
-
-
-def _corpus_fault(path: Path) -> str:
-    """Read the stores of a corpus, and return the fault, if any."""
-    stores = [path] if is_store(path) else [path / part for part in ("train", "heldout")]
-    for store in stores:
-        if (store / "corpus.json").is_file():
-            try:
-                open_store(store, verify=True)
-            except UserError as error:
-                return f"{error}"
-    return ""
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:

@@ -151,13 +151,10 @@ def write_reports(
     *,
     title: str = "",
 ) -> list[Path]:
-    """Write report.md, pictures (each of the last split that has it), and finally report.json.
+    """Write report.md, pictures (each of the last split that has it), and report.json; name them.
 
     `directory` is made where it is missing, and files of the same name in it are replaced.
     `reports` are by the name of their split, `record` has the other entries of the JSON.
-
-    Returns:
-        The files.
 
     Raises:
         UserError: The directory cannot be written.

@@ -76,10 +76,8 @@ def prepare_finetune_workdir(
 ) -> None:
     """Begin a fine-tuning run in its work directory.
 
-    Args:
-        workdir, config, fingerprints: As in `check_finetune_workdir`. tokenizer_files: Tokenizer of
-        the model. init_step: Step of the checkpoint that the run starts from. splits: Splits of the
-        run, the training data first.
+    `init_step` is the step of the checkpoint that the run starts from; `splits` begin with the
+    training data.
     """
 
     def ancestors() -> list[dict[str, Any]]:

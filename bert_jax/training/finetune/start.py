@@ -15,7 +15,6 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.model.pooling import Pooled
 from bert_jax.model.task_heads import TaskHeadConfig, starting_params
 from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.embedding import Comparison, ContrastConfig, EmbeddingObjective
@@ -139,20 +138,6 @@ def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
     )
 
 
-def pooling_of(config: FinetuneConfig, initial: SavedModel, network: str) -> Pooled:
-    """Return the pooling of a classification without a pooler."""
-    why = ""
-    if network != "classification":
-        why = "this task predicts from each token"
-    elif initial.config.pooler:
-        why = f"{initial.name} is of an architecture with a pooler, which reads the first token"
-    if why and config.pooling != "auto":
-        raise UserError(f"pooling is {config.pooling!r}, but {why}; leave pooling at 'auto'")
-    if config.pooling != "auto":
-        return config.pooling
-    return "cls" if why else initial.pooling
-
-
 def with_head(
     config: FinetuneConfig,
     initial: SavedModel,
@@ -177,13 +162,22 @@ def with_head(
             "%s has no pooler, which this task reads: it begins at random, as the head does",
             initial.name,
         )
+    why, pooling = "", config.pooling
+    if network != "classification":
+        why = "this task predicts from each token"
+    elif initial.config.pooler:
+        why = f"{initial.name} is of an architecture with a pooler, which reads the first token"
+    if pooling == "auto":
+        pooling = "cls" if why else initial.pooling
+    elif why:
+        raise UserError(f"pooling is {pooling!r}, but {why}; leave pooling at 'auto'")
     rate = config.training.dropout_rate
     head = TaskHeadConfig(
         network,
         num_labels=task.num_outputs,
         # BERT's SQuAD head reads the encoder's output as it is.
         dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
-        pooling=pooling_of(config, initial, network),
+        pooling=pooling,
     )
     starts = {
         name: _start_of(config, saved, model, head, task, partial(read, name))

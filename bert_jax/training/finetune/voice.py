@@ -241,10 +241,7 @@ def summary_of_run(
     *,
     goal: float,
 ) -> list[str]:
-    """Describe the run that starts or continues at step `begun` of `total`: a line a subject.
-
-    A run must exceed the score `goal` (see `goal_score`).
-    """
+    """Describe the run that starts or continues at step `begun` of `total`: a line a subject."""
     head = f"fine-tuning {', '.join(setup.inits)} in {name}"
     lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
     notes = [text for split in setup.splits for text in split.warnings]
@@ -274,7 +271,16 @@ def summary_of_run(
     if teacher := config.distil.teacher:
         lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
     if not trains_all(setup.step.objective):
-        lines.append(f"trained  {_trained(setup)}")
+        state = state_sizes(setup.step)
+        params, moments, saved = (
+            f"{count / 2**20:,.1f} MiB"
+            for count in (state.param_bytes, state.optimizer_bytes, state.saved_bytes)
+        )
+        lines.append(
+            f"trained  {state.trained:,} of {state.params:,} parameters "
+            f"({state.trained / state.params:.2%}); a run holds {params} of parameters and "
+            f"{moments} of the optimizer's state, and saves {saved}"
+        )
     constant = setup.dev[0].constant_score
     if math.isfinite(constant):
         lines.append(
@@ -299,20 +305,6 @@ def _head(setup: Setup) -> str:
         known = "transform" in setup.start.parts[0]
         said.append(f"its map begins {'as that of the pretrained head' if known else 'at random'}")
     return "; ".join(said)
-
-
-def _trained(setup: Setup) -> str:
-    """Describe the part of the parameters that is trained, and the bytes of a run's state."""
-    sizes = state_sizes(setup.step)
-    params, moments, saved = (
-        f"{count / 2**20:,.1f} MiB"
-        for count in (sizes.param_bytes, sizes.optimizer_bytes, sizes.saved_bytes)
-    )
-    return (
-        f"{sizes.trained:,} of {sizes.params:,} parameters ({sizes.trained / sizes.params:.2%}); "
-        f"a run holds {params} of parameters and {moments} of the optimizer's state, and saves "
-        f"{saved}"
-    )
 
 
 def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:

@@ -190,11 +190,10 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
         UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun
             branches from elsewhere.
     """
-    known: Any = there.record.get("branch") if there.record else None
+    known: Any = (there.record or {}).get("branch")
+    fields = known if isinstance(known, dict) else {}
     kinds = {"workdir": str, "step": int, "digest": str}
-    if known is not None and not (
-        isinstance(known, dict) and all(type(known.get(n)) is kind for n, kind in kinds.items())
-    ):
+    if known is not None and any(type(fields.get(n)) is not kind for n, kind in kinds.items()):
         raise UserError(
             f"{work.local / 'config.json'}: branch is {show(known):.200}; it must have the "
             "workdir, step and digest of a checkpoint. Put the file back as it was"

@@ -34,9 +34,8 @@ class BucketCorpus:
     def open(self, part: str, *, windowed: bool) -> TokenStore | None:
         """Open the store in a directory of the corpus; None where there is no store.
 
-        Args:
-            part: "train", "heldout", or "" for the directory itself.
-            windowed: Whether the store is read in windows of shards, as training does.
+        `part` is "train", "heldout", or "" for the directory itself. If `windowed`, the store is
+        read in windows of shards, as training does.
 
         Raises:
             UserError: A damaged store, or one whose window does not fit the cache.

@@ -55,7 +55,6 @@ def evaluate(
 
     Sums of batches are added on the host in float64, in their order. A mean of nothing (no sentence
     pairs, no rows) is 0. All processes must bring equally many batches.
-
     `eval_step` comes from `make_eval_step`; `alive` is called after each batch.
 
     Raises:

@@ -120,11 +120,9 @@ def prepare_workdir(
 ) -> None:
     """Begin a pretraining run in its work directory.
 
-    Args:
-        workdir: Local work directory.
-        config, store, stores, teacher: As in `check_workdir`. branch: Checkpoint that the run
-        branches from. has_saved: Whether the run continues its own checkpoint; the recorded
-        ancestors then stay. init_step: Updates of the initial model; 0: not a checkpoint.
+    `stores` and `teacher` are as in `check_workdir`; `branch` is the checkpoint that the run
+    branches from. If it has saved, the recorded ancestors stay. `init_step` counts the updates of
+    the initial model; 0: not a checkpoint.
     """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
