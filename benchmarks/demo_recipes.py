@@ -30,8 +30,9 @@ from bert_jax.data.pipeline import EvalBatches, ExampleStream
 from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
-from bert_jax.training.pretrain.corpus import evaluation_config, open_corpus, step_config
+from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate
+from bert_jax.training.pretrain.settings import evaluation_config, step_config
 from bert_jax.training.steps.state import init_state
 from bert_jax.training.steps.step import make_eval_step, make_train_step
 

@@ -23,13 +23,15 @@ import jax
 import numpy as np
 from scipy.stats import t as student
 
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.command_line import load_config
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import evaluation_config, open_corpus, step_config
+from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.evaluate import HeldOut
-from bert_jax.training.pretrain.start.teacher import resolve_teacher, with_teacher
+from bert_jax.training.pretrain.settings import evaluation_config, step_config
+from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.steps.state import abstract_state, jitted_init
 from bert_jax.training.steps.step import make_train_step
@@ -112,7 +114,7 @@ class Students:
         corpus = open_corpus(arguments.corpus)
         assert corpus.heldout is not None
         config = configured(arguments, arguments.layers // 2, arguments.steps, distil)
-        config, self.teacher = resolve_teacher(config, corpus.train.tokenizer_fingerprint)
+        config, self.start = resolve_start(config, read_model)
         self.config = config = config.with_vocabulary(corpus.train.vocab_size)
         self.store, self.mesh = corpus.train, make_mesh(config.mesh)
         self.settings = step_config(config, corpus)
@@ -125,7 +127,7 @@ class Students:
         """Train a student; return its held-out values and the median time of its steps."""
         config, abstract = self.config, abstract_state(self.settings, self.mesh)
         axes, state = self.settings.objective.axes(), self.init(jax.random.key(seed))
-        state = with_teacher(self.teacher, state, abstract, axes)
+        state = self.start.with_teacher(state, abstract, axes)
         stream = ExampleStream(self.store, config.data, config.phases, seed)
         seconds = []
         for number in range(config.training.num_steps):

@@ -89,7 +89,9 @@ def ours(model: Path, pairs: Path, batch_size: int, buckets: int) -> tuple[Pass,
     first = np.zeros(1, np.int32)
 
     def fresh() -> Any:
-        return trials.init_trials(setup.step, mesh, first.astype(np.uint32), setup.starts, first)
+        return trials.init_trials(
+            setup.step, mesh, first.astype(np.uint32), setup.start.parts, first
+        )
 
     state = fresh().train
     for length in setup.batches.batches_of:  # compile each length

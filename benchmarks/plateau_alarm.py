@@ -22,8 +22,8 @@ from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.distributed.parallel.sharding import place_batch
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import step_config
 from bert_jax.training.pretrain.loss_monitor import MARGIN, LossMonitor
+from bert_jax.training.pretrain.settings import step_config
 
 STEPS = 400
 MODERN, BERT = "pretrain/demo", "pretrain/demo:bert"

@@ -19,7 +19,8 @@ from bert_jax.config.command_line import load_config
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import open_corpus, step_config
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.steps.state import init_state
 from bert_jax.training.steps.step import make_train_step
 

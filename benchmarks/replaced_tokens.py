@@ -22,7 +22,8 @@ from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of, open_corpus
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.pretrain.train import train
 
 OBJECTIVES = ("replaced_tokens", "masked_lm")

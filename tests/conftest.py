@@ -84,13 +84,13 @@ def pictures(request, monkeypatch) -> None:
 def reused_steps() -> Iterator[None]:
     """Pretraining runs of one configuration, in one module, trace and compile their steps once."""
     from bert_jax.training import loop
-    from bert_jax.training.pretrain import evaluate, pretraining
+    from bert_jax.training.pretrain import evaluate, saves
     from bert_jax.training.steps import state
 
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
             (loop, "make_train_step"), (evaluate, "make_eval_step"), (state, "jitted_init"),
-            (pretraining, "abstract_state"),
+            (saves, "abstract_state"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield

@@ -25,7 +25,7 @@ from bert_jax.plan.command import startable
 from bert_jax.plan.search import with_phase
 from bert_jax.plan.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of
+from bert_jax.training.pretrain.settings import objective_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 RECIPES = [path for room in ("pretrain", "translate") for path in (CONFIGS / room).glob("*.py")]

@@ -11,11 +11,13 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.files.checks import digest_of
-from bert_jax.files.staging import staged_file
+from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.files.urls import bucket_failures, file_system
 
 _RANGE = 32 << 20
 """Bytes of a read."""
+_SMALL = 64 << 20
+"""Largest small file, such as a tokenizer's, in bytes."""
 _READ_SECONDS = 120.0
 """Patience with one read, which is then tried again."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
@@ -53,6 +55,18 @@ class BucketFiles:
     def size(self, name: str) -> int:
         """Return the size of a file in bytes; raise the errors of `read`."""
         return int(self._patiently(name, "info")["size"])
+
+    def fetch_small(self, name: str, target: Path) -> None:
+        """Copy a small file to a path, unless it is already there."""
+        if target.is_file():
+            return
+        try:
+            size = self.size(name)
+            if size > _SMALL:
+                raise UserError(f"{self.url}/{name} has {size:,} bytes; it is no file of ours")
+            replace_file(target, self.read(name))
+        except FileNotFoundError as error:
+            raise damaged(self, name, "the file is missing") from error
 
     def names(self, directory: str) -> list[str]:
         """Return the names of the files right below a directory; none where it is not there."""

@@ -15,7 +15,7 @@ from bert_jax.plan.planner import Planner
 from bert_jax.plan.search import Settings, accumulation_field, settings_of, with_phase
 from bert_jax.plan.topology import Topology, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.start.stages import check_stages, warmup_lines, with_batch_unit
+from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
 """Tokens of a chip's micro-batch below which most of a step's time is independent of them."""

@@ -31,9 +31,9 @@ from bert_jax.files.staging import replace_file
 from bert_jax.plan.hlo_cost.cost import Cost, Program, estimate
 from bert_jax.plan.hlo_cost.hlo import parse_program
 from bert_jax.plan.topology import Topology, devices, quiet
-from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of, open_corpus, settings_of, step_config
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.settings import objective_of, step_config
 from bert_jax.training.steps.state import abstract_state
 from bert_jax.training.steps.step import make_train_step
 
@@ -274,12 +274,8 @@ def _planned_step(config: PretrainConfig, phase: int) -> Any:
     if config.model.dtype == "auto":  # would ask for the default backend, which is the CPU here
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
-    if config.data.corpus and Path(config.data.corpus).exists():
-        return step_config(config, open_corpus(config.data.corpus), phase)
-    vocab_size = config.model.vocab_size
-    special = (0, 100, 101, 102, 103) if vocab_size > 103 else (0, 1, 2, 3, 4)
-    continues_word = np.zeros(vocab_size, bool) if config.masking.whole_word else None
-    return settings_of(config.of_phase(phase), SpecialIds(*special), continues_word)
+    there = config.data.corpus and Path(config.data.corpus).exists()
+    return step_config(config, open_corpus(config.data.corpus) if there else None, phase)
 
 
 def _bytes_per_device(tree: Any) -> int:

@@ -24,7 +24,7 @@ from bert_jax.plan.hlo_cost.cost import Program, estimate
 from bert_jax.plan.search import Guess, Pace, Settings, settings_of
 from bert_jax.plan.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of
+from bert_jax.training.pretrain.settings import objective_of
 
 LEAST_DEPTH = 2
 """Least number of layers in compilations that stand for a deeper model."""

@@ -2,5 +2,5 @@
 
 `pretrain/` and `finetune/` make a plan from a configuration; `steps/` has the training step,
 `run/` what every run has on disk, `sweep/` the statistics of trials.
-May import artefacts and below. Read first: run_plan.py, loop.py, pretrain/resolve.py.
+May import artefacts and below. Read first: run_plan.py, loop.py, pretrain/train.py.
 """

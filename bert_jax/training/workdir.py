@@ -7,13 +7,14 @@ loss.png (only in pretraining)
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import bert_jax
 from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.runs import RUN_FORMAT, Kind, read_record
 from bert_jax.config.mapping import build, diff, to_dict
+from bert_jax.distributed.checkpoint import saved_steps
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
@@ -21,31 +22,56 @@ from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.tokenization.load import load_tokenizer
 
+Config = TypeVar("Config")
 
-def record_there(work: WorkDir, kind: Kind) -> dict[str, Any] | None:
-    """Return the record of the run that was begun in a work directory, if any.
+
+class There(NamedTuple):
+    """Content of a work directory before a start."""
+
+    record: dict[str, Any] | None
+    """The run's config.json; None: no run was begun."""
+    steps: list[int]
+    """Steps of the complete checkpoints, ascending."""
+    file: Path
+
+    def config(self, kind: type[Config]) -> Config | None:
+        """Return the run's configuration, if a run was begun."""
+        return build(kind, self.record["config"], where=str(self.file)) if self.record else None
+
+
+EMPTY = There(None, [], Path("config.json"))
+"""Content of a directory in which no run was begun."""
+
+
+def look_into(work: WorkDir, kind: Kind) -> There:
+    """Look into a work directory, as process 0 sees it.
 
     Raises:
         UserError: A run of another kind, or checkpoints without a record.
     """
-    if (work.local / "config.json").exists():
-        return read_record(work.local, kind)
-    if work.checkpoints.exists():
-        raise UserError(
-            f"{work.name} has checkpoints and no config.json that says which run they belong to. "
-            "Choose another work directory, or put config.json back"
-        )
-    return None
+
+    def look() -> tuple[Any, list[int]]:
+        if (work.local / "config.json").exists():
+            return read_record(work.local, kind), saved_steps(work.checkpoints)
+        if work.checkpoints.exists():
+            raise UserError(
+                f"{work.name} has checkpoints and no config.json that says which run they belong "
+                "to. Choose another work directory, or put config.json back"
+            )
+        return None, []
+
+    record, steps = by_first(look)
+    return There(record, steps, work.local / "config.json")
 
 
 def refuse_other_run(
     work: WorkDir,
-    record: Mapping[str, Any],
+    began: Any,
     config: Any,
     free: Sequence[str],
     fingerprints: Mapping[str, tuple[Any, str]],
 ) -> None:
-    """Refuse to continue the run of `record` with another configuration or other data.
+    """Refuse to continue the run of configuration `began` with another one or with other data.
 
     A restart may change the fields `free`. `fingerprints` has, by name of the content, the
     fingerprint in the record and the fingerprint at this start.
@@ -53,7 +79,6 @@ def refuse_other_run(
     Raises:
         UserError: There are differences.
     """
-    began = build(type(config), record["config"], where=str(work.local / "config.json"))
     rows = [
         f"{name}: {show(old)} there, {show(new)} given"
         for name, old, new in diff(began, config, free)
@@ -97,7 +122,9 @@ def begin_workdir(
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             file = workdir / "config.json"
-            found = ancestors() if ancestors else _recorded_ancestors(file)
+            found = ancestors() if ancestors else None
+            if ancestors is None and file.exists():
+                found = read_json_object(file, max_bytes=MAX_CONFIG_BYTES).get(RECORD)
             for leftover in workdir.glob("loss.png.tmp-*"):  # of a run killed while drawing
                 leftover.unlink(missing_ok=True)
             if tokenizer_files is not None:
@@ -115,9 +142,3 @@ def begin_workdir(
             raise UserError(f"cannot write to the work directory {workdir}: {error}") from error
 
     by_first(write)
-
-
-def _recorded_ancestors(file: Path) -> Any:
-    if not file.exists():
-        return None
-    return read_json_object(file, max_bytes=MAX_CONFIG_BYTES).get(RECORD)

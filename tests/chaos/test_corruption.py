@@ -18,7 +18,7 @@ from small_run import fingerprint, small_config, write_corpus
 from bert_jax.distributed.checkpoint import Checkpoints, saved_steps, verify_checkpoint
 from bert_jax.distributed.checkpoint.record import read_record
 from bert_jax.distributed.parallel.sharding import make_mesh
-from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.events import read_events
 from bert_jax.training.steps.state import abstract_state

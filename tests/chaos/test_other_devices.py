@@ -20,8 +20,8 @@ from bert_jax.distributed.checkpoint import Checkpoints, saved_steps
 from bert_jax.distributed.checkpoint.digest import block_digest, text
 from bert_jax.distributed.checkpoint.record import named_leaves
 from bert_jax.distributed.parallel.sharding import make_mesh
-from bert_jax.training.pretrain import pretraining, resolve
-from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain import train as train_module
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.state import abstract_state
@@ -60,7 +60,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def devices(self, number: int) -> Iterator[None]:
-        place = pretraining.place_batch
+        place = train_module.place_batch
 
         def recorded(batch, mesh):
             content = batch["row_index"].tobytes() + batch["tokens"].tobytes()
@@ -68,8 +68,8 @@ class Recorder:
             return place(batch, mesh)
 
         with self._patch.context() as patch:
-            patch.setattr(resolve, "make_mesh", lambda c: make_mesh(c, jax.devices()[:number]))
-            patch.setattr(pretraining, "place_batch", recorded)
+            patch.setattr(train_module, "make_mesh", lambda c: make_mesh(c, jax.devices()[:number]))
+            patch.setattr(train_module, "place_batch", recorded)
             yield
 
 

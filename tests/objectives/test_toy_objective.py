@@ -31,7 +31,7 @@ from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Forward, Metric, Objective, Shown
 from bert_jax.plan.compile import compile_step
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.pretrain.corpus import step_config
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.state import abstract_state

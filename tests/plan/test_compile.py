@@ -23,7 +23,7 @@ from bert_jax.plan.compile import (
 )
 from bert_jax.plan.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig, PretrainModelConfig
-from bert_jax.training.pretrain.corpus import objective_of
+from bert_jax.training.pretrain.settings import objective_of
 
 GIB = 2**30
 SIZES = [

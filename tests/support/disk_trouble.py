@@ -23,7 +23,7 @@ from small_run import fingerprint, small_config  # noqa: E402
 
 from bert_jax.cli import main as cli  # noqa: E402
 from bert_jax.distributed.checkpoint import Checkpoints, saved_steps, storage, verify_checkpoint  # noqa: E402
-from bert_jax.training.pretrain import pretraining  # noqa: E402
+from bert_jax.training.pretrain import saves  # noqa: E402
 from bert_jax.training.pretrain.corpus import open_corpus  # noqa: E402
 from bert_jax.training.pretrain.train import train  # noqa: E402
 from bert_jax.training.run.events import read_events  # noqa: E402
@@ -176,9 +176,9 @@ def check_exit(disk: Path, config, corpus, expected: dict[str, str]) -> None:
                 fill(filler)
             super().save(step, state, **content)
 
-    pretraining.Checkpoints = Filling
+    saves.Checkpoints = Filling
     code = cli.main(command)
-    pretraining.Checkpoints = Checkpoints
+    saves.Checkpoints = Checkpoints
     assert code == 3, code
     kept = saved_steps(work / "checkpoints")
     assert kept == [SAVE_EVERY, 2 * SAVE_EVERY], kept

@@ -350,7 +350,7 @@ def _run_configs(_: Path) -> list[bytes]:
 
 
 def _use_run_config(path: Path) -> None:
-    from bert_jax.training.pretrain.workdir import read_config
+    from bert_jax.training.pretrain.saves import read_config
 
     read_config(path.parent)
 

@@ -15,7 +15,8 @@ from bert_jax.config.mapping import build, to_dict
 from bert_jax.distributed.checkpoint import load_newest, saved_steps
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.training import loop
-from bert_jax.training.finetune import evaluate, resolve
+from bert_jax.training.finetune import evaluate, report
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps import trials
@@ -23,7 +24,7 @@ from bert_jax.training.steps import trials
 
 def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
     """Runs take the first devices alone: nothing is compiled for eight."""
-    for module in (resolve, evaluate):
+    for module in (train_module, evaluate):
         patch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:count])
         )
@@ -33,7 +34,7 @@ def compile_once(patch: pytest.MonkeyPatch) -> None:
     """One device, and each step traced and compiled once."""
     use_devices(patch, 1)
     for module, name in (
-        (loop, "make_train_step"), (resolve, "make_eval_step"), (trials, "make_keep_best"),
+        (loop, "make_train_step"), (report, "make_eval_step"), (trials, "make_keep_best"),
         (evaluate, "make_eval_step"),
     ):  # fmt: skip
         patch.setattr(module, name, functools.cache(getattr(module, name)))

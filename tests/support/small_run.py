@@ -16,7 +16,8 @@ from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import Corpus, step_config
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.state import abstract_state
 

@@ -18,7 +18,8 @@ from small_run import (
 )
 
 from bert_jax.distributed.checkpoint import saved_steps
-from bert_jax.training.pretrain.corpus import Corpus, step_config
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run import session
 from bert_jax.training.run.session import StopRequest

@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from jax._src import compiler
 from bert_jax.cli import main as cli
 from bert_jax.data import pipeline
-from bert_jax.training.pretrain import pretraining
+from bert_jax.training.pretrain import saves
 
 # JAX keeps what process 0 has compiled, and on CPUs no other can use it. So each keeps its own.
 compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))
@@ -63,7 +63,7 @@ def passing(owner, method, name):
 
 passing(pipeline.TrainBatches, "__next__", "batch")
 passing(pipeline.EvalBatches, "_filled", "evaluation")
-passing(pretraining.Checkpoints, "save", "save")
+passing(saves.Checkpoints, "save", "save")
 sys.exit(cli.main())
 """
 

@@ -16,12 +16,12 @@ from bert_jax.artefacts.saved.runs import pretrained_checkpoint
 from bert_jax.config.mapping import build
 from bert_jax.distributed.checkpoint import saved_steps
 from bert_jax.errors import UserError
-from bert_jax.training.pretrain import pretraining
+from bert_jax.training.pretrain import saves
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
-from bert_jax.training.pretrain.summary import unexported
+from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.train import train
-from bert_jax.training.pretrain.workdir import read_config
+from bert_jax.training.pretrain.voice import unexported
 from bert_jax.training.run import session
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.telemetry import read_metrics
@@ -237,7 +237,7 @@ def test_the_run_ends_when_it_stands_still_for_as_long_as_it_says(tmp_path, corp
         raise StoppedError
 
     monkeypatch.setattr(session, "Watchdog", partial(Watchdog, exit=end))
-    monkeypatch.setattr(pretraining, "prepare_workdir", hang)
+    monkeypatch.setattr(saves, "prepare_workdir", hang)
     workdir = tmp_path / "work"
     workdir.mkdir()
     with pytest.raises(StoppedError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.workdir import read_config
+from bert_jax.training.pretrain.saves import read_config
 
 NUM_PARTS = 5
 """Number of parts of every demo."""

@@ -128,3 +128,30 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
         run.step, run.length, run.trained_length, run.rows.num_rows, metered.baseline,
         tuple(edges), tuple(rates), **sums,
     )  # fmt: skip
+
+
+def position_lines(losses: PositionLosses) -> list[str]:
+    """Tabulate loss, accuracy and number of masked tokens: a row a bucket, a column a rate."""
+    entropy = losses.unigram_entropy
+    lines = [
+        f"step {losses.step:,}: {losses.num_rows:,} held-out rows of {losses.length:,} tokens"
+        + ("" if entropy is None else f"; unigram entropy {entropy:.3f} nats"),
+        "nats, accuracy and number of the masked tokens, by masking rate and by position in the "
+        "document:",
+        "",
+        " " * 14 + "".join(f"{f'{100 * rate:g}% masked':>27}" for rate in losses.rates),
+    ]
+    columns = [
+        [*rate["positions"], rate | {"from": None}] for rate in losses.as_json()["masking_rates"]
+    ]
+    for cells in zip(*columns, strict=True):
+        begin = cells[0]["from"]
+        name = "all" if begin is None else f"{begin}-{cells[0]['to']}"
+        lines.append(f"{name:>14}" + "".join(_cell(cell) for cell in cells))
+    return lines
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    if cell["loss"] is None:
+        return f"{'-':>9}{'-':>8}{0:>10}"
+    return f"{cell['loss']:>9.3f}{100 * cell['accuracy']:>7.1f}%{cell['num_masked']:>10,}"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -25,8 +25,8 @@ from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.hashing import hash_key, hash_u64
+from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
@@ -36,32 +36,8 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
 _MOST_GROUPS = 5
 _DUPLICATES = 0x64757065  # purpose of the keys: "dupe"
-
-
-class Place(NamedTuple):
-    """A document of a store."""
-
-    shard: int
-    document: int
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of each document that was read."""
-
-    tokens: np.ndarray
-    """(n,) int64."""
-
-    @property
-    def quantiles(self) -> dict[str, int]:
-        """Quantiles of the lengths, by name."""
-        found = np.quantile(self.tokens, _QUANTILES, method="inverted_cdf").tolist()
-        return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
-
-    @property
-    def mean(self) -> float:
-        """Mean length."""
-        return float(self.tokens.mean())
+_TEXT_WIDTH = 76
+_SCRIPTS = ["script", "share", "words", "tokens", "per word"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +53,8 @@ class CorpusLook:
     documents_read: int
     is_sample: bool
     """Whether only some documents were read; duplicates are then a lower bound."""
-    lengths: Lengths
+    lengths: np.ndarray
+    """(n,) int64: tokens of each document that was read."""
     longest: list[dict[str, Any]]
     """Shard, number, tokens and beginning of documents."""
     shortest: list[dict[str, Any]]
@@ -88,11 +65,16 @@ class CorpusLook:
     duplicate_groups: list[dict[str, Any]]
     """Most frequent documents: count, tokens and beginning."""
 
+    @property
+    def quantiles(self) -> dict[str, int]:
+        """Quantiles of the lengths, by name."""
+        found = np.quantile(self.lengths, _QUANTILES, method="inverted_cdf").tolist()
+        return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
+
     def as_json(self) -> dict[str, Any]:
         """Return all findings as JSON values."""
-        values = {name: value for name, value in vars(self).items() if name != "lengths"}
-        values["lengths"] = {"mean": self.lengths.mean, "quantiles": self.lengths.quantiles}
-        return {**values, "rows": self.rows.split("\n")}
+        lengths = {"mean": float(self.lengths.mean()), "quantiles": self.quantiles}
+        return {**vars(self), "lengths": lengths, "rows": self.rows.split("\n")}
 
 
 def inspect_corpus(
@@ -109,21 +91,20 @@ def inspect_corpus(
 ) -> CorpusLook:
     """Look at a corpus; nothing changes.
 
-    Args:
-        path: Directory of `bert-jax corpus`, or of one store; local or gs://BUCKET/DIRECTORY.
-        part: Store of a corpus: train or heldout.
-        pairing: A value of `data.pairing`; empty: none, or translation for a corpus of pairs.
-        length: Tokens of a row.
-        rows: Number of rows.
-        documents: Number of the longest, and of the shortest documents.
-        seed: Seed of the rows.
-        full: Whether all documents are read, however large the corpus is.
-        progress: Whether a bar is shown on standard error.
+    `path` is a directory of `bert-jax corpus`, or of one store, local or gs://BUCKET/DIRECTORY.
+    Without `pairing`, rows are single, or translations for a corpus of pairs. `documents` counts
+    the longest and the shortest documents; if `full`, all are read, however large the corpus is.
 
     Raises:
         UserError: No such corpus, or the pairing or the length does not fit.
     """
-    store = _open(path, part)
+    store: TokenStore | None
+    if scheme(path) is None:
+        store = open_store(path if is_store(path) else Path(path) / part)
+    else:
+        store = getattr(open_corpus(path), part)
+    if store is None:
+        raise UserError(f"{path} has no store {part}; look at --part train")
     assert store.path is not None
     tokenizer = load_tokenizer(store.path / "tokenizer")
     pairing = pairing or ("translation" if store.is_pairs else "none")
@@ -146,14 +127,23 @@ def inspect_corpus(
     lengths, keys = np.concatenate(sizes), np.concatenate(hashes)
     ends = np.cumsum([count for _, _, count in places])
 
-    def place(index: int) -> Place:
+    def described(index: int) -> dict[str, Any]:
         block = int(np.searchsorted(ends, index, side="right"))
         number, first, count = places[block]
-        return Place(number, first + index - int(ends[block]) + count)
+        document, shard = first + index - int(ends[block]) + count, store.shards[number]
+        start, last = shard.document_offsets[document : document + 2]
+        begin, end = int(shard.sentence_offsets[start]), int(shard.sentence_offsets[last])
+        text = tokenizer.decode(shard.tokens[begin : min(end, begin + _SHOWN_TOKENS)])
+        return {
+            "shard": number,
+            "document": document,
+            "sentences": int(last - start),
+            "tokens": end - begin,
+            "text": text + (" ..." if end - begin > _SHOWN_TOKENS else ""),
+        }
 
-    def described(index: int) -> dict[str, Any]:
-        return _describe(store, tokenizer, place(index))
-
+    data = DataConfig(pairing=pairing)  # type: ignore[arg-type]
+    batch = ExampleStream(store, data, (Phase(length, rows, 1),), seed).batch(0)
     _, firsts, counts = np.unique(keys, return_index=True, return_counts=True)
     often = [at for at in np.argsort(-counts, kind="stable")[:_MOST_GROUPS] if counts[at] > 1]
     longest = heapq.nlargest(documents, range(lengths.size), lengths.__getitem__)
@@ -167,34 +157,16 @@ def inspect_corpus(
             "shards": len(store.shards),
         },
         unknown_rate=store.unknown_rate,
-        rows=_rows(store, tokenizer, pairing, length, rows, seed),
+        rows=describe_batch(batch, None, tokenizer, pairing=pairing),
         documents_read=lengths.size,
         is_sample=lengths.size < store.num_documents,
-        lengths=Lengths(lengths),
+        lengths=lengths,
         longest=[described(index) for index in longest],
         shortest=[described(index) for index in shortest],
         scripts=scripts_as_json(vocabulary_scripts(tokenizer, store.unigram_counts)),
         duplicates=int(lengths.size - firsts.size),
         duplicate_groups=[{"count": int(counts[at]), **described(int(firsts[at]))} for at in often],
     )
-
-
-def _open(path: str, part: str) -> TokenStore:
-    if scheme(path) is None:
-        directory = Path(path)
-        return open_store(directory if is_store(directory) else directory / part)
-    store: TokenStore | None = getattr(open_corpus(path), part)
-    if store is None:
-        raise UserError(f"{path} has no store {part}; look at --part train")
-    return store
-
-
-def _rows(
-    store: TokenStore, tokenizer: Tokenizer, pairing: str, length: int, rows: int, seed: int
-) -> str:
-    data = DataConfig(pairing=pairing)  # type: ignore[arg-type]
-    batch = ExampleStream(store, data, (Phase(length, rows, 1),), seed).batch(0)
-    return describe_batch(batch, None, tokenizer, pairing=pairing)
 
 
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -225,16 +197,55 @@ def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:
     return np.add.reduceat(tokens, begins) ^ hash_u64(hash_key(_DUPLICATES), sizes)
 
 
-def _describe(store: TokenStore, tokenizer: Tokenizer, place: Place) -> dict[str, Any]:
-    shard = store.shards[place.shard]
-    first, last = shard.document_offsets[place.document : place.document + 2]
-    begin, end = int(shard.sentence_offsets[first]), int(shard.sentence_offsets[last])
-    text = tokenizer.decode(shard.tokens[begin : min(end, begin + _SHOWN_TOKENS)])
-    more = " ..." if end - begin > _SHOWN_TOKENS else ""
-    return {
-        "shard": place.shard,
-        "document": place.document,
-        "sentences": int(last - first),
-        "tokens": end - begin,
-        "text": text + more,
-    }
+def corpus_lines(look: CorpusLook) -> list[str]:
+    """Describe a corpus: counts, lengths, documents, scripts, duplicates and rows."""
+    counts = look.counts
+    shards = f" in {counts['shards']:,} shards" if counts["shards"] > 1 else ""
+    read = "all documents" if not look.is_sample else f"{look.documents_read:,} documents, a sample"
+    words = {"0": "least", "0.5": "half", "1": "most"}
+    quantiles = [
+        f"{words.get(name, f'p{100 * float(name):g}')} {tokens:,}"
+        for name, tokens in look.quantiles.items()
+    ]
+    scripts = [
+        [name, f"{one['tokens'] / counts['tokens']:.2%}", f"{one['words']:,}", f"{one['tokens']:,}",
+         "-" if one["tokens_per_word"] is None else f"{one['tokens_per_word']:.2f}"]
+        for name, one in look.scripts.items()
+    ]  # fmt: skip
+    return [
+        f"{look.path}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
+        f"{counts['tokens']:,} tokens{shards}; {look.unknown_rate:.2%} of the tokens [UNK]",
+        "",
+        f"tokens of a document ({read}): mean {look.lengths.mean():,.1f}",
+        "  " + "  ".join(quantiles),
+        "",
+        "longest documents",
+        *map(_document, look.longest),
+        "",
+        "shortest documents",
+        *map(_document, look.shortest),
+        "",
+        "tokens per word, by script of the token (the whole corpus)",
+        *(f"  {line}" for line in table_lines([_SCRIPTS, *scripts])),
+        "",
+        _duplicates(look),
+        *(f"  {one['count']:,} times{_document(one)}" for one in look.duplicate_groups),
+        "",
+        look.rows,
+    ]
+
+
+def _document(one: dict[str, Any]) -> str:
+    text = "".join(c if c.isprintable() else " " for c in one["text"])
+    place = f"{one['shard']}/{one['document']:,}" if one["shard"] else f"{one['document']:,}"
+    short = text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 4] + " ..."
+    return f"  document {place}, {one['tokens']:,} tokens: {short}"
+
+
+def _duplicates(look: CorpusLook) -> str:
+    share = look.duplicates / look.documents_read
+    least = "at least, in a sample: --full reads all" if look.is_sample else "all were read"
+    return (
+        f"exact duplicates: {look.duplicates:,} of {look.documents_read:,} documents ({share:.2%}) "
+        f"equal an earlier one ({least})"
+    )

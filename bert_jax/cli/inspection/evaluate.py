@@ -18,9 +18,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import open_corpus, step_config
-from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate
-from bert_jax.training.pretrain.start.heldout import check_measurable, heldout_metrics
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.evaluate import (
+    EVAL_SEED,
+    check_measurable,
+    evaluate,
+    heldout_metrics,
+)
+from bert_jax.training.pretrain.settings import evaluation_config
 from bert_jax.training.run.telemetry import readout
 from bert_jax.training.steps.state import StepConfig, state_shardings
 from bert_jax.training.steps.step import make_eval_step
@@ -96,7 +101,7 @@ def open_heldout(
     batch_size = min(phase.batch_size, max(1, _TOKENS // length))
     batch_size = -(-batch_size // mesh.size) * mesh.size
     rows = EvalBatches(stores.heldout, config.data, length, batch_size, max_rows=max_rows)
-    settings = step_config(config.for_evaluation(), stores)
+    settings = evaluation_config(config, stores, done)
     params = _placed(restored.state, settings, mesh)
     return HeldOutRun(restored.step, length, trained_length, settings, params, rows, mesh)
 
@@ -140,7 +145,15 @@ def evaluate_run(
     `heldout_metrics`.
     """
     if not is_run(workdir):
-        return _evaluate_model(workdir, corpus, max_rows, length, step)
+        model = f"{workdir} is a model in Hugging Face's format"
+        if corpus is None:
+            raise UserError(f"{model}, which names no corpus; give --corpus")
+        if step is not None:
+            raise UserError(f"--step is {step}; {model}")
+        stores, saved = open_corpus(corpus), read_model(workdir)
+        check_measurable(saved, stores, "--corpus", corpus, f"{workdir}")
+        values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
+        return values | {"unigram_entropy": stores.train.unigram_entropy}
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length, step=step)
     objective = run.settings.objective
     eval_step = make_eval_step(run.settings, run.mesh, EVAL_SEED)
@@ -150,25 +163,6 @@ def evaluate_run(
     return values if baseline is None else values | {"unigram_entropy": baseline}
 
 
-def _evaluate_model(
-    directory: Path | str,
-    corpus: str | None,
-    max_rows: int | None,
-    length: int | None,
-    step: int | None,
-) -> dict[str, float]:
-    if corpus is None:
-        raise UserError(
-            f"{directory} is a model in Hugging Face's format, which names no corpus; give --corpus"
-        )
-    if step is not None:
-        raise UserError(f"--step is {step}; {directory} is a model in Hugging Face's format")
-    stores, saved = open_corpus(corpus), read_model(directory)
-    check_measurable(saved, stores, "--corpus", corpus, f"{directory}")
-    values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
-    return values | {"unigram_entropy": stores.train.unigram_entropy}
-
-
 def compared_lines(
     names: Sequence[str], *, corpus: str | None = None, max_rows: int | None = None
 ) -> Iterator[str]:
@@ -176,10 +170,7 @@ def compared_lines(
 
     All checkpoints see the rows of the last checkpoint, from its corpus.
 
-    Args:
-        names: Checkpoints as WORKDIR@STEP or WORKDIR.
-        corpus: Directory of another corpus.
-        max_rows: Largest number of rows; None: all.
+    `names` are checkpoints as WORKDIR@STEP or WORKDIR; other arguments as in `open_heldout`.
 
     Raises:
         UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.

@@ -48,17 +48,9 @@ class Checked:
 
     def as_json(self) -> dict[str, Any]:
         """Return the chain as JSON values."""
-        one = self.ancestor
+        names = ["role", "kind", "name", "place", "step", "digest", "recorded", "note", "part"]
         return {
-            "role": one.role,
-            "kind": one.kind,
-            "name": one.name,
-            "place": one.place,
-            "step": one.step,
-            "digest": one.digest,
-            "recorded": one.recorded,
-            "note": one.note,
-            "part": one.part,
+            **{name: getattr(self.ancestor, name) for name in names},
             "state": self.state,
             "said": self.said,
             "parents": [each.as_json() for each in self.parents],
@@ -74,11 +66,9 @@ def check_lineage(
 ) -> Checked:
     """Trace a directory and compare its ancestors with their digests; nothing changes.
 
-    Args:
-        name: Directory as `trace` takes it, or WORKDIR@STEP for a checkpoint of a run.
-        near: Further directories to search for ancestors by name.
-        quick: Whether only the records are compared, and no content is read.
-        say: Receives a line before each read of content.
+    `name` is a directory as `trace` takes it, or WORKDIR@STEP; `near` are further directories to
+    search for ancestors by name. If `quick`, only the records are compared. `say` receives a line
+    before each read of content.
 
     Raises:
         UserError: Nothing with a lineage is there, or a record is malformed.
@@ -123,7 +113,11 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
             work = open_workdir(ancestor.place)
             fault = find_fault(work.checkpoints / str(ancestor.step))
         elif ancestor.kind == "corpus":
-            fault = _corpus_fault(Path(ancestor.place))
+            path = Path(ancestor.place)
+            stores = [path] if is_store(path) else [path / part for part in ("train", "heldout")]
+            for store in stores:
+                if (store / "corpus.json").is_file():
+                    open_store(store, verify=True)
         elif ancestor.kind in RECORD_FILES.values():
             check_recorded(Path(ancestor.place), "sha256", DIGESTS)
         elif ancestor.kind == "file":
@@ -136,18 +130,6 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
     except (UserError, OSError) as error:
         fault = f"{error}"
     return ("differs", fault) if fault else ("verified", "")
-
-
-def _corpus_fault(path: Path) -> str:
-    """Read the stores of a corpus, and return the fault, if any."""
-    stores = [path] if is_store(path) else [path / part for part in ("train", "heldout")]
-    for store in stores:
-        if (store / "corpus.json").is_file():
-            try:
-                open_store(store, verify=True)
-            except UserError as error:
-                return f"{error}"
-    return ""
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:

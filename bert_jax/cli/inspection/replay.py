@@ -1,4 +1,4 @@
-"""A training batch as text: the model's input and the tokens that it had to predict."""
+"""A training batch as text: the model's input, and the tokens or labels that it had to predict."""
 
 import dataclasses
 import textwrap
@@ -10,16 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.artefacts.saved.runs import read_record
+from bert_jax.config.mapping import build
 from bert_jax.data.pairs import LABELS
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.objectives.objective import Shown
+from bert_jax.tasks.rows import NO_LABEL, Batch
+from bert_jax.tasks.task import HeadKind, LabelSpec
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.training.pretrain.config import FREE_FIELDS
-from bert_jax.training.pretrain.corpus import open_corpus, phase_stores, step_config
-from bert_jax.training.pretrain.workdir import read_config, recorded_corpus
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.saves import check_finetune_workdir
+from bert_jax.training.finetune.setup import set_up
+from bert_jax.training.pretrain.corpus import open_corpus, phase_stores, recorded_corpus
+from bert_jax.training.pretrain.saves import read_config
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.workdir import refuse_other_run
 
 _WIDTH = 98
@@ -36,11 +42,7 @@ def replay_batch(
 ) -> str:
     """Decode batch `step` of a run, with the masks of its training.
 
-    Args:
-        workdir: Work directory of a `bert-jax pretrain` run.
-        step: Number of the batch, from 0.
-        corpus: Directory of the corpus of the step's phase; None: the directory used in training.
-        max_rows: Largest number of rows; None: all.
+    `corpus` replaces the directory that the step's phase used in training.
 
     Raises:
         UserError: No run there, a step outside it, or another corpus.
@@ -58,7 +60,7 @@ def replay_batch(
     texts = {} if own else phase_stores(config, store, only=phase)
     fingerprint = texts.get(phase, store).fingerprint
     there = {"the training corpus": (recorded_corpus(record, phase), fingerprint)}
-    refuse_other_run(work, record, config, FREE_FIELDS, there)
+    refuse_other_run(work, config, config, (), there)
     config = config.with_vocabulary(store.vocab_size)
     stream = ExampleStream(store, config.data, config.phases, config.seed, texts)
     batch = stream.batch(step)
@@ -77,6 +79,47 @@ def replay_batch(
     )
 
 
+def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) -> str:
+    """Decode batch `step` of a fine-tuning run, once for each seed of its wave.
+
+    Steps count from 0, through all waves; `max_rows` is for each seed.
+
+    Raises:
+        UserError: No run there, a step outside the run, or data or models that have changed.
+    """
+    work = open_workdir(workdir)
+    record = read_record(work.local, "finetune")
+    config = build(FinetuneConfig, record["config"], where=f"{work.local / 'config.json'}")
+    setup = set_up(config)
+    check_finetune_workdir(work, config, setup.fingerprints)
+    num_steps = setup.step.num_steps
+    last = len(setup.waves) * num_steps - 1
+    if not 0 <= step <= last:
+        raise UserError(f"--step is {step}; the run has batches 0 to {last}")
+    number, at = divmod(step, num_steps)
+    trials: dict[int, list[int]] = {}  # trials of one seed have the same rows
+    for trial, member in enumerate(setup.waves[number]):
+        trials.setdefault(member.seed, []).append(trial)
+    batch, task = next(setup.rows_of(number, at)), setup.task
+    blocks = []
+    for seed, equal in trials.items():
+        rates = dict.fromkeys(f"{setup.waves[number][n].learning_rate:g}" for n in equal)
+        trial = equal[0]
+        kept = int((batch["weights"][trial] > 0).sum())  # the rest only fills the batch
+        own = {name: array[trial, :kept] for name, array in batch.items()}
+        labels = label_texts(task.objective, task.spec, task.tokenizer, own)
+        group = own["tokens"].shape[1] if own["tokens"].ndim == 3 else 1
+        rows = {
+            name: own[name].reshape(-1, own[name].shape[-1])
+            for name in ("tokens", "type_ids", "segment_ids")
+        }
+        labels = [label if n == 0 else "" for label in labels for n in range(group)]
+        head = f"batch {at} of wave {number}, seed {seed}, learning rate {', '.join(rates)}"
+        text = describe_batch(rows, None, task.tokenizer, labels=labels, max_rows=max_rows)
+        blocks.append(f"{head}\n{text}")
+    return "\n\n".join(blocks)
+
+
 def describe_batch(
     batch: Mapping[str, np.ndarray],
     shown: Shown | None,
@@ -92,14 +135,9 @@ def describe_batch(
     Sentences A and B of a pair, packed segments, and the target of a source each start a line.
     Tokens are joined to words where the tokenizer says so.
 
-    Args:
-        batch: Batch from `ExampleStream.batch`.
-        shown: Input of the model and predicted positions; None: rows before masking.
-        tokenizer: Tokenizer of the corpus.
-        pairing: Meaning of the labels, as `data.pairing`.
-        max_rows: Largest number of rows; None: all.
-        first_row: Number of the first row in the stream of the run.
-        labels: Label of each row, as text; empty: none.
+    `batch` comes from `ExampleStream.batch`; `shown` has the input of the model and the predicted
+    positions, None for rows before masking. `first_row` is the number of the first row in the
+    stream of the run, `labels` the label of each row, if any.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
@@ -218,3 +256,41 @@ def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text
     return (text.removeprefix("##") if glued else text) or text
+
+
+def label_texts(
+    objective: HeadKind, spec: LabelSpec, tokenizer: Tokenizer, batch: Batch
+) -> list[str]:
+    """Write the label of each row for people; empty where the rows have none.
+
+    `batch` has the rows of one trial, without padding rows: labels (B, ...), tokens (B, L).
+    """
+    count = len(batch["tokens"])
+    if (labels := batch.get("labels")) is None:
+        return [""] * count
+    names = np.array(spec.labels)
+    if objective == "single_label":
+        return [f"label {names[label]}" for label in labels]
+    if objective == "multi_label":
+        return [f"labels {' '.join(names[label > 0]) or 'none'}" for label in labels]
+    if objective == "regression":
+        return [f"score {label * spec.deviation + spec.mean:g}" for label in labels]
+    if objective == "span":
+        texts = zip(batch["tokens"], labels.tolist(), strict=True)
+        return [f"answer {_answer(tokenizer, tokens, *span)}" for tokens, span in texts]
+    if objective == "tags":
+        return [f"tags {' '.join(names[row[row != NO_LABEL]])}" for row in labels]
+    if objective == "arcs":
+        arcs = ([divmod(arc, len(names)) for arc in row[row != NO_LABEL]] for row in labels)
+        return [
+            f"heads {' '.join([f'{head}:{names[relation]}' for head, relation in row])}"
+            for row in arcs
+        ]
+    return [f"label {label:g}" for label in labels]
+
+
+def _answer(tokenizer: Tokenizer, tokens: np.ndarray, first: int, last: int) -> str:
+    if last <= 0:
+        return "none"
+    found = [tokenizer.id_to_token(token) for token in tokens[first : last + 1].tolist()]
+    return " ".join(found)

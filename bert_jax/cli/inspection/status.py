@@ -24,8 +24,9 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.objectives.objective import Metric, num_params
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of, open_corpus
-from bert_jax.training.pretrain.workdir import read_config
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.saves import read_config
+from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.run.corpora import CorpusCurve, corpus_curves
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.goodput import Start, down_seconds, read_starts, total_seconds
@@ -140,9 +141,7 @@ class FinetuneStatus(RunStatus):
 def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatus:
     """Return the status of a pretraining run; nothing changes.
 
-    Args:
-        work: The work directory.
-        now: Seconds since 1970; None: the present.
+    `now` is in seconds since 1970; None: the present.
 
     Raises:
         UserError: No run there, or its configuration cannot be read.
@@ -156,16 +155,7 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
     tokens, entropy = _corpus(config, evaluation)
     record = read_record(workdir, "pretrain")
     return PretrainStatus(
-        **_run_values(
-            work,
-            rows,
-            version=str(record.get("bert_jax", "")),
-            num_steps=config.training.num_steps,
-            stall_seconds=config.training.stall_seconds,
-            saved=saved,
-            row=train,
-            now=now,
-        ),
+        **_run_values(work, record, config, rows, train, config.training.num_steps, saved, now),
         num_params=num_params(objective_of(config)),
         num_layers=config.model.num_layers,
         hidden_dim=config.model.hidden_dim,
@@ -197,24 +187,18 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     record = read_record(workdir, "finetune")
     config = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
     rows = read_metrics(workdir / "metrics.jsonl")
-    sweep, task = config.sweep, config.task
+    task = config.task
     finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
     events = read_events(workdir / "events.jsonl")
     lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
-    values = _run_values(
-        work,
-        rows,
-        version=record.get("bert_jax", ""),
-        num_steps=lengths[-1] if lengths and isinstance(lengths[-1], int) else None,
-        stall_seconds=config.training.stall_seconds,
-        saved=saved_steps(work.resume),
-        row=_last(rows, "train/loss"),
-    )
+    num_steps = lengths[-1] if lengths and isinstance(lengths[-1], int) else None
+    newest, saved = _last(rows, "train/loss"), saved_steps(work.resume)
+    values = _run_values(work, record, config, rows, newest, num_steps, saved)
     return FinetuneStatus(
         **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
         task=" ".join([task.kind, getattr(task, "name", "")]).rstrip(),
         init=config.init,
-        runs=sweep.seeds * len(config.learning_rates) * (2 if sweep.baseline else 1),
+        runs=config.num_trials,
         num_epochs=config.training.num_epochs,
         evaluation=_last(rows, "epoch"),
         model_saved=bool(saved_steps(work.checkpoints)),
@@ -224,30 +208,31 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
 
 def _run_values(
     work: WorkDir,
+    record: Mapping[str, Any],
+    config: PretrainConfig | FinetuneConfig,
     rows: list[dict[str, Any]],
-    *,
-    version: str,
-    num_steps: int | None,
-    stall_seconds: float,
-    saved: Sequence[int],
     row: Mapping[str, Any],
+    num_steps: int | None,
+    saved: Sequence[int],
     now: float | None = None,
 ) -> dict[str, Any]:
     """Return the fields of `RunStatus`; `row` is the newest row with rates."""
     workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
     starts = read_starts(workdir / "goodput.json")
-    step = _step(rows, starts, saved)
+    step = max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
+    if starts:  # the last start may have gone back to an earlier step than was logged
+        step = starts[-1].last_step
     heard = _heard(workdir, starts, events)
     silent = None if heard is None else max(0.0, (now or time.time()) - heard)
     logged = row.get("perf/steps_per_second")
     rate = logged if _is_number(logged) and logged > 0 else None
     ended = num_steps is not None and step >= num_steps and num_steps in saved
-    started = bool(rows or starts)
+    started, stall_seconds = bool(rows or starts), config.training.stall_seconds
     left = None if rate is None or num_steps is None else max(0, num_steps - step) / rate
     return {
         "workdir": work.name,
-        "version": version,
+        "version": str(record.get("bert_jax", "")),
         "num_steps": num_steps,
         "step": step,
         "state": _state(events, silent, rate, stall_seconds, started=started, ended=ended),
@@ -282,20 +267,16 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
 def _origin(record: Mapping[str, Any]) -> str:
     """Name the checkpoints that a run or a model comes from, by its config.json."""
     try:
-        return _origin_of(record)
+        if "average" in record:
+            made = record["average"]
+            names = [f"{each['workdir']} at step {each['step']:,}" for each in made["sources"]]
+            return f"{made['method']} of {', '.join(names)}"
+        parts, branch = [], record.get("branch")
+        while branch:
+            parts.append(f"{branch['workdir']} from step {branch['step']:,}")
+            branch = branch.get("branch")
     except (AttributeError, KeyError, TypeError, ValueError):
         return "not known: config.json names no checkpoint"
-
-
-def _origin_of(record: Mapping[str, Any]) -> str:
-    if "average" in record:
-        made = record["average"]
-        names = [f"{each['workdir']} at step {each['step']:,}" for each in made["sources"]]
-        return f"{made['method']} of {', '.join(names)}"
-    parts, branch = [], record.get("branch")
-    while branch:
-        parts.append(f"{branch['workdir']} from step {branch['step']:,}")
-        branch = branch.get("branch")
     return f"branch of {', a branch of '.join(parts)}" if parts else ""
 
 
@@ -308,12 +289,6 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
     loss = evaluation.get(f"eval/{metric.name}")
     below = evaluation.get("eval/nats_below_unigram")
     return None, loss + below if _is_number(loss) and _is_number(below) else None
-
-
-def _step(rows: list[dict[str, Any]], starts: list[Start], saved: Sequence[int]) -> int:
-    if starts:  # the last start may have gone back to an earlier step than was logged
-        return starts[-1].last_step
-    return max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:

@@ -21,10 +21,7 @@ _REASONS = {
 def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = True) -> list[str]:
     """Describe a pretraining run: a subject on each line, and the loss curve.
 
-    Args:
-        status: Status of the run.
-        width: Columns of the terminal.
-        plain: ASCII without colours, for a file or a pipe.
+    `plain`: ASCII without colours, for a file or a pipe.
     """
     phases = ", then ".join(
         f"{phase.num_steps:,} of {phase.batch_size:,} rows of {phase.length} tokens"

@@ -41,12 +41,7 @@ def evaluate_pairs(
 ) -> dict[str, Any]:
     """Translate a file and score the translations against another file, line by line.
 
-    Args:
-        workdir: Work directory of a translation run.
-        source_file: Source sentences, one a line.
-        target_file: Reference translations, one a line.
-        settings: Settings of the search.
-        corpus: Directory of the training corpus, for the best constant caption; None: the run's.
+    Files have a sentence a line; `corpus` replaces the run's, for the best constant caption.
 
     Returns:
         `bleu`, `chrf` with intervals and signatures, `exact` (share of the translations that are
@@ -157,10 +152,7 @@ def losses(
 ) -> tuple[float, float | None]:
     """Compute the loss of the references, in nats a token with the end token, without smoothing.
 
-    Args:
-        saved: A model that translates, on a device.
-        sources: Source texts.
-        targets: Token ids of the references, without special tokens.
+    The model is on a device; `targets` are token ids without special tokens.
 
     Returns:
         The loss, and the loss with each source moved to another pair (None for a single pair). The

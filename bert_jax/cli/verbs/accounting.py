@@ -69,8 +69,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     """Read all documents of a corpus above 50 million tokens, not an evenly spaced sample."""
 
     def __call__(self) -> int:
-        from bert_jax.cli.inspection.corpus import inspect_corpus
-        from bert_jax.cli.inspection.corpus_lines import corpus_lines, draw_lengths
+        from bert_jax.cli.inspection.corpus import corpus_lines, inspect_corpus
+        from bert_jax.cli.inspection.pictures import lengths_figure, write_picture
 
         look = inspect_corpus(
             self.corpus, part=self.part, pairing=self.pairing or "",
@@ -79,7 +79,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
         )  # fmt: skip
         if self.plot is not None:
             try:
-                draw_lengths(look, self.plot)
+                write_picture(lengths_figure(look), self.plot)
             except OSError as error:
                 raise UserError(f"--plot: {self.plot} cannot be written: {error}") from error
         drawn = [] if self.plot is None else ["", f"lengths  {self.plot}"]

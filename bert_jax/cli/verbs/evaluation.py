@@ -155,8 +155,12 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         return 0
 
     def _by_position(self) -> int:
-        from bert_jax.cli.inspection.by_position import DEFAULT_RATES, evaluate_by_position
-        from bert_jax.cli.inspection.position_lines import draw_positions, position_lines
+        from bert_jax.cli.inspection.by_position import (
+            DEFAULT_RATES,
+            evaluate_by_position,
+            position_lines,
+        )
+        from bert_jax.cli.inspection.pictures import position_figure, write_picture
         from bert_jax.files.remote import open_workdir
 
         if self.step is not None:
@@ -174,7 +178,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         trouble = ""
         if picture is not None:
             try:
-                draw_positions(losses, picture, title=work.local.absolute().name)
+                figure = position_figure(losses, title=work.local.absolute().name)
+                write_picture(figure, picture)
             except (OSError, UserError) as error:
                 trouble = f"{picture} cannot be written: {error}"
         drawn = ["", f"loss by position  {picture}"] if picture and not trouble else []

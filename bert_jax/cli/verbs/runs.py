@@ -152,13 +152,9 @@ class Pretrain(Run):
 
     def trained(self, config: Any, clock: "Clock") -> str:
         """Train the objective that the section `objective` names."""
-        from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.training.pretrain.train import train
 
-        return train(
-            config, self.workdir, initial=lambda: read_model(config.init),
-            branch_from=self.branch_from, clock=clock,
-        ).stopped_by  # fmt: skip
+        return train(config, self.workdir, branch_from=self.branch_from, clock=clock).stopped_by
 
 
 class Finetune(Run):
@@ -182,8 +178,8 @@ class Finetune(Run):
     def trained(self, config: Any, clock: "Clock") -> str:
         """Fine-tune, or go on."""
         from bert_jax.training.finetune.folds import cross_validate
-        from bert_jax.training.finetune.progress import NothingLearnedError
         from bert_jax.training.finetune.train import finetune
+        from bert_jax.training.finetune.voice import NothingLearnedError
 
         if config.task.folds and not config.task.fold:
             return cross_validate(config, self.workdir, clock=clock)
@@ -219,17 +215,14 @@ class Plan(Configured, groups.Plot, groups.Json):
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.plan.command import run_plan
         from bert_jax.plan.compile import default_cache
-        from bert_jax.training.pretrain.start.initial_model import with_architecture
-        from bert_jax.training.pretrain.start.teacher import resolve_teacher
+        from bert_jax.training.pretrain.start import resolve_start
 
         batch = self.batch_per_chip
         if batch not in ("", "fit", "fast") and not batch.isdecimal():
             raise UserError(f"--batch-per-chip is {batch!r}; give a number, fit or fast")
-        config = self.loaded()
-        if config.init:
-            initial = read_model(config.init).config
-            config = with_architecture(config, initial).with_vocabulary(initial.vocab_size)
-        config, _ = resolve_teacher(config)
+        config, start = resolve_start(self.loaded(), read_model)
+        if start.initial is not None:
+            config = config.with_vocabulary(start.initial.config.vocab_size)
         return run_plan(
             config, self.topology, phase=self.phase, batch=batch, as_json=self.json, plot=self.plot,
             cache=None if self.cache == Path("none") else self.cache or default_cache(),
@@ -325,7 +318,7 @@ class Replay(groups.OfRun, groups.StoreRows):
         from bert_jax.files.remote import open_workdir
 
         if is_finetuning(open_workdir(self.workdir).local):
-            from bert_jax.cli.inspection.replay_task import replay_task
+            from bert_jax.cli.inspection.replay import replay_task
 
             if self.corpus is not None:
                 raise UserError(

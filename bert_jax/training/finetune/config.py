@@ -193,3 +193,8 @@ class FinetuneConfig:
     def learning_rates(self) -> tuple[float, ...]:
         """Learning rates of the sweep."""
         return self.sweep.learning_rates or (self.optimizer.learning_rate,)
+
+    @property
+    def num_trials(self) -> int:
+        """Runs of the sweep."""
+        return self.sweep.seeds * len(self.learning_rates) * (2 if self.sweep.baseline else 1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,9 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
     sources = {**task.config.dev_sources, **task.config.test_sources}
     if task.config.dev_sources or name in sources:
         named = {each: source for each, source in sources.items() if name in (None, each)}
-        splits = [_named(task.open_split(source), each) for each, source in named.items()]
+        splits = [task.open_split(source) for source in named.values()]
+        for split, each in zip(splits, named, strict=True):
+            split.name = each
     else:
         config = build(TaskConfig, model.origin.config["task"], f"{workdir}: task")
         again = open_task(config, model.tokenizer, model.config.num_positions)
@@ -102,9 +104,16 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
         splits = [split for split in splits if name in (None, split.name)]
     known = train_texts(workdir)
     for split in splits:
-        _check_unchanged(workdir, split, recorded.get(split.name), known)
-    overlaps = (overlap_warning(split.name, split.texts(), known) for split in splits)
-    warn([*filter(None, overlaps)])
+        found = describe_split(split)
+        then = recorded.get(split.name, found)
+        if found != then:
+            why = f"{found['examples']:,} examples, {then['examples']:,} then"
+            if found["examples"] == then["examples"]:
+                why = f"{found['examples']:,} examples as then, with other texts or labels"
+            if trained := np.isin(example_keys(split.texts()), known).sum():
+                why += f"; {trained:,} of them were trained on"
+            raise UserError(_changed(workdir, f" of the split {split.name!r}", why))
+        _warn(overlap_warning(split.name, split.texts(), known))
     return splits
 
 
@@ -122,41 +131,22 @@ def other_split(
     if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).exists():
         raise UserError(f"{workdir} names no {data} data, and there is no file {data}; name a file")
     split = task.open_split(data, labelled=labelled)
-    overlap = overlap_warning(split.name, split.texts(), train_texts(workdir)) if labelled else ""
-    warn([*split.warnings, *filter(None, [overlap])])
+    _warn(*split.warnings)
+    if labelled:
+        _warn(overlap_warning(split.name, split.texts(), train_texts(workdir)))
     return split
+
+
+def _warn(*texts: str) -> None:
+    """Print warnings on standard error, other than empty ones."""
+    for text in filter(None, texts):
+        print(f"Warning: {text}", file=sys.stderr)
 
 
 def train_texts(workdir: Path | str) -> np.ndarray:
     """Return the keys of the texts that a run has trained on; none where the file is missing."""
     path = open_workdir(workdir).local / TRAIN_TEXTS
     return np.fromfile(path, "<u8") if path.is_file() else np.zeros(0, "<u8")
-
-
-def warn(texts: Sequence[str]) -> None:
-    """Print warnings on standard error."""
-    for text in texts:
-        print(f"Warning: {text}", file=sys.stderr)
-
-
-def _named(split: Split, name: str) -> Split:
-    split.name = name
-    return split
-
-
-def _check_unchanged(
-    workdir: Path | str, split: Split, recorded: Mapping[str, Any] | None, known: np.ndarray
-) -> None:
-    """Refuse a split whose examples are not those that the run recorded."""
-    found = describe_split(split)
-    if recorded is None or found == recorded:
-        return
-    why = f"{found['examples']:,} examples, {recorded['examples']:,} then"
-    if found["examples"] == recorded["examples"]:
-        why = f"{found['examples']:,} examples as then, with other texts or labels"
-    if trained := np.isin(example_keys(split.texts()), known).sum():
-        why += f"; {trained:,} of them were trained on"
-    raise UserError(_changed(workdir, f" of the split {split.name!r}", why))
 
 
 def _changed(workdir: Path | str, which: str, why: str) -> str:

@@ -12,8 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from bert_jax.artefacts.saved.lineage import reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_finetuned
+from bert_jax.data.corpus.overlap.evaluation import text_key
+from bert_jax.data.corpus.overlap.search import merged, read_report, share_of
 from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.errors import UserError
@@ -21,12 +24,11 @@ from bert_jax.files.urls import scheme
 from bert_jax.objectives.objective import Forward, Objective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.examples import listed
-from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
+from bert_jax.tasks.reports.intervals import Intervals, intervals
 from bert_jax.tasks.rows import Rows, choose_buckets, eval_batches
 from bert_jax.tasks.task import Outputs, Split
-from bert_jax.training.finetune.contamination import divide, known_texts, scores_apart
 from bert_jax.training.finetune.data import other_split, read_scored, splits_of, task_of
-from bert_jax.training.finetune.start.vectors import saved_objective
+from bert_jax.training.finetune.start import saved_objective
 from bert_jax.training.progress import null
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig
@@ -64,15 +66,8 @@ def score_rows(
 ) -> list[Judged]:
     """Compute each trial's outputs for every row, in one forward pass.
 
-    Args:
-        eval_step: Result of `make_eval_step`.
-        mesh: Mesh of the sweep.
-        params: Parameters with trials on axis 0.
-        rows: Rows of a split, with or without labels.
-        buckets: Lengths to which rows are padded.
-        batch_size: Rows at a time.
-        pad_id: Token of the padding.
-        done: Function of the number of rows scored, called after each batch.
+    `params` have trials on axis 0; rows are padded to the lengths `buckets`; `done` is called after
+    each batch with its number of rows.
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}
@@ -102,11 +97,6 @@ def score_rows(
     ]
 
 
-def named_scores(split: Split, number: int, outputs: Outputs) -> dict[str, float]:
-    """Score the outputs of dev split `number`, see `named`."""
-    return named(split, number, split.score(outputs))
-
-
 def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
     """Name the scores of dev split `number`; all but the first split prefix their names."""
     prefix = f"{split.name}/" if number else ""
@@ -119,7 +109,7 @@ class Evaluation:
 
     scores: dict[str, float]
     """Scores by name; a second dev split (MNLI) and test prefix their names. Where a report knows
-    the examples, also scores of clean and of seen examples (`contamination`)."""
+    the examples, also scores of clean and of seen examples (`divide`)."""
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report` by the name of the split."""
     differences: dict[str, dict[str, Any]]
@@ -156,7 +146,7 @@ def evaluate_finetuned(
             on other data, or the other run has other labels or examples.
     """
     model = read_scored(workdir, columns)
-    texts = known_texts(workdir, reports)
+    texts = merged([read_report(path) for path in reports] or reports_on_ancestors(workdir))
     splits = splits_of(workdir, model, data)
     other = None if versus is None else read_scored(versus, columns)
     theirs = {} if other is None else _same_splits(versus or "", other, data, model, splits)
@@ -180,30 +170,21 @@ def evaluate_finetuned(
         if other is not None:
             again = theirs[split.name]
             answers = split_outputs(other, again)
-            found.differences[split.name] = _differences(
-                report, again.report(answers, others),
-                _paired(split.grounds(outputs, mine), again.grounds(answers, others)),
-            )  # fmt: skip
+            ours, grounds = split.grounds(outputs, mine), again.grounds(answers, others)
+            paired = Intervals({}, {})
+            if ours is not None and grounds is not None:
+                paired = intervals(ours, grounds)
+            values = again.report(answers, others)["scores"]
+            found.differences[split.name] = {
+                name: {
+                    "difference": value - values[name],
+                    "interval": paired.found.get(name),
+                    "no_interval": paired.missing.get(name),
+                }
+                for name, value in report["scores"].items()
+                if value is not None and values.get(name) is not None
+            }
     return found
-
-
-def _paired(ours: Grounds | None, theirs: Grounds | None) -> Intervals:
-    return Intervals({}, {}) if ours is None or theirs is None else intervals(ours, theirs)
-
-
-def _differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], paired: Intervals
-) -> dict[str, Any]:
-    """Return the differences of the scores that two reports share by name."""
-    return {
-        name: {
-            "difference": value - theirs["scores"][name],
-            "interval": paired.found.get(name),
-            "no_interval": paired.missing.get(name),
-        }
-        for name, value in ours["scores"].items()
-        if value is not None and theirs["scores"].get(name) is not None
-    }
 
 
 def _same_splits(
@@ -234,11 +215,7 @@ def _same_splits(
 def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     """Write the predictions of the best model of a run, and return their files.
 
-    Args:
-        workdir: Work directory of `bert-jax finetune`.
-        data: File with the columns of the training data, for GLUE also a split; labels are not
-            read.
-        out: Directory for the files.
+    `data` has the columns of the training data, for GLUE also a split; labels are not read.
 
     Raises:
         UserError: No such run, the data cannot be read, or the directory cannot be written.
@@ -254,7 +231,14 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 
 def split_outputs(model: SavedModel, split: Split) -> Outputs:
     """Compute the logits of the rows of a split, as `Split.score` takes them, on all devices."""
-    config = StepConfig(_objective(model, split), OptimizerConfig(), num_steps=1)
+    objective: Objective
+    if model.embedding is not None:
+        task = task_of(model).config
+        objective = saved_objective(model.embedding, model.config, task, split.rows)
+    else:
+        assert model.outputs is not None  # from `read_finetuned`
+        objective = TaskObjective(model.config, model.outputs.head, model.outputs.objective)
+    config = StepConfig(objective, OptimizerConfig(), num_steps=1)
     mesh = make_trial_mesh(MeshConfig(), 1)
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params)
     params = place_params(config, mesh, one)
@@ -268,8 +252,42 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
     return scored.outputs
 
 
-def _objective(model: SavedModel, split: Split) -> Objective:
-    if model.embedding is not None:
-        return saved_objective(model.embedding, model.config, task_of(model).config, split.rows)
-    assert model.outputs is not None  # from `read_finetuned`
-    return TaskObjective(model.config, model.outputs.head, model.outputs.objective)
+def divide(
+    split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
+) -> dict[str, list[int]]:
+    """Sort the numbers of the examples under the keys clean, seen and not judged.
+
+    `texts` has the numbers of each text's n-grams, and of its n-grams in the run's corpora, by text
+    key. A split without a known example is not divided; if `needed`, it is an error.
+
+    Raises:
+        UserError: See `needed`.
+    """
+    keys = [tuple(map(text_key, each)) for each in split.texts()]
+    if not any(all(key in texts for key in each) for each in keys):
+        if needed:
+            raise UserError(
+                f"{split.name}: none of its {len(keys):,} examples is in the report of "
+                "--contamination, which is on other texts; name the report on this file"
+            )
+        return {}
+    shares = np.array([share_of(texts, each) for each in keys])
+    parts = {"clean": shares == 0, "seen": shares > 0, "unjudged": np.isnan(shares)}
+    return {name: np.flatnonzero(chosen).tolist() for name, chosen in parts.items()}
+
+
+def scores_apart(
+    split: Split, outputs: Outputs, scores: Mapping[str, float], parts: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
+
+    `scores` of all examples give a null threshold; `parts` are from `divide`.
+    """
+    found: dict[str, float] = {}
+    for name, examples in parts.items():
+        found[f"{name}/examples"] = float(len(examples))
+        if examples and name != "unjudged":
+            part, rows = split.select(examples)
+            some = part.score([outputs[row] for row in rows], scores)
+            found |= {f"{name}/{metric}": value for metric, value in some.items()}
+    return found

@@ -6,7 +6,7 @@ fold is scored once, after its last step, so that the held-out part never select
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import split_outputs
-from bert_jax.training.finetune.progress import NothingLearnedError
 from bert_jax.training.finetune.report import write_reports
 from bert_jax.training.finetune.train import finetune
+from bert_jax.training.finetune.voice import NothingLearnedError
 from bert_jax.training.run.goodput import Clock
 
 RESULT = "folds.json"
@@ -40,11 +40,7 @@ def cross_validate(
 ) -> str:
     """Train the folds one after another, or continue; then score all predictions at once.
 
-    Args:
-        config: Configuration of the runs; `task.folds` is their number.
-        workdir: Local directory, made if missing.
-        clock: Clock started at process start.
-        say: Receives each line for people.
+    `task.folds` is their number; `say` receives each line for people.
 
     Returns:
         Name of the signal that stopped the folds; empty once all have ended.
@@ -56,34 +52,27 @@ def cross_validate(
     """
     _check(config, workdir)
     home, count = Path(workdir), config.task.folds
+    places = [home / f"fold-{number}" for number in range(1, count + 1)]
     unlearned = []
-    for number in range(1, count + 1):
+    for number, place in enumerate(places, 1):
         say(f"fold {number} of {count}")
-        task = dataclasses.replace(config.task, fold=number)
-        one = dataclasses.replace(config, task=task)
-        mine = clock if number == 1 else None
-        result = finetune(one, _fold(home, number), clock=mine)
+        one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
+        result = finetune(one, place, clock=clock if number == 1 else None)
         if result.stopped_by:
             return result.stopped_by
         unlearned.append(result.unlearned)
     initial = read_model(config.init, encoder_only=True)
     whole = open_task(config.task, initial.tokenizer, initial.config.num_positions)
-    pooled = _pooled(home, whole, count)
-    by_first(lambda: _write(home, whole, pooled))
-    for line in report_lines(_SPLIT, pooled["report"], mistakes=False):
+    for line in report_lines(_SPLIT, _pooled(home, places, whole), mistakes=False):
         say(line)
     if all(unlearned):
         raise NothingLearnedError(f"in all {count} folds, {unlearned[-1]}")
     return ""
 
 
-def _fold(home: Path, number: int) -> Path:
-    return home / f"fold-{number}"
-
-
 def _check(config: FinetuneConfig, workdir: Path | str) -> None:
     """Refuse sweeps, buckets, and the directory of a run."""
-    if config.sweep.seeds > 1 or len(config.learning_rates) > 1 or config.sweep.baseline:
+    if config.num_trials > 1:
         raise UserError(
             f"task.folds is {config.task.folds}, which trains one run a fold; leave sweep out, or "
             "run the folds once for each setting"
@@ -96,29 +85,30 @@ def _check(config: FinetuneConfig, workdir: Path | str) -> None:
         )
 
 
-def _pooled(home: Path, whole: Task, count: int) -> dict[str, Any]:
-    """Predict each example with the model that has not seen it, and score all predictions."""
+def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
+    """Predict each example with the model that has not seen it, and report on all predictions.
+
+    Predictions, the report, and last the scores of the folds are written into `home`.
+    """
     split = whole.train_split()
-    parts = fold_parts(split, count)
+    parts = fold_parts(split, len(places))
     found: list[Any] = [None] * len(split.rows)
     folds = []
-    for number in range(1, count + 1):
+    for number, place in enumerate(places, 1):
         held, rows = split.select(np.flatnonzero(parts == number).tolist())
-        model = read_finetuned(_fold(home, number))
-        outputs = split_outputs(model, held)
+        outputs = split_outputs(read_finetuned(place), held)
         for row, values in zip(rows.tolist(), outputs, strict=True):
             found[row] = values
         folds.append({"fold": number, "examples": len(held.texts()), **held.score(outputs)})
     pooled = np.stack(found) if found[0].ndim == 1 or split.rows.group > 1 else found
-    scores = split.score(pooled)
-    return {"folds": folds, "outputs": pooled, "scores": scores, "report": split.report(pooled)}
+    report: dict[str, Any] = dict(split.report(pooled))
 
+    def write() -> None:
+        split.write_predictions(pooled, home, split.score(pooled))
+        record = {"metric": whole.metric, "folds": folds}
+        write_reports(home, {_SPLIT: report}, record, title=home.absolute().name)
+        content = {**record, "scores": report["scores"], "intervals": report["intervals"]}
+        replace_file(home / RESULT, (json.dumps(content, indent=1) + "\n").encode())
 
-def _write(home: Path, whole: Task, result: dict[str, Any]) -> None:
-    """Write predictions, the report, and last the scores of the folds."""
-    whole.train_split().write_predictions(result["outputs"], home, result["scores"])
-    record = {"metric": whole.metric, "folds": result["folds"]}
-    write_reports(home, {_SPLIT: result["report"]}, record, title=home.absolute().name)
-    content = {**record, "scores": result["report"]["scores"],
-               "intervals": result["report"]["intervals"]}  # fmt: skip
-    replace_file(home / RESULT, (json.dumps(content, indent=1) + "\n").encode())
+    by_first(write)
+    return report

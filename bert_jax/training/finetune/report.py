@@ -1,10 +1,13 @@
-"""End of training: test scores of all trials, and a report on the saved model."""
+"""Scores of the trials on dev and test data, and a report on the saved model."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from jax.sharding import Mesh
 
 from bert_jax.artefacts.saved.runs import REPORT
 from bert_jax.distributed.checkpoint import SaveFailedError
@@ -14,10 +17,15 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.reports.pictures import report_figure
+from bert_jax.tasks.rows import choose_buckets
 from bert_jax.tasks.task import Split
-from bert_jax.training.finetune.evaluate import Judged
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.evaluate import Judged, named, score_rows
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.progress import Moment, best_trial
+from bert_jax.training.run_plan import Scores
+from bert_jax.training.steps import trials
+from bert_jax.training.steps.step import make_eval_step
 
 REPORT_LINES = "report.md"
 _PICTURES = {
@@ -26,67 +34,108 @@ _PICTURES = {
 """Files of pictures by the part of a report that each shows."""
 
 
-def conclude(
-    setup: Setup,
-    wave: Moment,
-    work: WorkDir,
-    answers: Callable[[Split], list[Judged]],
-) -> list[dict[str, float]]:
-    """Score the test data with the best parameters of each trial of a wave.
+@contextlib.contextmanager
+def writing(what: str, work: WorkDir) -> Iterator[None]:
+    """Turn failures to write into a work directory into a `SaveFailedError` that names `what`."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        raise SaveFailedError(
+            f"{what} cannot be written to {work.local} ({error}). Fix that and rerun the command: "
+            "the run continues from its last save"
+        ) from error
 
-    Where this wave has the first initialisation's best trial, whose model is saved, a report on the
-    trial's dev and test data is written.
 
-    Args:
-        setup: The run.
-        wave: Moment at the end of the wave's training.
-        work: Work directory.
-        answers: Function from a split to the answers of the best parameters of all trials.
+class TaskScorer:
+    """Scores of the dev splits and, at the end, of the test splits."""
 
-    Returns:
-        Scores on the test data of each trial; empty for a lost trial, and without test data.
-
-    Raises:
-        SaveFailedError: The report cannot be written.
-    """
-    scores: list[dict[str, float]] = [{} for _ in wave.progress]
-    saved = _saved_trial(setup, wave)
-    kept: dict[str, Judged] = {}
-    for split in setup.splits[1:]:
-        if split not in setup.test and saved is None:
-            continue
-        judged = answers(split)
-        if saved is not None:
-            kept[split.name] = judged[saved]
-        for mine, each, theirs in zip(scores, wave.progress, judged, strict=False):
-            if split in setup.test and each.best is not None:
-                mine |= split.score(theirs.outputs, each.outcome().best_scores)
-    if saved is None:
-        return scores
-    best = wave.progress[saved].outcome()
-
-    def write() -> None:
-        reports = {
-            split.name: {
-                **split.report(
-                    kept[split.name].outputs, best.best_scores if split in setup.test else None
-                ),
-                "chose": split not in setup.test
-                and (len(best.scores) > 1 or len(setup.members) > 1),
-            }
-            for split in setup.splits[1:]
+    def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
+        """Compile nothing yet."""
+        self._setup, self._mesh, self._work = setup, mesh, work
+        self._batch_size = config.training.eval_batch_size
+        self._evaluated = setup.objective
+        evaluation = replace(setup.step, objective=self._evaluated)
+        self._step = make_eval_step(evaluation, mesh, seed=0)
+        limit = setup.objective.model.num_positions
+        self._buckets = {
+            split.name: choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
+            for split in (*setup.dev, *setup.test)
         }
-        record = {"metric": setup.task.metric, "member": asdict(best.member)}
-        try:
-            write_reports(work.local, reports, record, title=Path(work.name).name)
-        except (OSError, UserError) as error:
-            raise SaveFailedError(
-                f"the report cannot be written to {work.local} ({error}). Fix that and rerun the "
-                "command: the run continues from its last save"
-            ) from error
 
-    by_first(write)
-    return scores
+    def after(self, step: int) -> bool:
+        """Say whether an evaluation of the step's wave is due."""
+        return self._setup.evaluates_after((step - 1) % self._setup.step.num_steps + 1)
+
+    def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores | None]:
+        """Score the dev splits."""
+        answers = [self._answers(params, split, alive) for split in self._setup.dev]
+        found: list[Scores | None] = []
+        for trial, each in enumerate(at.progress):
+            values: dict[str, float] = {}
+            mine = [judged[trial] for judged in answers]
+            if not each.stopped:
+                for number, (split, judged) in enumerate(zip(self._setup.dev, mine, strict=True)):
+                    if judged.finite:
+                        values |= named(split, number, split.score(judged.outputs))
+                    alive("scoring")
+            scores = Scores(values, mine[0].loss, all(judged.finite for judged in mine))
+            found.append(None if each.stopped else scores)
+        return found
+
+    def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[dict[str, float]]:
+        """Score the test data with the best parameters of each trial of a wave.
+
+        Where this wave has the first initialisation's best trial, whose model is saved, a report on
+        the trial's dev and test data is written. A lost trial has no scores.
+
+        Raises:
+            SaveFailedError: The report cannot be written.
+        """
+        setup = self._setup
+        params = trials.filled(setup.step, self._mesh, at.state.params, at.best)
+        scores: list[dict[str, float]] = [{} for _ in at.progress]
+        saved = _saved_trial(setup, at)
+        kept: dict[str, Judged] = {}
+        for split in setup.splits[1:]:
+            if split not in setup.test and saved is None:
+                continue
+            judged = self._answers(params, split, alive)
+            if saved is not None:
+                kept[split.name] = judged[saved]
+            for mine, each, theirs in zip(scores, at.progress, judged, strict=False):
+                if split in setup.test and each.best is not None:
+                    mine |= split.score(theirs.outputs, each.outcome().best_scores)
+        if saved is None:
+            return scores
+        best = at.progress[saved].outcome()
+
+        def write() -> None:
+            reports = {
+                split.name: {
+                    **split.report(
+                        kept[split.name].outputs, best.best_scores if split in setup.test else None
+                    ),
+                    "chose": split not in setup.test
+                    and (len(best.scores) > 1 or len(setup.members) > 1),
+                }
+                for split in setup.splits[1:]
+            }
+            record = {"metric": setup.task.metric, "member": asdict(best.member)}
+            with writing("the report", self._work):
+                write_reports(self._work.local, reports, record, title=Path(self._work.name).name)
+
+        by_first(write)
+        return scores
+
+    def _answers(self, params: Any, split: Split, alive: Callable[[str], None]) -> list[Judged]:
+        """Compute each trial's outputs for the rows of a split."""
+        return score_rows(
+            self._step, self._mesh, self._evaluated.own(params), split.rows,
+            buckets=self._buckets[split.name],
+            batch_size=min(self._batch_size, len(split.rows)),
+            pad_id=self._setup.initial.tokenizer.special_ids.pad,
+            done=lambda _: alive("a batch of an evaluation"),
+        )  # fmt: skip
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:
@@ -106,16 +155,10 @@ def write_reports(
     *,
     title: str = "",
 ) -> list[Path]:
-    """Write report.md, pictures (each of the last split that has it), and finally report.json.
+    """Write report.md, pictures (each of the last split that has it), and report.json; name them.
 
-    Args:
-        directory: Made where it is missing; files of the same name in it are replaced.
-        reports: Reports by the name of their split, in their order.
-        record: Other entries of the JSON.
-        title: Heading.
-
-    Returns:
-        The files.
+    `directory` is made where it is missing, and files of the same name in it are replaced.
+    `reports` are by the name of their split, `record` has the other entries of the JSON.
 
     Raises:
         UserError: The directory cannot be written.

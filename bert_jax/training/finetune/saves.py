@@ -35,9 +35,9 @@ from bert_jax.tasks.overlap import example_keys
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.training.finetune.setup import Setup
-from bert_jax.training.finetune.start.weights import RANDOM
 from bert_jax.training.progress import Means, Moment, Progress, best_trial
 from bert_jax.training.run_plan import Stage
+from bert_jax.training.start import RANDOM
 from bert_jax.training.steps.trials import (
     SweepState,
     abstract_trials,
@@ -46,7 +46,7 @@ from bert_jax.training.steps.trials import (
     to_save,
 )
 from bert_jax.training.sweep.statistics import Outcome, Trial
-from bert_jax.training.workdir import begin_workdir, record_there, refuse_other_run
+from bert_jax.training.workdir import begin_workdir, look_into, refuse_other_run
 
 
 def check_finetune_workdir(
@@ -58,12 +58,12 @@ def check_finetune_workdir(
         UserError: The run differs; the message lists the fields with the run's value and the new
             one.
     """
-    record = by_first(lambda: record_there(work, "finetune"))
-    if record is None:
+    there = look_into(work, "finetune")
+    if there.record is None:
         return
-    known = record.get("fingerprints", {})
+    known = there.record.get("fingerprints", {})
     found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
-    refuse_other_run(work, record, config, FREE_FIELDS, found)
+    refuse_other_run(work, there.config(FinetuneConfig), config, FREE_FIELDS, found)
 
 
 def prepare_finetune_workdir(
@@ -76,10 +76,8 @@ def prepare_finetune_workdir(
 ) -> None:
     """Begin a fine-tuning run in its work directory.
 
-    Args:
-        workdir, config, fingerprints: As in `check_finetune_workdir`. tokenizer_files: Tokenizer of
-        the model. init_step: Step of the checkpoint that the run starts from. splits: Splits of the
-        run, the training data first.
+    `init_step` is the step of the checkpoint that the run starts from; `splits` begin with the
+    training data.
     """
 
     def ancestors() -> list[dict[str, Any]]:
@@ -137,17 +135,13 @@ class FinetuneSaves:
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
         """Return one trial's parameters, all of them, at its best evaluation."""
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
-        return self._of_model(with_trained(self._setup.step.objective, params, best))
-
-    def _of_model(self, params: Any) -> Any:
-        """Return the model's entries of the parameters, without a teacher."""
-        return self._setup.objective.own(params)
+        return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 
     def _first_state(self, wave: int) -> SweepState:
         members = self._setup.waves[wave]
         which = np.array([self._setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
-        return init_trials(self._setup.step, self._mesh, seeds, self._setup.starts, which)
+        return init_trials(self._setup.step, self._mesh, seeds, self._setup.start.parts, which)
 
     def begin(self, number: int, stage: Stage) -> Moment:
         """Make the trials of a stage before their first step."""
@@ -163,7 +157,7 @@ class FinetuneSaves:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
             abstract.params,
         )
-        model = self._models.restore(FinetunedState(self._of_model(one)))
+        model = self._models.restore(FinetunedState(self._setup.objective.own(one)))
         if model is not None:
             self._best = (model.record.extra["scores"][self._setup.task.metric], model.step)
         restored = self._states.restore(abstract._replace(params=abstract.best))
@@ -248,11 +242,6 @@ class FinetuneSaves:
                 raise
             return
         self._best = (best, total)
-
-    def finish(self) -> None:
-        """Delete the state that a finished run no longer needs."""
-        self._states.close()
-        remove_resume(self._work)
 
     def close(self) -> None:
         """Close both directories (see `Checkpoints.close`)."""

@@ -3,16 +3,15 @@
 import dataclasses
 import hashlib
 import itertools
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from bert_jax.artefacts.saved.model import SavedModel, digest_of
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
-from bert_jax.objectives.distillation import TEACHER
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import TaskObjective
@@ -22,22 +21,18 @@ from bert_jax.tasks.rows import Batch, TrainBatches, choose_buckets
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.progress import unlearned
-from bert_jax.training.finetune.start.teacher import with_teacher
-from bert_jax.training.finetune.start.vectors import with_vectors
-from bert_jax.training.finetune.start.weights import (
-    RANDOM,
+from bert_jax.training.finetune.start import (
+    Read,
     encoder_of,
-    read_baseline,
-    read_start,
+    read_inits,
     with_head,
+    with_teacher,
+    with_vectors,
 )
+from bert_jax.training.start import Start
 from bert_jax.training.steps.optim import MAX_STEPS
 from bert_jax.training.steps.state import StepConfig
-from bert_jax.training.sweep.statistics import Outcome, Trial
-
-_HEAD_DROPOUT = 0.1
-_log = logging.getLogger("bert_jax")
+from bert_jax.training.sweep.statistics import Trial
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,8 @@ class Setup:
     step: StepConfig
     task: Task
     initial: SavedModel
-    starts: tuple[Any, ...]
-    """Parts of the parameters with which each initialisation begins, {} for random weights."""
-    inits: tuple[str, ...]
-    """Names of the initialisations."""
+    """Model of `init`, which gives the tokenizer."""
+    start: Start
     fingerprints: dict[str, str]
     """Fingerprints of the content that fields of the configuration name, by field."""
     members: tuple[Trial, ...]
@@ -71,6 +64,11 @@ class Setup:
         return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
 
     @property
+    def inits(self) -> tuple[str, ...]:
+        """Names of the initialisations."""
+        return tuple(self.start.inits)
+
+    @property
     def splits(self) -> tuple[Split, ...]:
         """All splits, the training data first."""
         return (self.train, *self.dev, *self.test)
@@ -89,37 +87,20 @@ class Setup:
             yield from self.batches.epoch(epoch, seeds, start)
             epoch, start = epoch + 1, 0
 
-    def unlearned(self, outcomes: Sequence[Outcome]) -> str:
-        """Say that no trial is above the constant prediction; "" where one is."""
-        bests = [outcome.best for outcome in outcomes]
-        return unlearned(bests, self.task.metric, self.dev[0].constant_score)
-
     def evaluates_after(self, step: int) -> bool:
         """Say whether the dev splits are scored after `step` updates; always after the last."""
         nearest = round(step / self.steps_per_eval) * self.steps_per_eval
         return step == self.step.num_steps or step == round(nearest)
 
 
-def set_up(config: FinetuneConfig, initial: SavedModel | None = None) -> Setup:
-    """Read the initialisations and the data; `initial` replaces the model that `init` names.
+def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
+    """Read the initialisations and the data.
 
     Raises:
         UserError: Something does not fit; the message names the field of the configuration.
     """
-    if not config.init:
-        raise UserError(
-            "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
-            "directory in Hugging Face's format"
-        )
     config.distil.check_section()
-    initial = initial or read_start(config.init)
-    given: list[SavedModel | None] = [None if config.reinitialise else initial]
-    inits = [RANDOM if config.reinitialise else config.init]
-    if config.sweep.baseline:
-        given.append(read_baseline(config.sweep.baseline, initial))
-        inits.append(config.sweep.baseline)
-    if len(set(inits)) < len(inits):
-        raise UserError(f"sweep.baseline is {config.sweep.baseline!r}, the same as init")
+    initial, given = read_inits(config, read)
     model = encoder_of(initial, config)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
@@ -127,17 +108,19 @@ def set_up(config: FinetuneConfig, initial: SavedModel | None = None) -> Setup:
     skew = task.config.skew
     objective: Objective
     if task.objective == "embedding":
-        objective, starts = with_vectors(config, model, task, given)
+        objective, inits = with_vectors(config, model, task, given)
     else:
-        objective, starts = with_head(config, initial, model, task, inits, given)
-    fingerprints = {
-        name: digest_of(start, initial.tokenizer.fingerprint)
-        for name, start in zip(("init", "sweep.baseline"), starts, strict=False)
-    }
+        objective, inits = with_head(config, initial, model, task, given, read)
+    teacher = None
     if config.distil.teacher:
-        objective, teacher = with_teacher(config.distil, objective, initial, task)
-        starts = tuple({**start, TEACHER: teacher} for start in starts)
-        fingerprints["distil.teacher"] = digest_of(teacher)
+        objective, teacher = with_teacher(config.distil, objective, initial, task, read)
+    start = Start(teacher=teacher, inits=inits)
+    fingerprints = {
+        name: digest_of(parts, initial.tokenizer.fingerprint)
+        for name, parts in zip(("init", "sweep.baseline"), inits.values(), strict=False)
+    }
+    if teacher:
+        fingerprints["distil.teacher"] = start.teacher_digest
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -177,8 +160,7 @@ def set_up(config: FinetuneConfig, initial: SavedModel | None = None) -> Setup:
         ),
         task=task,
         initial=initial,
-        starts=starts,
-        inits=tuple(inits),
+        start=start,
         fingerprints={
             **fingerprints,
             "task": rows_fingerprint((train, *dev)),

@@ -1,26 +1,40 @@
 """Fine-tuning: a plan from a configuration, and the loop."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from jax.sharding import Mesh
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import STATISTICS
 from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.distributed.parallel.sharding import make_trial_mesh
+from bert_jax.files.remote import WorkDir
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.resolve import check_model, resolve_finetuning
-from bert_jax.training.finetune.saves import check_finetune_workdir, remove_resume
-from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.finetune.summary import finished_before
+from bert_jax.training.finetune.report import TaskScorer
+from bert_jax.training.finetune.saves import FinetuneSaves, check_finetune_workdir, remove_resume
+from bert_jax.training.finetune.setup import Setup, set_up
+from bert_jax.training.finetune.voice import FinetuneVoice, check_model, finished_before, unlearned
 from bert_jax.training.loop import carry_out
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session, hold_workdir
-from bert_jax.training.run_plan import Result
+from bert_jax.training.run_plan import Policy, Result, RunPlan, Stage
+from bert_jax.training.steps import trials
+
+_SAVE_SECONDS = 60.0
+"""Largest loss of work in seconds: an evaluation saves the run when the last save is older."""
 
 
 def finetune(
     config: FinetuneConfig,
     workdir: Path | str,
     *,
+    read: Callable[..., SavedModel] = read_model,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> Result:
@@ -31,6 +45,7 @@ def finetune(
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
+        read: Function that reads the models that fields of the configuration name.
         clock: Clock started at process start; None: a new clock.
         echo: Function that receives each line for people; None: standard output, with a bar on a
             terminal.
@@ -44,7 +59,7 @@ def finetune(
         DamagedCheckpointError: None of the run's checkpoints is intact.
     """
     config = dataclasses.replace(config, task=config.task.located())
-    setup = set_up(config)
+    setup = set_up(config, read)
     with hold_workdir(workdir, echo=echo) as work:
         check_finetune_workdir(work, config, setup.fingerprints)
         if by_first(lambda: (work.local / STATISTICS).exists()):
@@ -52,10 +67,73 @@ def finetune(
             remove_resume(work)
             check_model(setup, outcomes)
             num_steps = len(setup.waves) * setup.step.num_steps
-            wrong = setup.unlearned(outcomes)
-            return Result(work.name, num_steps, finished=True, outcomes=outcomes, unlearned=wrong)
-        seconds = config.training.stall_seconds
-        session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
-        result = carry_out(resolve_finetuning(config, setup, work), session)
-        wrong = setup.unlearned(result.outcomes) if result.finished else ""
-        return dataclasses.replace(result, unlearned=wrong)
+            result = Result(work.name, num_steps, finished=True, outcomes=outcomes)
+        else:
+            seconds = config.training.stall_seconds
+            session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
+            result = carry_out(resolve_finetuning(config, setup, work), session)
+        bests = [outcome.best for outcome in result.outcomes]
+        wrong = unlearned(bests, setup.task.metric, setup.dev[0].constant_score)
+        return dataclasses.replace(result, unlearned=wrong if result.finished else "")
+
+
+@dataclass(frozen=True, eq=False)
+class WaveBatches:
+    """Batches of all waves, one after the other."""
+
+    setup: Setup
+    mesh: Mesh
+
+    def at(self, step: int) -> Mapping[str, Any]:
+        """Return one batch."""
+        return next(self.stream(step))
+
+    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
+        """Yield the batches from number `first` on."""
+        num_steps, accumulation = self.setup.step.num_steps, self.setup.step.accumulation
+        wave, step = divmod(first, num_steps)
+        for number in range(wave, len(self.setup.waves)):
+            for batch in islice(self.setup.rows_of(number, step), num_steps - step):
+                yield trials.place_rows(batch, self.mesh, accumulation)
+            step = 0
+
+    def confirm(self) -> None:
+        """Return at once: tables are read completely before the first step."""
+
+
+def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
+    """Make the plan of a run whose data and models were read."""
+    size, num_steps = len(setup.waves[0]), setup.step.num_steps
+    mesh = make_trial_mesh(config.mesh, size)
+    trials.check_memory(setup.step, mesh, size)
+    saves = FinetuneSaves(config, setup, mesh, work)
+    voice = FinetuneVoice(config, setup, mesh, work, saves)
+
+    def stage(number: int) -> Stage:
+        members = setup.waves[number]
+        settings = trials.place_settings(
+            [member.learning_rate for member in members],
+            [member.seed for member in members],
+            mesh,
+            config.optimizer.head_learning_rate,
+        )
+        steps = range(number * num_steps, (number + 1) * num_steps)
+        own = tuple(dict.fromkeys(members))
+        return Stage(steps, setup.step, own, (settings,), number, steps.start, ends=True)
+
+    return RunPlan(
+        name=work.name,
+        mesh=mesh,
+        stages=tuple(stage(number) for number in range(len(setup.waves))),
+        batches=WaveBatches(setup, mesh),
+        scorers=(TaskScorer(config, setup, mesh, work),),
+        saves=saves,
+        voice=voice,
+        policy=Policy(
+            log_every=config.training.log_every_steps,
+            metric=setup.task.metric,
+            patience=config.training.patience,
+            save_seconds=_SAVE_SECONDS,
+            goal=voice.goal,
+        ),
+    )

@@ -10,12 +10,10 @@ from bert_jax.data.pairings import DataConfig
 from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, open_store, read_manifest
 from bert_jax.errors import UserError
-from bert_jax.files.bucket import BucketFiles, FileCache, damaged
+from bert_jax.files.bucket import BucketFiles, FileCache
 from bert_jax.files.staging import replace_file
 
 _GOOD_WINDOW = 8
-_SMALL = 64 << 20
-"""Largest small file, such as a tokenizer's, in bytes."""
 
 
 class BucketCorpus:
@@ -36,9 +34,8 @@ class BucketCorpus:
     def open(self, part: str, *, windowed: bool) -> TokenStore | None:
         """Open the store in a directory of the corpus; None where there is no store.
 
-        Args:
-            part: "train", "heldout", or "" for the directory itself.
-            windowed: Whether the store is read in windows of shards, as training does.
+        `part` is "train", "heldout", or "" for the directory itself. If `windowed`, the store is
+        read in windows of shards, as training does.
 
         Raises:
             UserError: A damaged store, or one whose window does not fit the cache.
@@ -51,8 +48,8 @@ class BucketCorpus:
             return None
         directory = self._directory(header, prefix)
         for name in self.files.names(f"{prefix}tokenizer"):
-            self._small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
-        self._small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
+            self.files.fetch_small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
+        self.files.fetch_small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
         store = read_manifest(directory)
         sizes = [_sizes(store, shard) for shard in store.counts]
         if windowed:
@@ -83,20 +80,6 @@ class BucketCorpus:
         replace_file(directory / "corpus.json", header)
         return directory
 
-    def _small(self, name: str, target: Path) -> None:
-        """Fetch a small file, unless it is already there."""
-        if target.is_file():
-            return
-        try:
-            size = self.files.size(name)
-            if size > _SMALL:
-                raise UserError(
-                    f"{self.files.url}/{name} has {size:,} bytes; it is no file of ours"
-                )
-            replace_file(target, self.files.read(name))
-        except FileNotFoundError as error:
-            raise damaged(self.files, name, "the file is missing") from error
-
     def _check_window(self, sizes: list[int]) -> None:
         """Refuse a window that does not fit the cache together with the next window."""
         largest, limit, window = max(sizes), self._data.cache_gb * 1e9, self._data.window
@@ -124,10 +107,7 @@ class BucketCorpus:
 def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) -> None:
     """Refuse a mixture whose windows do not fit the cache together.
 
-    Args:
-        where: Name of the mixture in the configuration.
-        stores: Training text of its corpora in buckets, by their URLs.
-        data: Settings of windows and cache.
+    `where` names the mixture; `stores` has its corpora in buckets by their URLs.
     """
     needed = 0
     for store in stores.values():

@@ -46,9 +46,6 @@ FREE_FIELDS = (
 compute the same step, but not the examples or the function that they train."""
 
 
-"""Number of steps that 32 bits count."""
-
-
 @dataclass(frozen=True)
 class PretrainModelConfig(ModelConfig):
     """An encoder whose vocabulary size may be left to the corpus."""
@@ -222,6 +219,12 @@ class PretrainConfig(Bounded):
                     f"model.num_positions {self.model.num_positions}: the model has no positions "
                     "for it. Shorten the phase or raise model.num_positions"
                 )
+            peak = self.peak_rate(number)
+            if phase.end_rate is not None and phase.end_rate > peak:
+                raise UserError(
+                    f"training.phases[{number}].end_rate is {phase.end_rate:g}; it must be at most "
+                    f"the peak of the phase, {peak:g}"
+                )
         objective, pairing = self.objective, self.data.pairing
         if pairing not in objective.PAIRINGS:
             raise UserError(
@@ -245,18 +248,8 @@ class PretrainConfig(Bounded):
                 "pairs from the pooler's output; set data.pairing 'none'"
             )
         self._check_best()
-        self._check_rates()
         if not self.init:  # else the model's architecture is not known yet
             self.check_thetas()
-
-    def _check_rates(self) -> None:
-        for number, phase in enumerate(self.training.phases):
-            peak = self.peak_rate(number)
-            if phase.end_rate is not None and phase.end_rate > peak:
-                raise UserError(
-                    f"training.phases[{number}].end_rate is {phase.end_rate:g}; it must be at most "
-                    f"the peak of the phase, {peak:g}"
-                )
 
     def check_thetas(self) -> None:
         """Refuse phases that set the base of rotations that the model lacks.

@@ -1,26 +1,18 @@
-"""The token stores of a run, and the step that they determine."""
+"""The token stores of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from bert_jax.data.mixture import Mixture, weights_of
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.data.store import TokenStore, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
-from bert_jax.objectives.config import Given
-from bert_jax.objectives.objective import Objective
-from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.bucket_corpus import BucketCorpus, check_cache
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.run.corpora import amounts, corpus_labels
-from bert_jax.training.steps.state import StepConfig
 
 _REMEDY = (
     "Give the directory that `bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and "
@@ -54,48 +46,41 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
             "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
             "--config.data.corpus=work/corpus"
         )
+    background, missing = data is not None, "holds no complete token store"
     if scheme(path) == "gs":
-        return _open_in_bucket(path, data)
-    if scheme(path):
+        bucket = BucketCorpus(path, data or DataConfig())
+
+        def opened(part: str) -> TokenStore | None:
+            return bucket.open(part, windowed=background and part != "heldout")
+
+    elif scheme(path):
         raise UserError(
             f"the corpus {path}: {scheme(path)}:// is not supported. Give a local directory or "
             "gs://BUCKET/DIRECTORY"
         )
-    directory = Path(path)
-    if not any((p / "corpus.json").exists() for p in (directory, directory / "train")):
-        there = "does not exist" if not directory.exists() else "holds no complete token store"
-        raise UserError(f"the corpus {path} {there}. {_REMEDY}")
-    background = data is not None
-    if is_store(directory):
-        return Corpus(open_store(directory, background=background), None)
-    train = open_store(directory / "train", background=background)
-    if not is_store(directory / "heldout"):
-        return Corpus(train, None)
-    heldout = open_store(directory / "heldout", background=background)
-    return _of_one_tokenizer(path, Corpus(train, heldout))
+    else:
+        directory = Path(path)
+        missing = missing if directory.exists() else "does not exist"
 
+        def opened(part: str) -> TokenStore | None:
+            place = directory / part
+            has_store = (place / "corpus.json").exists()
+            return open_store(place, background=background) if has_store else None
 
-def _open_in_bucket(path: str, data: DataConfig | None) -> Corpus:
-    corpus = BucketCorpus(path, data or DataConfig())
-    train = corpus.open("train", windowed=data is not None)
-    if train is not None:
-        heldout = corpus.open("heldout", windowed=False)
-        return _of_one_tokenizer(path, Corpus(train, heldout))
-    store = corpus.open("", windowed=data is not None)
-    if store is None:
-        raise UserError(f"the corpus {path} holds no complete token store. {_REMEDY}")
-    return Corpus(store, None)
-
-
-def _of_one_tokenizer(path: str, corpus: Corpus) -> Corpus:
-    train, heldout = corpus
+    train = opened("train")
+    if train is None:
+        store = opened("")
+        if store is None:
+            raise UserError(f"the corpus {path} {missing}. {_REMEDY}")
+        return Corpus(store, None)
+    heldout = opened("heldout")
     if heldout is not None and heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
         raise UserError(
             f"{path}: the stores train and heldout were made with different tokenizers "
             f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
             "the corpus again"
         )
-    return corpus
+    return Corpus(train, heldout)
 
 
 def phase_stores(
@@ -103,10 +88,7 @@ def phase_stores(
 ) -> dict[int, TokenStore | Mixture]:
     """Open the training text of the phases that have their own, by the number of the phase.
 
-    Args:
-        config: Configuration of the run.
-        run: Training text of the run's corpus.
-        only: Number of the only phase to open; None: all.
+    `run` is the text of the run's corpus; `only` the number of the only phase to open.
 
     Raises:
         UserError: A corpus is missing, has another tokenizer than the run's, or is named twice in a
@@ -153,59 +135,9 @@ def phase_stores(
     return stores
 
 
-def step_config(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> StepConfig:
-    """Return the settings of the train step of a phase."""
-    rate, config = config.phase_rate(phase), config.of_phase(phase)
-    store = corpus.train
-    continues_word = None
-    if config.masking.whole_word:
-        if store.path is None:
-            raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
-        continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-    baseline = config.objective.baseline(store)
-    settings = settings_of(config, store.special_ids, continues_word, baseline)
-    return replace(settings, rate=rate)
-
-
-def evaluation_config(config: PretrainConfig, corpus: Corpus, phase: int) -> StepConfig:
-    """Return the settings of the evaluation step for parameters that a phase has trained."""
-    config = config.of_phase(phase).for_evaluation()
-    return replace(step_config(config, corpus), rate=None)  # no step is made
-
-
-def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
-    """Make the objective of a phase without its corpus, for the sizes."""
-    return settings_of(config.of_phase(phase), SpecialIds(*range(5))).objective
-
-
-def settings_of(
-    config: PretrainConfig,
-    special_ids: SpecialIds,
-    continues_word: np.ndarray | None = None,
-    baseline: float | None = None,
-) -> StepConfig:
-    """Return the settings of a step from the few facts that it needs about a corpus.
-
-    Args:
-        config: Configuration of the run, with a vocabulary size.
-        special_ids: Special tokens of the tokenizer.
-        continues_word: (vocab_size,) bool, needed for whole-word masking.
-        baseline: First metric of a model that ignores its input, if known.
-    """
-    given = Given(
-        config.model, config.masking, config.has_pairs, special_ids, continues_word, baseline
-    )
-    return StepConfig(
-        objective=config.distil.taught(config.objective, given),
-        optimizer=config.optimizer,
-        num_steps=config.training.num_steps,
-        accumulation=config.training.accumulation,
-        gather=config.training.gather,
-        reduce_dtype=config.training.reduce_dtype,
-        seed=config.seed,
-        guard=config.guard,
-        phase_starts=config.training.phase_starts,
-    )
+def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
+    """Return the fingerprint of the training text of a phase, from a run's record."""
+    return record.get("phase_corpora", {}).get(str(phase), record.get("corpus"))
 
 
 class MixedCorpora:
@@ -250,7 +182,8 @@ class MixedCorpora:
 
     def heldout(self) -> dict[str, TokenStore]:
         """Open the held-out text of each corpus that has some, by label."""
-        stores = {
-            label: open_corpus(name, self._data).heldout for name, label in self.labels.items()
+        return {
+            label: store
+            for name, label in self.labels.items()
+            if (store := open_corpus(name, self._data).heldout) is not None
         }
-        return {label: store for label, store in stores.items() if store is not None}

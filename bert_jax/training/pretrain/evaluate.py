@@ -2,23 +2,44 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
+from tqdm import tqdm
 
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.data.pairings import DataConfig
+from bert_jax.data.phases import PhaseConfig
 from bert_jax.data.pipeline import EvalBatches
 from bert_jax.data.store import TokenStore
 from bert_jax.distributed.parallel.in_flight import in_flight
-from bert_jax.distributed.parallel.sharding import data_shard, num_batch_shards, place_batch
+from bert_jax.distributed.parallel.sharding import (
+    MeshConfig,
+    data_shard,
+    make_mesh,
+    num_batch_shards,
+    place_batch,
+)
 from bert_jax.errors import UserError
+from bert_jax.model.heads import has_vocabulary_head
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
-from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.steps.state import StepConfig, made_once
+from bert_jax.training.pretrain.config import PretrainConfig, TrainingConfig
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.settings import evaluation_config, with_architecture
+from bert_jax.training.pretrain.start import check_tokenizer
+from bert_jax.training.progress import Moment
+from bert_jax.training.run_plan import Scores
+from bert_jax.training.start import initial_params
+from bert_jax.training.steps.state import StepConfig, made_once, param_placement
 from bert_jax.training.steps.step import make_eval_step
 
 EVAL_SEED = 20181011
 """Seed of every evaluation: the same tokens of the same rows are corrupted, whatever the run."""
+LENGTH = 128
+"""Tokens in a row of held-out text, or fewer where the model has fewer positions."""
 
 
 def evaluate(
@@ -34,14 +55,7 @@ def evaluate(
 
     Sums of batches are added on the host in float64, in their order. A mean of nothing (no sentence
     pairs, no rows) is 0. All processes must bring equally many batches.
-
-    Args:
-        objective: Objective of `eval_step`.
-        eval_step: Result of `make_eval_step`.
-        params: Parameters.
-        batches: Rows of each batch in this process, from `EvalBatches`.
-        mesh: Mesh of `eval_step`.
-        alive: Function called after each batch.
+    `eval_step` comes from `make_eval_step`; `alive` is called after each batch.
 
     Raises:
         UserError: A batch does not divide over the mesh.
@@ -59,7 +73,7 @@ def evaluate(
 
 
 class HeldOut:
-    """The held-out rows of a run, for each of its phases."""
+    """Held-out loss as the one score of a run: rows for each of its phases."""
 
     def __init__(
         self,
@@ -71,17 +85,13 @@ class HeldOut:
     ):
         """Plan the rows.
 
-        Args:
-            config: Configuration of the run.
-            store: Held-out text.
-            settings: Settings of the evaluation step of each phase.
-            mesh: Mesh of the run.
-            corpora: Held-out text of the corpora of a mixture, by label.
+        `settings` has the evaluation step of each phase, `corpora` the held-out text of the corpora
+        of a mixture, by label.
 
         Raises:
             UserError: A store is too small for a row.
         """
-        self._settings, self._mesh = settings, mesh
+        self._settings, self._mesh, self._training = settings, mesh, config.training
         self._steps = made_once(settings, lambda each: make_eval_step(each, mesh, EVAL_SEED))
         self._batches = _planned(config, store, mesh, config.training.eval_rows)
         rows = config.training.eval_rows
@@ -89,6 +99,23 @@ class HeldOut:
         self._corpora = {
             label: _planned(config, each, mesh, share) for label, each in (corpora or {}).items()
         }
+
+    def after(self, step: int) -> bool:
+        """Say whether an evaluation is due; always where a phase begins or the run ends."""
+        training, every = self._training, self._training.eval_every_steps
+        return bool(every and step % every == 0) or step in (
+            *training.phase_starts, training.num_steps,
+        )  # fmt: skip
+
+    def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
+        """Evaluate on the rows of the stage."""
+        found = self.evaluate(params, at.stage, alive=partial(alive, "a batch of an evaluation"))
+        return [Scores({name.removeprefix("eval/"): value for name, value in found.items()})]
+
+    def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[Mapping[str, float]]:
+        """Score no test data."""
+        del at, alive
+        return []
 
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
@@ -133,3 +160,56 @@ def _planned(
             f"the held-out store {store.path} cannot be evaluated: {error}. "
             "Build the corpus with a larger --heldout-rate"
         ) from error
+
+
+def check_measurable(
+    saved: SavedModel, corpus: Corpus, where: str, name: str, directory: str
+) -> None:
+    """Refuse a corpus without held-out text or with another tokenizer, and a model without head.
+
+    In messages `where` is the option that names the corpus `name`, and `directory` the model's.
+
+    Raises:
+        UserError: Corpus and model do not fit together; the message says why.
+    """
+    if corpus.heldout is None:
+        raise UserError(
+            f"{where}: {name} has no held-out text; build it with --heldout-rate above 0"
+        )
+    check_tokenizer(saved, corpus.train.tokenizer_fingerprint, where, directory)
+    if not has_vocabulary_head(saved.params):
+        raise UserError(
+            f"{where}: {saved.name} has no masked-LM head whose loss could be measured; leave "
+            f"{where} out"
+        )
+
+
+def heldout_metrics(
+    saved: SavedModel, corpus: Corpus, *, length: int | None = None, max_rows: int | None = None
+) -> dict[str, float]:
+    """Compute loss (nats) and accuracy of masked words at 15% masking on packed held-out rows.
+
+    `check_measurable` must accept both. Without `length`, rows have `LENGTH` tokens.
+
+    Raises:
+        UserError: The length is beyond the model's.
+    """
+    assert corpus.heldout is not None
+    limit = saved.config.num_positions
+    if length is not None and not 8 <= length <= limit:
+        raise UserError(f"--length is {length}; {saved.name} takes rows of 8 to {limit} tokens")
+    mesh, length = make_mesh(MeshConfig()), length or min(LENGTH, saved.max_length)
+    config = PretrainConfig(
+        data=DataConfig(pairing="none"),
+        training=TrainingConfig(phases=(PhaseConfig(length=length),)),
+    )
+    config = with_architecture(config, saved.config).with_vocabulary(corpus.train.vocab_size)
+    settings = evaluation_config(config, corpus, 0)
+    objective = settings.objective
+    fresh = jax.jit(objective.init, out_shardings=param_placement(settings, mesh))
+    params = initial_params(saved, fresh(jax.random.key(0)), objective.axes())
+    size = -(-32 // mesh.size) * mesh.size
+    rows = EvalBatches(corpus.heldout, config.data, length, size, max_rows=max_rows)
+    eval_step = make_eval_step(settings, mesh, EVAL_SEED)
+    batches = tqdm(rows, "held-out text", unit="batch", disable=None, leave=False)
+    return evaluate(objective, eval_step, params, batches, mesh)

@@ -25,8 +25,8 @@ from bert_jax.files.checks import DIGESTS, digests_of
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
-from bert_jax.training.pretrain.start.heldout import check_measurable, heldout_metrics
-from bert_jax.training.pretrain.start.initial_model import GROWTH_FILE
+from bert_jax.training.pretrain.evaluate import check_measurable, heldout_metrics
+from bert_jax.training.start import GROWTH_FILE
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,15 @@ from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import starting_params
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.resolve import resolve_finetuning
 from bert_jax.training.finetune.saves import FinetuneSaves
 from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.finetune.start.vectors import starting_vectors
-from bert_jax.training.finetune.start.weights import to_start_from
+from bert_jax.training.finetune.start import starting_vectors, to_start_from
+from bert_jax.training.finetune.train import resolve_finetuning
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.progress import Moment
 from bert_jax.training.run.loss_curve import PROBE
 from bert_jax.training.run_plan import Scores
+from bert_jax.training.start import Start
 from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 
@@ -64,7 +64,7 @@ class Probe:
         nothing = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), params)
 
         def prepared(model: ModelConfig) -> tuple[Any, Any, Any]:
-            setup = set_up(self._config, self._saved(model, nothing))
+            setup = set_up(self._config, lambda *_, **__: self._saved(model, nothing))
             step = dataclasses.replace(setup.step, num_steps=self.given.num_steps)
             setup = dataclasses.replace(setup, step=step)
             plan = resolve_finetuning(self._config, setup, work)
@@ -78,11 +78,9 @@ class Probe:
         model, params = next(iter(self._run.objective.models(model, params).values()))
         model = dataclasses.replace(model, attention_impl="auto")
         origin = Origin("pretrain", config=to_dict(self._run))
-        return to_start_from(
-            SavedModel(
-                model, params, None, self._tokenizer, self._files, model.num_positions, "the run",
-                origin,
-            )
+        return SavedModel(
+            model, params, None, self._tokenizer, self._files, model.num_positions, "the run",
+            origin,
         )  # fmt: skip
 
     def after(self, step: int) -> bool:
@@ -94,12 +92,13 @@ class Probe:
         setup, plan, step = self._of_stages[at.stage]
         everywhere = jax.tree.map(lambda leaf: replicated(leaf.sharding.mesh), params)
         params = jax.device_get(jax.jit(lambda tree: tree, out_shardings=everywhere)(params))
-        known, head = self._saved(self._models[at.stage], params).params, setup.objective.config
+        saved, head = self._saved(self._models[at.stage], params), setup.objective.config
+        known = to_start_from(saved).params
         if isinstance(head, EmbeddingConfig):
             start = starting_vectors(head, known)
         else:
             start = starting_params(setup.objective.model, head, known)
-        setup = dataclasses.replace(setup, starts=(start,))
+        setup = dataclasses.replace(setup, start=Start(inits={"the run": start}))
         now = FinetuneSaves(self._config, setup, plan.mesh, self._work).begin(0, plan.stages[0])
         for batch in islice(plan.batches.stream(0), self.given.num_steps):
             now.state, _ = step(now.state, batch, *plan.stages[0].settings)

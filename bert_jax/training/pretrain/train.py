@@ -1,16 +1,44 @@
 """Pretraining: a plan from a configuration, and the loop."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
 
 from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.data.pipeline import ExampleStream, TrainBatches
+from bert_jax.distributed.parallel.sharding import (
+    data_shard,
+    make_mesh,
+    num_batch_shards,
+    place_batch,
+)
+from bert_jax.files.remote import WorkDir
 from bert_jax.training.loop import carry_out
+from bert_jax.training.pretrain.branch import open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import Corpus, open_corpus
-from bert_jax.training.pretrain.resolve import resolve_pretraining
+from bert_jax.training.pretrain.corpus import Corpus, MixedCorpora, open_corpus, phase_stores
+from bert_jax.training.pretrain.evaluate import HeldOut
+from bert_jax.training.pretrain.probes import Probe
+from bert_jax.training.pretrain.saves import PretrainSaves, check_workdir
+from bert_jax.training.pretrain.settings import (
+    check_stages,
+    evaluation_config,
+    step_config,
+    with_batch_unit,
+)
+from bert_jax.training.pretrain.start import begun, resolve_start
+from bert_jax.training.pretrain.voice import PretrainVoice
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session, hold_workdir
-from bert_jax.training.run_plan import Result
+from bert_jax.training.run_plan import Policy, Result, RunPlan, Scorer, Stage
+from bert_jax.training.sweep.statistics import Trial
+from bert_jax.training.workdir import look_into
 
 
 def train(
@@ -18,7 +46,7 @@ def train(
     workdir: Path | str,
     *,
     corpus: Corpus | None = None,
-    initial: Callable[[], SavedModel] | None = None,
+    read: Callable[[str], SavedModel] = read_model,
     branch_from: str = "",
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
@@ -31,7 +59,8 @@ def train(
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         corpus: Replacement for the corpus that `config.data.corpus` names.
-        initial: Function that reads the model that `config.init` names; called by the first start.
+        read: Function that reads a model: the one that `config.init` names, at the first start,
+            and the teacher.
         branch_from: Checkpoint of another run to continue, as `WORKDIR@STEP`, or WORKDIR for the
             newest that was read back; a run that has begun remembers it.
         clock: Clock started at process start; None: a new clock.
@@ -48,4 +77,88 @@ def train(
     corpus = corpus or open_corpus(config.data.corpus, config.data)
     with hold_workdir(workdir, echo=echo) as work:
         session = Session(work, stall_seconds=config.training.stall_seconds, clock=clock, echo=echo)
-        return carry_out(resolve_pretraining(config, work, corpus, initial, branch_from), session)
+        return carry_out(resolve_pretraining(config, work, corpus, read, branch_from), session)
+
+
+@dataclass(frozen=True, eq=False)
+class TextBatches:
+    """Batches of a stream of examples: the rows of this process, on the mesh."""
+
+    examples: ExampleStream
+    mesh: Mesh
+
+    def at(self, step: int) -> Mapping[str, Any]:
+        """Return one batch."""
+        return place_batch(self.examples.batch(step, *data_shard(self.mesh)), self.mesh)
+
+    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
+        """Yield the batches from number `first` on, built ahead in threads."""
+        with contextlib.closing(TrainBatches(self.examples, first, *data_shard(self.mesh))) as rows:
+            for batch in rows:
+                yield place_batch(batch, self.mesh)
+
+    def confirm(self) -> None:
+        """Wait until all text read so far was compared with its digests."""
+        self.examples.wait_for_checks()
+
+
+def resolve_pretraining(
+    config: PretrainConfig,
+    work: WorkDir,
+    corpus: Corpus,
+    read: Callable[[str], SavedModel] = read_model,
+    branch_from: str = "",
+) -> RunPlan:
+    """Read everything that the configuration names, and refuse everything that does not fit."""
+    store, there = corpus.train, look_into(work, "pretrain")
+    branch = open_branch(branch_from, work, there)
+    config, start = resolve_start(
+        config, read, store.tokenizer_fingerprint, there, branch.config if branch else None
+    )
+    mesh = make_mesh(config.mesh)
+    shards, (unit, step) = num_batch_shards(mesh), begun(there, branch)
+    config = with_batch_unit(config, shards, unit).with_vocabulary(store.vocab_size)
+    training, numbers = config.training, range(len(config.phases))
+    texts = phase_stores(config, store)
+    check_workdir(work, there, config, store, texts, start.teacher_digest)
+    check_stages(config, shards, step)
+    steps = [step_config(config, corpus, number) for number in numbers]
+    trial = Trial(config.init, config.optimizer.learning_rate, config.seed)
+    saves = PretrainSaves(config, work, corpus, texts, mesh, steps[0], start, branch, trial)
+    if branch is not None:
+        branch.check(config, store, texts, saves.saved)
+    mixed = MixedCorpora(config)
+    examples = ExampleStream(
+        store, config.data, config.phases, config.seed, mixed.named(texts, config)
+    )
+    for number in numbers:
+        examples.plan(number)
+    scorers: list[Scorer] = []
+    if corpus.heldout is not None:
+        evaluations = [evaluation_config(config, corpus, number) for number in numbers]
+        scorers.append(HeldOut(config, corpus.heldout, evaluations, mesh, mixed.heldout()))
+    files = store.path and store.path / "tokenizer"
+    scorers += [
+        Probe(config, number, files, saves.abstract.params, work)
+        for number in range(len(training.probes))
+    ]
+    ends = list(accumulate((phase.num_steps for phase in config.phases), initial=0))
+    return RunPlan(
+        name=work.name,
+        mesh=mesh,
+        stages=tuple(
+            Stage(range(*bounds), step, (trial,))
+            for bounds, step in zip(pairwise(ends), steps, strict=True)
+        ),
+        batches=TextBatches(examples, mesh),
+        scorers=tuple(scorers),
+        saves=saves,
+        voice=PretrainVoice(config, work, corpus, examples, mixed, saves),
+        policy=Policy(
+            log_every=training.log_every_steps,
+            scores_start=start.initial is not None and bool(scorers),
+            save_every=config.checkpoint.save_every_steps,
+            saves_end=True,
+            stops_diverged=config.guard.on_divergence == "stop",
+        ),
+    )

@@ -66,7 +66,7 @@ def test_a_run_starts_from_a_grown_model(source, corpus, tmp_path, capsys):
     config = dataclasses.replace(CONFIG, init=f"{out}", data=dataclasses.replace(
         CONFIG.data, corpus=f"{corpus}"
     ))  # fmt: skip
-    train(config, tmp_path / "run", initial=lambda: grown, echo=lines.append)
+    train(config, tmp_path / "run", read=lambda _: grown, echo=lines.append)
     (line,) = [each for each in lines if each.startswith("starts from")]
     assert (
         f"; grown from {short(small.name)}; on held-out text its loss was {losses[0]:.3f}, " in line

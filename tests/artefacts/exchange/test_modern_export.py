@@ -198,7 +198,7 @@ def test_words_are_added_trained_and_exported(tmp_path, kind):
         "training": {"num_steps": 2, "phases": [{"length": 32, "batch_size": 8}]},
         "optimizer": {"warmup_steps": 1, "learning_rate": 1e-2},
     })  # fmt: skip
-    train(config, tmp_path / "run", initial=lambda: read_model(config.init), echo=lambda _: None)
+    train(config, tmp_path / "run", echo=lambda _: None)
     parity = export(tmp_path / "run", "huggingface", tmp_path / "out")
     assert parity["proofs"]["transformers"]["missing_keys"] == 0
 

@@ -31,7 +31,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import objective_of
+from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.workdir import begin_workdir
 

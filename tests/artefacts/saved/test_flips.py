@@ -32,7 +32,7 @@ from bert_jax.infer.search.passages import Passage
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.training import train_bytelevel
-from bert_jax.training.pretrain.corpus import objective_of
+from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.workdir import begin_workdir
 
 

@@ -12,9 +12,9 @@ from steps import masked_lm_step
 from synthetic_store import SPECIAL, make_store
 
 from bert_jax.cli.inspection import by_position as module
-from bert_jax.cli.inspection.by_position import PositionLosses, measure
+from bert_jax.cli.inspection.by_position import PositionLosses, measure, position_lines
 from bert_jax.cli.inspection.evaluate import HeldOutRun, _with_positions
-from bert_jax.cli.inspection.position_lines import position_figure, position_lines
+from bert_jax.cli.inspection.pictures import position_figure
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.pipeline import EvalBatches
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh

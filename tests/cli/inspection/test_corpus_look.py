@@ -9,8 +9,7 @@ from one_shard import StoreWriter
 from small_run import TOKENIZER
 
 from bert_jax.cli.inspection import corpus as module
-from bert_jax.cli.inspection.corpus import CorpusLook, inspect_corpus
-from bert_jax.cli.inspection.corpus_lines import corpus_lines
+from bert_jax.cli.inspection.corpus import CorpusLook, corpus_lines, inspect_corpus
 from bert_jax.cli.main import main
 
 DOCUMENTS = [[[5, 6], [7]], [[8, 9, 10]], [[5, 6, 7]], [[8, 9, 10]], [[10, 9, 8]], [[8, 9, 10]]]
@@ -39,7 +38,7 @@ def look(path: Path) -> CorpusLook:
 
 def test_lengths_and_documents(look: CorpusLook) -> None:
     assert look.counts == {"documents": 7, "sentences": 27, "tokens": 218, "shards": 1}
-    assert look.lengths.quantiles == {
+    assert look.quantiles == {
         "0": 3, "0.01": 3, "0.05": 3, "0.25": 3, "0.5": 3, "0.75": 3, "0.95": 200, "0.99": 200,
         "1": 200,
     }  # fmt: skip

@@ -29,11 +29,13 @@ from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.opening import restore_task
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import prepare_finetune_workdir, saved_content
+from bert_jax.training.pretrain.branch import open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import Corpus, objective_of, open_corpus
-from bert_jax.training.pretrain.start.branch import open_branch
-from bert_jax.training.pretrain.workdir import prepare_workdir
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus
+from bert_jax.training.pretrain.saves import prepare_workdir
+from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.sweep.statistics import Trial
+from bert_jax.training.workdir import EMPTY
 
 
 class State(NamedTuple):
@@ -209,7 +211,7 @@ def test_branches_averages_and_imports(copied: Path, monkeypatch: pytest.MonkeyP
     config = small_config(data__corpus=str(copied / "corpus")).with_vocabulary(64)
     from bert_jax.files.remote import open_workdir
 
-    branch = open_branch(f"{copied / 'run'}@7", open_workdir(copied / "branch"))
+    branch = open_branch(f"{copied / 'run'}@7", open_workdir(copied / "branch"), EMPTY)
     assert branch is not None
     prepare_workdir(copied / "branch", config, corpus.train, branch=branch.record)
     save(

@@ -10,7 +10,7 @@ import pytest
 from small_finetuning import small_config, write_files
 from task_examples import TOKENIZER
 
-from bert_jax.cli.inspection.replay_task import label_texts, replay_task
+from bert_jax.cli.inspection.replay import label_texts, replay_task
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.tasks.task import LabelSpec

@@ -15,6 +15,7 @@ import pytest
 from checkpoint_states import CONFIG, abstract, assert_same, unmark, write
 from small_run import TOKENIZER
 
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.distributed.checkpoint import Checkpoints, agreement, reading, saved_steps, storage
 from bert_jax.distributed.checkpoint.agreement import ElsewhereError, all_agree, by_first
@@ -24,7 +25,8 @@ from bert_jax.files.remote import open_workdir
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import check_finetune_workdir, prepare_finetune_workdir
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.start.initial_model import resolve_init
+from bert_jax.training.pretrain.start import resolve_start
+from bert_jax.training.workdir import look_into
 
 SECONDS = 60  # for a process that the other one has left alone
 
@@ -239,13 +241,16 @@ def test_a_run_that_has_saved_reads_no_initial_model_in_any_process(saved, tmp_p
     (here[0] / "config.json").write_text(json.dumps({"config": to_dict(began)}))
     shutil.rmtree(here[1] / "checkpoints")
     given = build(PretrainConfig, {"init": "elsewhere"})
-    for found in pair.run(
-        *(lambda view=view: resolve_init(given, open_workdir(view), None, "") for view in here)
-    ):
+
+    def resolved(view):
+        there = look_into(open_workdir(view), "pretrain")
+        return resolve_start(given, read_model, there=there)
+
+    for found in pair.run(*(lambda view=view: resolved(view) for view in here)):
         assert not isinstance(found, Exception), found
-        config, initial = found
+        config, start = found
         assert config.model.num_layers == 7
-        assert initial is None
+        assert start.initial is None
 
 
 def test_the_first_process_says_what_run_a_work_directory_holds(saved, tmp_path, pair):

@@ -128,9 +128,9 @@ def test_processes_train_evaluate_and_save_as_one_does(number, mesh, alone):
 _STALE = """
 import os, sys
 from bert_jax.distributed.checkpoint import reading
-from bert_jax.training.pretrain.start import initial_model
+from bert_jax.training import workdir
 if os.environ["JAX_PROCESS_ID"] == "1":
-    for module in (reading, initial_model):
+    for module in (reading, workdir):
         module.saved_steps = lambda directory: [4]
 from bert_jax.cli.main import main
 sys.exit(main(sys.argv[1:]))

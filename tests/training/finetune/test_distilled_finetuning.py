@@ -15,7 +15,8 @@ from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.objectives.distillation import Distilled
 from bert_jax.training import loop
-from bert_jax.training.finetune import resolve
+from bert_jax.training.finetune import report
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.train import finetune
 
@@ -25,9 +26,9 @@ def small_programs():
     """One device, and each step traced and compiled once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            resolve, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
+            train_module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
         )
-        for module, name in ((loop, "make_train_step"), (resolve, "make_eval_step")):
+        for module, name in ((loop, "make_train_step"), (report, "make_eval_step")):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield
 
@@ -82,7 +83,7 @@ def test_the_teacher_is_laid_out_by_the_labels_of_the_task(files, teacher):
     objective = setup.step.objective
     assert isinstance(objective, Distilled)
     assert objective.teacher.config.dropout_rate == 0
-    kept = setup.starts[0]["teacher"]
+    kept = setup.start.parts[0]["teacher"]
     np.testing.assert_array_equal(
         kept["head"]["kernel"], read_finetuned(teacher).params["head"]["kernel"]
     )

@@ -14,7 +14,8 @@ from bert_jax.cli.main import main
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.training import loop
-from bert_jax.training.finetune import evaluate, resolve
+from bert_jax.training.finetune import evaluate, report
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.evaluate import evaluate_finetuned
 from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.steps import trials
@@ -26,12 +27,12 @@ PLACES, ANIMALS = ("mat", "hill", "under", "on"), ("cat", "dog")
 def compiled():
     """One device, and each step traced and compiled once."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (resolve, evaluate):
+        for module in (train_module, evaluate):
             patch.setattr(
                 module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
             )
         for module, name in (
-            (loop, "make_train_step"), (resolve, "make_eval_step"), (trials, "make_keep_best"),
+            (loop, "make_train_step"), (report, "make_eval_step"), (trials, "make_keep_best"),
             (evaluate, "make_eval_step"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))
@@ -92,8 +93,8 @@ def test_from_pairs_to_vectors(tmp_path, files, capsys):
     assert np.mean(cosines) > 0.5
     # Vectors are where the next run begins.
     again = set_up(pairs_config(files, init=run, embedding__pooling="weighted"))
-    jax.tree.map(np.testing.assert_array_equal, again.starts[0], model.params)
-    assert set(set_up(pairs_config(files, init=run)).starts[0]) == {"encoder"}
+    jax.tree.map(np.testing.assert_array_equal, again.start.parts[0], model.params)
+    assert set(set_up(pairs_config(files, init=run)).start.parts[0]) == {"encoder"}
 
 
 def test_low_rank_updates_of_vectors(tmp_path, files, capsys):

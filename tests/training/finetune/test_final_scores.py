@@ -23,7 +23,8 @@ from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.tasks.text.task import TextSplit
-from bert_jax.training.finetune import report, resolve
+from bert_jax.training.finetune import report
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import evaluate_finetuned
 from bert_jax.training.finetune.train import finetune
@@ -118,7 +119,7 @@ def test_a_run_that_was_stopped_or_killed_scores_its_test_data(files, sweep, tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(resolve, "_SAVE_SECONDS", 0.0)
+        patch.setattr(train_module, "_SAVE_SECONDS", 0.0)
         patch.setattr(report, "write_reports", killed)
         with pytest.raises(KeyboardInterrupt):
             finetune(config, work, echo=quiet)

@@ -35,10 +35,11 @@ from bert_jax.cli.main import main
 from bert_jax.distributed.checkpoint import saved_steps, storage
 from bert_jax.errors import UserError
 from bert_jax.tasks.text.task import TextSplit
-from bert_jax.training.finetune import folds, resolve, summary, train
+from bert_jax.training.finetune import folds, voice
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.progress import NoModelError
 from bert_jax.training.finetune.train import finetune
+from bert_jax.training.finetune.voice import NoModelError
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import StopRequest
@@ -245,11 +246,11 @@ def test_a_better_model_comes_after_what_a_killed_run_left(files, tmp_path, monk
     monkeypatch.setattr(TextSplit, "score", lambda *_: {"accuracy": next(scripted)})
     config, work = small_config(files), tmp_path / "work"
     with monkeypatch.context() as patch:
-        patch.setattr(resolve, "summarise", lambda *_: kill())
+        patch.setattr(voice, "summarise", lambda *_: kill())
         with pytest.raises(KilledError):
             finetune(config, work, echo=quiet)
     assert saved_steps(work / "checkpoints") == [18]
-    monkeypatch.setattr(resolve, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(train_module, "_SAVE_SECONDS", 0.0)
     assert done(config, work)["scores"] == {"accuracy": 0.9}
 
 
@@ -285,7 +286,7 @@ def test_ctrl_c_ends_with_130_and_the_command_that_continues(files, tmp_path, ca
             assert stop.due()
             return Result("", 1, False, stopped_by=stop.name)
 
-    monkeypatch.setattr(train, "finetune", stopped)
+    monkeypatch.setattr(train_module, "finetune", stopped)
     monkeypatch.setattr(folds, "finetune", stopped)
     file, work = write_config(tmp_path / "recipe.py", small_config(files)), tmp_path / "my work"
     argv = ["finetune", f"--config={file}", f"--workdir={work}", "--stopped-code=75"]
@@ -332,7 +333,7 @@ def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluati
 def test_killed_and_continued_is_uninterrupted(
     files, waves, tmp_path, monkeypatch, save_seconds, evaluation, continued
 ):
-    monkeypatch.setattr(resolve, "_SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr(train_module, "_SAVE_SECONDS", save_seconds)
     config, work = small_config(files, sweep=WAVES), tmp_path / "work"
     with pytest.raises(KilledError):
         finetune(config, work, echo=at_evaluation(evaluation, kill))
@@ -346,8 +347,8 @@ def test_killed_and_continued_is_uninterrupted(
 def test_killed_before_the_statistics(files, one_run, tmp_path, monkeypatch):
     """What was saved after the last step is not trained further."""
     with monkeypatch.context() as patch:
-        patch.setattr(resolve, "_SAVE_SECONDS", 0.0)
-        patch.setattr(resolve, "summarise", lambda *_: kill())
+        patch.setattr(train_module, "_SAVE_SECONDS", 0.0)
+        patch.setattr(voice, "summarise", lambda *_: kill())
         with pytest.raises(KilledError):
             finetune(small_config(files), tmp_path / "work", echo=quiet)
     assert done(small_config(files), tmp_path / "work") == fingerprint(one_run)
@@ -641,7 +642,7 @@ def fail_writes(patch: pytest.MonkeyPatch, below: str, times: int) -> list[str]:
 @pytest.mark.parametrize(("below", "times"), [("/resume/", 2), ("/checkpoints/", 4)])
 def test_saves_that_fail_do_not_end_a_run(files, one_run, tmp_path, monkeypatch, below, times):
     """The best model is tried three times, and again after the second evaluation, its best."""
-    monkeypatch.setattr(resolve, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(train_module, "_SAVE_SECONDS", 0.0)
     failed = fail_writes(monkeypatch, below, times)
     assert done(small_config(files), tmp_path / "work") == fingerprint(one_run)
     assert len(failed) == times
@@ -666,7 +667,7 @@ def test_a_full_disk_at_the_end(files, one_run, tmp_path, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(summary, "write_summary", full)
+        patch.setattr(voice, "write_summary", full)
         assert main(command) == 3
     said = capsys.readouterr()
     assert "statistics cannot be written" in said.err

@@ -12,7 +12,8 @@ from task_examples import put
 
 from bert_jax.cli.main import main
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
-from bert_jax.training.finetune import evaluate, resolve
+from bert_jax.training.finetune import evaluate
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.skipif(
@@ -75,7 +76,7 @@ def mnli(home: Path) -> dict[str, Any]:
     ],
 )
 def test_from_files_to_predictions(tmp_path, capsys, monkeypatch, task, data, written, names):
-    for module in (resolve, evaluate):
+    for module in (train_module, evaluate):
         monkeypatch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
         )

@@ -22,10 +22,11 @@ from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TableConfig
 from bert_jax.training import loop
-from bert_jax.training.finetune import evaluate, resolve
+from bert_jax.training.finetune import evaluate, report
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.evaluate import evaluate_finetuned
 from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.finetune.start.weights import kept_head
+from bert_jax.training.finetune.start import kept_head
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.run.events import read_events
 from bert_jax.training.steps import trials
@@ -37,12 +38,12 @@ LORA = {"rank": 2, "targets": ("query", "down")}
 def compiled():
     """One device, and each step traced and compiled once."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (resolve, evaluate):
+        for module in (train_module, evaluate):
             patch.setattr(
                 module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
             )
         for module, name in (
-            (loop, "make_train_step"), (resolve, "make_eval_step"), (trials, "make_keep_best"),
+            (loop, "make_train_step"), (report, "make_eval_step"), (trials, "make_keep_best"),
             (evaluate, "make_eval_step"),
         ):  # fmt: skip
             patch.setattr(module, name, functools.cache(getattr(module, name)))
@@ -185,7 +186,7 @@ def test_a_resumable_state_has_what_is_trained_alone(files, tmp_path):
 
 
 def started(files, **changes):
-    return set_up(small_config(files, **changes)).starts[0]
+    return set_up(small_config(files, **changes)).start.parts[0]
 
 
 def test_a_head_with_the_same_labels_goes_on(sweep, files, tmp_path):
@@ -249,7 +250,7 @@ def test_a_head_of_scores_goes_on_in_their_units(files, tmp_path):
     given = json.loads(json.dumps(files)) | {"init": str(tmp_path / "work")}
     table = {"train": str(tables[1]), "dev": str(tables[1]), **number}
     setup = set_up(small_config(given, table=table))
-    spec, head = setup.task.spec, setup.starts[0]["head"]
+    spec, head = setup.task.spec, setup.start.parts[0]["head"]
     np.testing.assert_allclose(head["kernel"] * spec.deviation, saved["kernel"], rtol=1e-5)
     np.testing.assert_allclose(
         head["bias"] * spec.deviation + spec.mean, saved["bias"], rtol=1e-5, atol=1e-5

@@ -33,8 +33,8 @@ from bert_jax.tasks.rows import Rows, TrainBatches
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig, FinetuneTrainingConfig
 from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.finetune.summary import summary_of_run
 from bert_jax.training.finetune.train import finetune
+from bert_jax.training.finetune.voice import summary_of_run
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig
@@ -72,26 +72,26 @@ def test_a_head_begins_with_the_map_of_the_masked_lm_head(tmp_path):
     shared = {part: saved.params["mlm"][part] for part in ("dense", "norm")}
     for kind in ("table", "tagging"):
         setup = set_up(config_for(tmp_path / "m", tmp_path, kind))
-        (start,) = setup.starts
+        (start,) = setup.start.parts
         assert start.keys() == {"encoder", "transform"}
         jax.tree.map(np.testing.assert_array_equal, start["transform"], shared)
     mesh = make_trial_mesh(MeshConfig(), 1, jax.devices()[:1])
-    state = init_trials(setup.step, mesh, np.zeros(1), setup.starts, np.zeros(1))
+    state = init_trials(setup.step, mesh, np.zeros(1), setup.start.parts, np.zeros(1))
     first = jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params)
     jax.tree.map(np.testing.assert_array_equal, first["transform"], shared)
     jax.tree.map(np.testing.assert_array_equal, first["encoder"], start["encoder"])
     random = set_up(config_for(tmp_path / "m", tmp_path, reinitialise=True))
-    assert random.starts == ({},)
+    assert random.start.parts == ({},)
 
 
 def test_a_head_begins_with_the_map_of_another_head(tmp_path):
     saved = write_model(tmp_path / "m", "modernbert", "classification")
-    (start,) = set_up(config_for(tmp_path / "m", tmp_path, "tagging")).starts
+    (start,) = set_up(config_for(tmp_path / "m", tmp_path, "tagging")).start.parts
     jax.tree.map(np.testing.assert_array_equal, start["transform"], saved.params["transform"])
     write_model(tmp_path / "e", "eurobert")  # whose masked-LM head has no map
-    assert set_up(config_for(tmp_path / "e", tmp_path)).starts[0].keys() == {"encoder"}
+    assert set_up(config_for(tmp_path / "e", tmp_path)).start.parts[0].keys() == {"encoder"}
     saved = write_model(tmp_path / "n", "nomic_bert", "classification")
-    encoder = set_up(config_for(tmp_path / "n", tmp_path)).starts[0]["encoder"]
+    encoder = set_up(config_for(tmp_path / "n", tmp_path)).start.parts[0]["encoder"]
     pooler = saved.params["encoder"]["pooler"]
     jax.tree.map(np.testing.assert_array_equal, encoder["pooler"], pooler)
 
@@ -125,7 +125,7 @@ def test_the_start_says_what_the_head_is(tmp_path):
     for name, fields in (("m", {}), ("m", {"kind": "tagging"}), ("e", {"pooling": "late"})):
         config = config_for(tmp_path / name, tmp_path, **fields)
         mesh = make_trial_mesh(MeshConfig(), 1, jax.devices()[:1])
-        lines = summary_of_run(config, set_up(config), mesh, "w", 0, 9, goal=0.5, constant=0.5)
+        lines = summary_of_run(config, set_up(config), mesh, "w", 0, 9, goal=0.5)
         said += [line.removeprefix("head     ") for line in lines if line.startswith("head")]
     assert said == [
         "from the mean of the tokens' states; its map begins as that of the pretrained head",
@@ -219,7 +219,7 @@ def test_starts_and_rows_are_those_of_transformers(tmp_path):
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(init)
     assert theirs.config.classifier_pooling == "mean"
     setup = set_up(config_for(init, tmp_path, "tagging", max_length=24))
-    start = setup.starts[0]["transform"]
+    start = setup.start.parts[0]["transform"]
     dense, norm = theirs.head.dense.weight, theirs.head.norm.weight
     np.testing.assert_array_equal(dense.detach().numpy().T, start["dense"]["kernel"])
     np.testing.assert_array_equal(norm.detach().numpy(), start["norm"]["scale"])
@@ -237,20 +237,15 @@ def test_starts_and_rows_are_those_of_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("pooler", [True, False])
-def test_a_modern_encoder_with_a_pooler_begins_with_the_head_of_its_family(
-    tmp_path, monkeypatch, pooler
-):
+def test_a_modern_encoder_with_a_pooler_begins_with_the_head_of_its_family(tmp_path, pooler):
     """The demo's model, which learns pairs, and a BERT that was trained without a pooler."""
     fields = {**FAMILIES["modernbert"], "pooler": True} if pooler else {"pooler": False}
     made = dataclasses.replace(small_saved("pretraining", **fields), origin=Origin("pretrain"))
-    monkeypatch.setattr(
-        "bert_jax.training.finetune.start.weights.read_model", lambda *_, **__: made
-    )
     classes = {"table": "ForSequenceClassification", "tagging": "ForTokenClassification"}
     for kind, name in classes.items():
-        setup = set_up(config_for("run", tmp_path, kind))
+        setup = set_up(config_for("run", tmp_path, kind), lambda *_, **__: made)
         assert setup.objective.model.pooler != pooler
-        (start,) = setup.starts
+        (start,) = setup.start.parts
         assert start.keys() == ({"encoder", "transform"} if pooler else {"encoder"})
         assert "pooler" not in start["encoder"]
         head = setup.objective.config

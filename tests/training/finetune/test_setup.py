@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.setup import Setup, set_up
-from bert_jax.training.finetune.start.weights import encoder_of
+from bert_jax.training.finetune.start import encoder_of
 from bert_jax.training.finetune.train import finetune
 
 

@@ -11,7 +11,8 @@ import bert_jax
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
-from bert_jax.training.finetune import evaluate, resolve
+from bert_jax.training.finetune import evaluate
+from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.evaluate import predict_finetuned, split_outputs
 from bert_jax.training.finetune.train import finetune
 
@@ -41,7 +42,7 @@ def write_rows(path, num_rows, seed):
 
 @pytest.mark.drawn
 def test_from_a_table_to_answers(tmp_path, monkeypatch):
-    for module in (resolve, evaluate):
+    for module in (train_module, evaluate):
         monkeypatch.setattr(
             module, "make_trial_mesh", lambda c, n: make_trial_mesh(c, n, jax.devices()[:1])
         )

@@ -24,13 +24,14 @@ from bert_jax.distributed.checkpoint import branches_of, load_newest, saved_step
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.training import workdir as workdir_module
+from bert_jax.training.pretrain import branch as branch_module
+from bert_jax.training.pretrain.branch import open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
-from bert_jax.training.pretrain.start import branch as branch_module
-from bert_jax.training.pretrain.start.branch import open_branch
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.session import hold_workdir
 from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.workdir import EMPTY
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 
@@ -214,11 +215,11 @@ def test_a_branch_killed_at_its_start_begins_again(run, tmp_path, monkeypatch):
 
 def test_the_newest_is_the_newest_that_was_read_back(run, tmp_path):
     (run.workdir / "checkpoints" / "6" / "verified.json").unlink()
-    found = open_branch(str(run.workdir), open_workdir(tmp_path / "new"))
+    found = open_branch(str(run.workdir), open_workdir(tmp_path / "new"), EMPTY)
     assert found.record["step"] == 4
     unmark(run.workdir)
     with pytest.raises(UserError, match=r"has 0 checkpoints that were read back .* are 2, 4, 6"):
-        open_branch(str(run.workdir), open_workdir(tmp_path / "new"))
+        open_branch(str(run.workdir), open_workdir(tmp_path / "new"), EMPTY)
 
 
 @pytest.mark.slow
@@ -309,7 +310,7 @@ def test_damaged_steps_are_named(run, tmp_path):
 
 
 def test_a_mark_that_cannot_be_written_ends_the_branch(run, tmp_path):
-    found = open_branch(f"{run.workdir}@4", open_workdir(tmp_path / "new"))
+    found = open_branch(f"{run.workdir}@4", open_workdir(tmp_path / "new"), EMPTY)
     with files_of_at_most(16), pytest.raises(UserError) as error:  # noqa: SIM117
         with found.keeping("new"):
             pass

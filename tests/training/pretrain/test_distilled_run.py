@@ -13,7 +13,7 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli import main as cli
 from bert_jax.distributed.checkpoint import load_newest
 from bert_jax.errors import UserError
-from bert_jax.training.pretrain.start.teacher import resolve_teacher
+from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
 
@@ -119,9 +119,9 @@ def test_verbs_read_the_student_without_the_teacher(whole, corpus, capsys):
 def test_teachers_that_do_not_fit(teacher):
     config = config_of(teacher)
     with pytest.raises(UserError, match=r"distil.teacher: the tokenizer of .* is not that of"):
-        resolve_teacher(config, "0" * 64)
+        resolve_start(config, read_model, "0" * 64)
     with pytest.raises(UserError, match=r"distil.teacher is empty; give"):
-        resolve_teacher(config_of(""))
+        resolve_start(config_of(""), read_model)
     with pytest.raises(UserError, match=r"is 'distilled_masked_lm'; .*--config.distil.teacher=DIR"):
         small_config(**SHORT, objective={"name": "distilled_masked_lm", "teacher": str(teacher)})
     with pytest.raises(UserError, match=r"objective.name is 'replaced_tokens'; only masked_lm"):
@@ -130,7 +130,7 @@ def test_teachers_that_do_not_fit(teacher):
     training = replace(config.training, phases=(long,))
     model = replace(config.model, num_positions=128)
     with pytest.raises(UserError, match=r"has 64 positions, and training.phases have rows of 128"):
-        resolve_teacher(replace(config, training=training, model=model))
+        resolve_start(replace(config, training=training, model=model), read_model)
 
 
 def test_a_student_of_other_sizes_starts_on_its_own(tmp_path, corpus, teacher):

@@ -22,9 +22,9 @@ from bert_jax.model.heads import init_params
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import step_config
-from bert_jax.training.pretrain.start.initial_model import initial_params, with_architecture
+from bert_jax.training.pretrain.settings import step_config, with_architecture
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.start import initial_params
 from bert_jax.training.steps.state import init_state
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
@@ -66,7 +66,7 @@ def assert_close(found: Any, expected: Any) -> None:
 def test_a_run_starts_from_the_model_and_does_not_need_it_again(initial, corpus, tmp_path):
     said: list[str] = []
     workdir = tmp_path / "work"
-    train(STARTED, workdir, corpus=corpus, initial=lambda: initial, echo=said.append)
+    train(STARTED, workdir, corpus=corpus, read=lambda _: initial, echo=said.append)
     assert "starts from the model of a test" in said
     loaded = pretrained_checkpoint(workdir)
     assert_close(loaded.state, initial.params)
@@ -76,11 +76,11 @@ def test_a_run_starts_from_the_model_and_does_not_need_it_again(initial, corpus,
     assert config.model.hidden_dropout_rate == 0.2
     assert config.init == "elsewhere"
 
-    def gone() -> SavedModel:
+    def gone(name: str) -> SavedModel:
         raise AssertionError("it is read again")
 
     said.clear()
-    result = train(STARTED, workdir, corpus=corpus, initial=gone, echo=said.append)
+    result = train(STARTED, workdir, corpus=corpus, read=gone, echo=said.append)
     assert (result.step, result.finished) == (2, True)
     assert "continues from step 2" in said
 
@@ -89,7 +89,7 @@ def test_what_the_model_lacks_begins_at_random(initial, corpus, tmp_path):
     encoder = {name: tree for name, tree in initial.params["encoder"].items() if name != "pooler"}
     less = dataclasses.replace(initial, params={"encoder": encoder, "mlm": initial.params["mlm"]})
     said: list[str] = []
-    train(STARTED, tmp_path, corpus=corpus, initial=lambda: less, echo=said.append)
+    train(STARTED, tmp_path, corpus=corpus, read=lambda _: less, echo=said.append)
     line = (
         "starts from the model of a test: 26 arrays copied (encoder/embeddings, encoder/layers, "
         "mlm); 4 arrays fresh (encoder/pooler, nsp)"
@@ -108,9 +108,7 @@ def test_another_tokenizer_is_refused_before_anything_is_written(initial, corpus
     other = dataclasses.replace(initial, tokenizer=WordPieceTokenizer([*SPECIAL_TOKENS, "other"]))
     there = other.tokenizer.fingerprint[:12]
     with pytest.raises(UserError, match=rf"the tokenizer of the model of a test \({there}\)"):
-        train(STARTED, tmp_path / "work", corpus=corpus, initial=lambda: other)
-    with pytest.raises(UserError, match="init is 'elsewhere'; pass what reads it"):
-        train(STARTED, tmp_path / "work", corpus=corpus)
+        train(STARTED, tmp_path / "work", corpus=corpus, read=lambda _: other)
     assert not Path(tmp_path / "work").exists()
 
 

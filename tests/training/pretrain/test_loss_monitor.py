@@ -9,8 +9,9 @@ from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.tokenization.special_ids import SpecialIds
-from bert_jax.training.pretrain.corpus import settings_of
+from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.loss_monitor import MARGIN, LossMonitor
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.run.telemetry import compare
 
 METRIC = MaskedLM.metrics_of(pairs=True)[0]
@@ -48,7 +49,7 @@ def test_baseline_is_the_unigram_entropy_without_special_tokens():
     )
     store = TokenStore.of([shard], counts)
     config = small_config()
-    objective = settings_of(config, store.special_ids, None, store.unigram_entropy).objective
+    objective = step_config(config, Corpus(store, None)).objective
     watched = LossMonitor.of(store, config, objective)
     assert watched.baseline == pytest.approx(1.5 * np.log(2))
     assert watched.unknown_rate == pytest.approx(10 / 218)

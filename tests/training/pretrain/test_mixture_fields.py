@@ -10,7 +10,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.corpus import phase_stores
-from bert_jax.training.pretrain.workdir import check_workdir, prepare_workdir
+from bert_jax.training.pretrain.saves import check_workdir, prepare_workdir
+from bert_jax.training.workdir import look_into
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_a_run_keeps_its_mixture_wherever_the_corpora_lie(corpora, tmp_path):
     stores = phase_stores(config, corpora["a"])
     prepare_workdir(tmp_path, config, corpora["a"], stores)
     work = open_workdir(tmp_path)
-    check_workdir(work, config, corpora["a"], stores)
+    check_workdir(work, look_into(work, "pretrain"), config, corpora["a"], stores)
     (tmp_path / "moved").symlink_to(corpora["b"].path)
     moved = small_config(
         data={
@@ -70,12 +71,14 @@ def test_a_run_keeps_its_mixture_wherever_the_corpora_lie(corpora, tmp_path):
         },
         training__phases=[{"length": 32, "batch_size": 16, "share": 0.5}] * 2,
     )  # fmt: skip
-    check_workdir(work, moved, corpora["a"], phase_stores(moved, corpora["a"]))
+    check_workdir(
+        work, look_into(work, "pretrain"), moved, corpora["a"], phase_stores(moved, corpora["a"])
+    )
     for changed in (("a", 2), ("b", 1)), (("a", 3), ("b", 1), ("c", 1)), (("b", 3), ("a", 1)):
         mixed = config_of({**corpora, "c": corpora["other"]}, *changed)
         texts = stores if len(changed) == 3 else phase_stores(mixed, corpora["a"])
         with pytest.raises(UserError, match=r"data\.mixture|training text|fingerprint"):
-            check_workdir(work, mixed, corpora["a"], texts)
+            check_workdir(work, look_into(work, "pretrain"), mixed, corpora["a"], texts)
 
 
 @pytest.mark.parametrize(

@@ -23,24 +23,22 @@ from bert_jax.files.remote import open_workdir
 from bert_jax.objectives.objective import num_params
 from bert_jax.plan.compile import row_flops
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import (
-    Corpus,
+from bert_jax.training.pretrain.corpus import Corpus, phase_stores
+from bert_jax.training.pretrain.saves import check_workdir, prepare_workdir, read_config
+from bert_jax.training.pretrain.settings import (
+    check_stages,
     evaluation_config,
     objective_of,
-    phase_stores,
     step_config,
-)
-from bert_jax.training.pretrain.start.stages import (
-    begun,
-    check_stages,
     warmup_lines,
     with_batch_unit,
 )
-from bert_jax.training.pretrain.summary import summary
+from bert_jax.training.pretrain.start import begun
 from bert_jax.training.pretrain.train import train
-from bert_jax.training.pretrain.workdir import check_workdir, prepare_workdir, read_config
+from bert_jax.training.pretrain.voice import summary
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.optim import PhaseRate
+from bert_jax.training.workdir import look_into
 
 
 def phases(*changes: dict[str, Any]) -> list[dict[str, Any]]:
@@ -203,11 +201,11 @@ def test_a_run_says_its_rounded_batches_and_goes_on_with_them(corpus, tmp_path):
     assert (stopped.step, stopped.finished, stopped.stopped_by) == (0, False, "SIGTERM")
     assert any("phase 0: steps of 16, 16, 16 rows in place of 2, 4, 8" in line for line in said)
     work = open_workdir(tmp_path / "work")
-    assert begun(work, None) == (16, 0)
+    assert begun(look_into(work, "pretrain"), None) == (16, 0)
     training = read_config(work.local).training
     assert training == dataclasses.replace(config.training, batch_unit=16)
     assert train(config, work.name, corpus=corpus, echo=said.append).finished
-    assert begun(work, None) == (16, 4)
+    assert begun(look_into(work, "pretrain"), None) == (16, 4)
     stream = ExampleStream(corpus.train, config.data, read_config(work.local).phases, config.seed)
     assert replay_batch(work.name, 1, corpus=str(corpus.train.path.parent)).startswith("16 rows")
     assert stream.first_row(3) == 48
@@ -248,12 +246,12 @@ def test_the_corpus_of_a_phase_may_move_and_not_change(corpus, tmp_path):
     work = open_workdir(tmp_path / "work")
     first, moved, other = (config_of({}, {"corpus": str(store.path)}) for store in stores)
     prepare_workdir(work.local, first, corpus.train, {1: stores[0]})
-    check_workdir(work, moved, corpus.train, {1: stores[1]})
+    check_workdir(work, look_into(work, "pretrain"), moved, corpus.train, {1: stores[1]})
     message = r"training\.phases\[1\]\.corpus: fingerprint \w+ there, \w+ given"
     with pytest.raises(UserError, match=message):
-        check_workdir(work, other, corpus.train, {1: stores[2]})
+        check_workdir(work, look_into(work, "pretrain"), other, corpus.train, {1: stores[2]})
     with pytest.raises(UserError, match=message):
-        check_workdir(work, config_of({}, {}), corpus.train)
+        check_workdir(work, look_into(work, "pretrain"), config_of({}, {}), corpus.train, {})
 
 
 def test_a_local_theta_needs_local_layers():

@@ -25,7 +25,8 @@ from bert_jax.distributed.checkpoint import Checkpoints
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import Corpus, open_corpus, step_config
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.state import TrainState, abstract_state

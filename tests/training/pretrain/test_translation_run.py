@@ -16,17 +16,12 @@ from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.cli import main as cli
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
-from bert_jax.files.remote import open_workdir
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.config import TranslationConfig
 from bert_jax.plan.compile import compile_step, row_flops
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.pretrain.corpus import step_config
-from bert_jax.training.pretrain.start.initial_model import (
-    initial_params,
-    resolve_init,
-    starting_line,
-)
+from bert_jax.training.pretrain.settings import step_config
+from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.steps.state import init_state
@@ -133,11 +128,11 @@ def started(objective, corpus, masked_lm, workdir):
     config = translation_config(objective={"name": "translation", **objective}, init="elsewhere")
     config = config.with_vocabulary(corpus.train.vocab_size)
     there = corpus.train.tokenizer_fingerprint
-    config, initial = resolve_init(config, open_workdir(workdir), lambda: masked_lm, there)
+    config, start = resolve_start(config, lambda _: masked_lm, there)
     settings = step_config(config, corpus)
     fresh = init_state(settings, make_mesh(config.mesh), jax.random.key(0)).params
-    params = initial_params(initial, fresh, settings.objective.axes())
-    return jax.device_get(params), starting_line(initial, fresh)
+    params = start.first_params(fresh, settings.objective.axes())
+    return jax.device_get(params), start.lines(fresh)[0]
 
 
 def assert_equal(found, expected):

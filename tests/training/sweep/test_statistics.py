@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.tasks.text.metrics import METRICS
-from bert_jax.training.finetune.progress import goal_score, unlearned
+from bert_jax.training.finetune.voice import goal_score, unlearned
 from bert_jax.training.progress import Progress, failure_reason
 from bert_jax.training.sweep.statistics import Outcome, Trial, student_interval, summarise
 

@@ -25,7 +25,6 @@ from bert_jax.distributed.checkpoint import (
     forget_branch,
     keep_for_branch,
     restore_step,
-    saved_steps,
     verified_steps,
 )
 from bert_jax.distributed.checkpoint.agreement import by_first
@@ -35,9 +34,9 @@ from bert_jax.distributed.checkpoint.record import read_record as read_checkpoin
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
-from bert_jax.training.pretrain.workdir import recorded_corpus
+from bert_jax.training.pretrain.corpus import recorded_corpus
 from bert_jax.training.steps.optim import OptimizerConfig, learning_rate_schedule
-from bert_jax.training.workdir import record_there, show
+from bert_jax.training.workdir import There, show
 
 _BY_PHASE = (
     "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
@@ -86,11 +85,8 @@ class Branch:
     ) -> None:
         """Refuse a run that cannot continue the checkpoint; change nothing.
 
-        Args:
-            config: Configuration of the run, with a vocabulary size.
-            store: Training corpus.
-            stores: Corpora of phases that have their own, by the number of the phase.
-            abstract: Shape and type of each array of the state.
+        `stores` has the corpora of phases that have their own, by number; `abstract` the shape and
+        type of each array of the state.
 
         Raises:
             UserError: The runs differ; the message lists the fields with both runs' values.
@@ -174,44 +170,37 @@ class Branch:
 
     def line(self, config: PretrainConfig) -> str:
         """Describe the branch for people, with the learning rates at its two sides."""
-        before = (
-            ""
-            if self.config is None
-            else f"; learning rate {_rate(self.config, self.step - 1):.3g}"
-        )
-        after = f" before, {_rate(config, self.step):.3g} after" if before else ""
-        return f"branch   of {self.record['workdir']} from step {self.step:,}{before}{after}"
+        rates = ""
+        if self.config is not None:
+            before, after = _rate(self.config, self.step - 1), _rate(config, self.step)
+            rates = f"; learning rate {before:.3g} before, {after:.3g} after"
+        return f"branch   of {self.record['workdir']} from step {self.step:,}{rates}"
 
 
-def open_branch(name: str, work: WorkDir) -> Branch | None:
+def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; None for a run that is no branch.
 
     Collective. A run that has begun branches from the checkpoint in its config.json, whether or not
     `name` is given again.
 
-    Args:
-        name: WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
-        work: Work directory of the run.
+    `name` is WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
+    `there` is the content of the run's own directory `work`.
 
     Raises:
         UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun
             branches from elsewhere.
     """
-
-    def begun() -> tuple[bool, Any, bool]:
-        record = record_there(work, "pretrain")
-        branch = None if record is None else record.get("branch")
-        if branch is not None and not _is_entry(branch):
-            raise UserError(
-                f"{work.local / 'config.json'}: branch is {show(branch):.200}; it must have the "
-                "workdir, step and digest of a checkpoint. Put the file back as it was"
-            )
-        return record is not None, branch, bool(saved_steps(work.checkpoints))
-
-    has_begun, known, has_saved = by_first(begun)
+    known: Any = (there.record or {}).get("branch")
+    fields = known if isinstance(known, dict) else {}
+    kinds = {"workdir": str, "step": int, "digest": str}
+    if known is not None and any(type(fields.get(n)) is not kind for n, kind in kinds.items()):
+        raise UserError(
+            f"{work.local / 'config.json'}: branch is {show(known):.200}; it must have the "
+            "workdir, step and digest of a checkpoint. Put the file back as it was"
+        )
     if not (name or known):
         return None
-    if has_begun and not known:
+    if there.record and not known:
         raise UserError(
             f"--branch-from is {name}, but the run in {work.name} is no branch. To continue that "
             "run, leave --branch-from out; to branch, choose another --workdir"
@@ -222,10 +211,11 @@ def open_branch(name: str, work: WorkDir) -> Branch | None:
             f"{work.name} is a branch from step {known['step']} of {known['workdir']}, but "
             f"--branch-from is {name}. Choose another --workdir for another branch"
         )
-    if has_saved:
+    if there.steps:
         return Branch(known, None, {})
     source = open_workdir(directory)
-    if _same_place(source, work):
+    here, own = (each.name if each.mirror else Path(each.name).resolve() for each in (source, work))
+    if here == own:
         raise UserError(
             f"--branch-from {name} is the work directory of the branch too; choose another "
             "--workdir"
@@ -266,19 +256,6 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
     return entry, record
 
 
-def _is_entry(branch: Any) -> bool:
-    kinds = {"workdir": str, "step": int, "digest": str}
-    return isinstance(branch, dict) and all(
-        type(branch.get(name)) is kind for name, kind in kinds.items()
-    )
-
-
-def _same_place(source: WorkDir, work: WorkDir) -> bool:
-    if source.mirror is None and work.mirror is None:
-        return Path(source.name).resolve() == Path(work.name).resolve()
-    return source.name == work.name
-
-
 def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[str, Any]]:
     """Yield the settings that decide the steps before `step`, for each phase that begins before."""
     starts = (0, *config.training.phase_starts)
@@ -305,12 +282,14 @@ def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
     """Describe how phases before the branch differ; `share` is their share of the run's steps."""
-    there_steps, given_steps = ([phase["steps"] for phase in each] for each in (there, given))
-    if there_steps != given_steps:
+    old_steps, new_steps = (
+        " + ".join(str(phase["steps"]) for phase in each) for each in (there, given)
+    )
+    if old_steps != new_steps:
         return [
-            f"training.phases: before the branch they have {_joined(there_steps)} steps there, "
-            f"{_joined(given_steps)} given (for a new phase from the branch on, the shares of the "
-            f"phases before sum to {share:.10g})"
+            f"training.phases: before the branch they have {old_steps} steps there, {new_steps} "
+            "given (for a new phase from the branch on, the shares of the phases before sum to "
+            f"{share:.10g})"
         ]
     return [
         f"training.phases[{number}].{name}: {show(old[name])} there, {show(new[name])} given"
@@ -318,10 +297,6 @@ def _phase_rows(
         for name in old
         if old[name] != new[name]
     ]
-
-
-def _joined(numbers: list[int]) -> str:
-    return " + ".join(map(str, numbers))
 
 
 def _rate(config: PretrainConfig, step: int) -> float:

@@ -1,8 +1,12 @@
-"""Lines of a run at its start and its end."""
+"""Words of a pretraining run: its lines at the start and the end, its rows, and its picture."""
 
 import dataclasses
+import logging
+import math
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +19,114 @@ from bert_jax.artefacts.formats.translators import family_of
 from bert_jax.data.phases import described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import PAIR_HEADS
-from bert_jax.objectives.objective import Metric, Objective, num_params
+from bert_jax.objectives.objective import Objective, num_params
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import Corpus
-from bert_jax.training.pretrain.start.stages import warmup_lines
+from bert_jax.training.pretrain.corpus import Corpus, MixedCorpora
+from bert_jax.training.pretrain.saves import PretrainSaves
+from bert_jax.training.pretrain.settings import warmup_lines
+from bert_jax.training.progress import Moment
 from bert_jax.training.run.goodput import Clock
+from bert_jax.training.run.loss_curve import PROBE, draw_loss_curve
 from bert_jax.training.run.telemetry import duration, readout
-from bert_jax.training.run_plan import Result
+from bert_jax.training.run_plan import Result, Scores
+
+_REDRAW_SECONDS = 60.0
+_log = logging.getLogger("bert_jax")
+
+
+@dataclass(eq=False)
+class PretrainVoice:
+    """Words, columns and the picture of a run."""
+
+    config: PretrainConfig
+    work: WorkDir
+    corpus: Corpus
+    examples: ExampleStream
+    mixed: MixedCorpora
+    saves: PretrainSaves
+    drawn: float = -math.inf
+
+    def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
+        """Describe the run."""
+        saves, objective = self.saves, self.saves.step.objective
+        goes_on = 0 if saves.last_saved is None else at.step
+        lines = summary(
+            self.config, self.work.name, self.corpus, self.examples, saves.mesh, goes_on, objective
+        )
+        if saves.branch is not None:
+            lines.append(saves.branch.line(self.config))
+        lines += saves.start.lines(saves.saved.params)
+        return lines, "; ".join([lines[0], *lines[-2:]])
+
+    def columns(self, wave: int, step: int) -> dict[str, Any]:
+        """Return the amounts read from each corpus."""
+        return self.mixed.seen(self.examples, step)
+
+    def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
+        """Describe a held-out loss, and the scores of probes."""
+        if time.monotonic() - self.drawn > _REDRAW_SECONDS:
+            self.draw()
+        objective = self.saves.step.objective
+        text = readout(objective.metrics, at.scores, "eval", objective.baseline)
+        found = [f"held-out text at step {at.step:,}: {text}"] if text else []
+        return found + [
+            f"probe {name.removeprefix(PROBE)} at step {at.step:,}: {value:.4g}"
+            for name, value in at.scores.items()
+            if name.startswith(PROBE)
+        ]
+
+    def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
+        """Draw the losses, and describe how the run ended."""
+        self.draw()
+        metrics, num_steps = self.saves.step.objective.metrics, self.config.training.num_steps
+        checkpoint = f"{result.workdir}/checkpoints/{result.step}"
+        if not result.finished:
+            line = (
+                f"{signal}: stopped after step {result.step:,} of {num_steps:,}, saved in "
+                f"{checkpoint}. The same command continues the run"
+            )
+            return line, [line]
+        spent = ", ".join(f"{name} {duration(s)}" for name, s in clock.spent.items() if s >= 1)
+        rest = f" (not in steps: {spent})" if spent else ""
+        lines = [
+            f"step {num_steps:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
+            f"start, {100 * clock.goodput:.0f}% of it in steps{rest}"
+        ]
+        for label, values, name in (
+            ("training", result.train_metrics, "train"),
+            ("held-out", result.eval_metrics, "eval"),
+        ):
+            if text := readout(metrics, values, name, result.baseline):
+                lines.append(f"{label} {text}")
+        lines += [
+            f"checkpoint  {checkpoint}",
+            f"metrics     {result.workdir}/metrics.jsonl, {result.workdir}/tensorboard",
+            f"loss curve  {result.workdir}/loss.png",
+        ]
+        return lines[0], lines
+
+    def draw(self) -> None:
+        """Draw the loss curve, in process 0."""
+        if jax.process_index() != 0:
+            return
+        self.drawn = time.monotonic()
+        path, name = self.work.local / "loss.png", Path(self.work.name).name
+        objective = self.saves.step.objective
+        try:
+            draw_loss_curve(
+                self.work.local / "metrics.jsonl", objective.metrics, objective.baseline, path,
+                title=name, phases=self.config.phases,
+            )  # fmt: skip
+        except (OSError, UserError) as error:
+            _log.warning("%s cannot be drawn: %s", path, error)
 
 
 def summary(
     config: PretrainConfig,
-    workdir: Path | str,
+    workdir: str,
     corpus: Corpus,
     stream: ExampleStream,
     mesh: Mesh,
@@ -112,37 +210,3 @@ def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, A
         for format, why in refusals(model, {*params} - untrained).items():
             refused.setdefault(why, []).append(format if len(models) == 1 else f"{format} ({part})")
     return [f"exports  not to {', '.join(formats)}: {why}" for why, formats in refused.items()]
-
-
-def closing_lines(
-    result: Result,
-    metrics: Sequence[Metric],
-    num_steps: int,
-    clock: Clock,
-    signal_name: str,
-) -> list[str]:
-    """Describe how the run ended, and name its files."""
-    checkpoint = f"{result.workdir}/checkpoints/{result.step}"
-    if not result.finished:
-        return [
-            f"{signal_name}: stopped after step {result.step:,} of {num_steps:,}, saved in "
-            f"{checkpoint}. The same command continues the run"
-        ]
-    spent = ", ".join(f"{name} {duration(s)}" for name, s in clock.spent.items() if s >= 1)
-    rest = f" (not in steps: {spent})" if spent else ""
-    lines = [
-        f"step {num_steps:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
-        f"start, {100 * clock.goodput:.0f}% of it in steps{rest}"
-    ]
-    for label, values, name in (
-        ("training", result.train_metrics, "train"),
-        ("held-out", result.eval_metrics, "eval"),
-    ):
-        if text := readout(metrics, values, name, result.baseline):
-            lines.append(f"{label} {text}")
-    return [
-        *lines,
-        f"checkpoint  {checkpoint}",
-        f"metrics     {result.workdir}/metrics.jsonl, {result.workdir}/tensorboard",
-        f"loss curve  {result.workdir}/loss.png",
-    ]

@@ -1,0 +1,385 @@
+"""Where a fine-tuning run starts: models, heads or vectors, frozen parts, a teacher."""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bert_jax.artefacts.formats.huggingface_files import model_class
+from bert_jax.artefacts.formats.model_config import with_own_pooler
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.errors import UserError, first_few
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.task_heads import TaskHeadConfig, starting_params
+from bert_jax.objectives.distillation import DistillationConfig, Distilled
+from bert_jax.objectives.embedding import Comparison, ContrastConfig, EmbeddingObjective
+from bert_jax.objectives.objective import Objective
+from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
+from bert_jax.tasks.config import EmbeddingTaskConfig, PairKind, TaskConfig
+from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.skew import class_weights
+from bert_jax.tasks.task import Task
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.start import RANDOM, with_positions
+
+_HEAD_DROPOUT = 0.1
+_UNTAUGHT = ("arcs", "choice")
+_MULTIPLE = 8
+_TASK_CLASS = re.compile(r".*For(SequenceClassification|TokenClassification|QuestionAnswering)")
+_ENCODER = frozenset({"encoder/embeddings", "encoder/layers", "encoder/final_norm"})
+_COMPARISONS: dict[PairKind, Comparison] = {
+    "pairs": "ranking", "texts": "ranking", "scores": "scores", "classes": "classes",
+}  # fmt: skip
+_log = logging.getLogger("bert_jax")
+
+Read = Callable[..., SavedModel]
+"""Function that reads a model, as `read_model` does."""
+
+
+def _frozen(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of an objective that `training.freeze` sets; LoRA freezes the encoder.
+
+    Raises:
+        UserError: More layers than the model has.
+    """
+    freeze = config.training.freeze
+    if config.lora.rank or freeze == "encoder":
+        return {"frozen": _ENCODER}
+    if not freeze:
+        return {}
+    embeddings = frozenset({"encoder/embeddings"})
+    if freeze == "embeddings":
+        return {"frozen": embeddings}
+    layers = int(freeze)
+    if not 1 <= layers <= model.num_layers:
+        raise UserError(
+            f"training.freeze is {layers}, and the model has {model.num_layers} layers; it must "
+            f"be from 1 to {model.num_layers}, or 'embeddings'"
+        )
+    if layers == model.num_layers:
+        return {"frozen": embeddings | {"encoder/layers"}}
+    return {"frozen": embeddings, "frozen_layers": layers}
+
+
+def read_inits(
+    config: FinetuneConfig, read: Read
+) -> tuple[SavedModel, dict[str, SavedModel | None]]:
+    """Read the model of `init`, and each initialisation by its name; None: random weights.
+
+    Raises:
+        UserError: `init` is empty, or `sweep.baseline` is the same or another architecture.
+    """
+    if not config.init:
+        raise UserError(
+            "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
+            "directory in Hugging Face's format"
+        )
+    initial, name = _read_start(config.init, read), config.sweep.baseline
+    given: dict[str, SavedModel | None] = {config.init: initial}
+    if config.reinitialise:
+        given = {RANDOM: None}
+    if name in given:
+        raise UserError(f"sweep.baseline is {name!r}, the same as init")
+    if name == RANDOM:
+        given[RANDOM] = None
+    elif name:
+        other = given[name] = _read_start(name, read)
+        values = [
+            (field, getattr(initial.config, field), getattr(other.config, field))
+            for field in (*ARCHITECTURE, "vocab_size")
+        ]
+        rows = [f"{field} {ours} and {theirs}" for field, ours, theirs in values if ours != theirs]
+        if initial.tokenizer.fingerprint != other.tokenizer.fingerprint:
+            rows.append("other tokenizers")
+        if rows:
+            raise UserError(
+                f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); members "
+                "of a sweep share one. Fine-tune it in a run of its own"
+            )
+    return initial, given
+
+
+def _read_start(name: str, read: Read) -> SavedModel:
+    """Read a model to start from (see `to_start_from`)."""
+    return to_start_from(read(name, encoder_only=True))
+
+
+def to_start_from(saved: SavedModel) -> SavedModel:
+    """Return a model with a pooler if the classifiers of its family have one.
+
+    A model with its own head keeps the head's input.
+    """
+    own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
+    saved = dataclasses.replace(saved, config=own)
+    return saved if own.pooler else saved.without({"pooler"})
+
+
+def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
+    """Return the architecture with the settings of this run."""
+    training, model = config.training, initial.config
+    model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
+    length, rotates = config.task.max_length, model.positions == "rope"
+    if rotates and length > model.num_positions:
+        _log.warning(
+            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
+            "on beyond that, but only this run teaches the model to use them",
+            length, initial.name, model.num_positions,
+        )  # fmt: skip
+        model = dataclasses.replace(model, num_positions=length)
+    rate = training.dropout_rate
+    if rate is None:
+        return model
+    # Kernels of long rows and of windows have no dropout of the attention probabilities.
+    keeps = rotates and not model.attention_dropout_rate
+    return dataclasses.replace(
+        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
+    )
+
+
+def with_head(
+    config: FinetuneConfig,
+    initial: SavedModel,
+    model: ModelConfig,
+    task: Task,
+    given: Mapping[str, SavedModel | None],
+    read: Read,
+) -> tuple[TaskObjective, dict[str, Any]]:
+    """Return the objective of a head, and the parameters that each initialisation provides.
+
+    `given` has the model of each initialisation by its name, None for random weights.
+    """
+    if config.embedding != ContrastConfig():
+        raise UserError(
+            f"the section embedding is set, but task.kind is {config.task.kind!r}; set task.kind "
+            "to 'embedding', or leave the section out"
+        )
+    network = HEADS[task.objective].network
+    pools = network == "classification" and model.pooler
+    if pools and not (initial.has_pooler or config.reinitialise):
+        _log.warning(
+            "%s has no pooler, which this task reads: it begins at random, as the head does",
+            initial.name,
+        )
+    why, pooling = "", config.pooling
+    if network != "classification":
+        why = "this task predicts from each token"
+    elif initial.config.pooler:
+        why = f"{initial.name} is of an architecture with a pooler, which reads the first token"
+    if pooling == "auto":
+        pooling = "cls" if why else initial.pooling
+    elif why:
+        raise UserError(f"pooling is {pooling!r}, but {why}; leave pooling at 'auto'")
+    rate = config.training.dropout_rate
+    head = TaskHeadConfig(
+        network,
+        num_labels=task.num_outputs,
+        # BERT's SQuAD head reads the encoder's output as it is.
+        dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
+        pooling=pooling,
+    )
+    starts = {
+        name: _start_of(config, saved, model, head, task, partial(read, name))
+        for name, saved in given.items()
+    }
+    skew, where = task.config.skew, f"task.{task.config.kind}.class_weights"
+    weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
+    loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
+    objective = TaskObjective(
+        model, head, task.objective, loss, lora=config.lora, **_frozen(config, model)
+    )
+    return objective, starts
+
+
+def _start_of(
+    config: FinetuneConfig,
+    saved: SavedModel | None,
+    model: ModelConfig,
+    head: TaskHeadConfig,
+    task: Task,
+    read: Callable[[], SavedModel],
+) -> Any:
+    """Return the encoder, the head transform and the head with which a task's training begins.
+
+    Parts that start at random are left out. A model in Hugging Face's format is read again, with
+    its head, if its class has one.
+
+    Raises:
+        UserError: `head` is "keep", and the head of `saved` does not fit the task.
+    """
+    if saved is None:
+        return {}
+    start = starting_params(model, head, saved.params)
+    if config.head == "fresh":
+        return start
+    again = saved.outputs is None and saved.origin.kind == "huggingface"
+    try:
+        if again and _TASK_CLASS.fullmatch(model_class(saved.origin.config)):
+            saved = read()
+        kept = kept_head(saved, head, task)
+    except UserError as error:
+        if config.head == "keep":
+            raise UserError(
+                f"head is 'keep', but {error}; set head to 'fresh' or 'auto'"
+            ) from error
+        return start
+    return {**start, "head": kept}
+
+
+def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
+    """Return the weights of a saved head for a task with the same labels, in any order.
+
+    Raises:
+        UserError: The head does not fit the task; the message gives the reason.
+    """
+    outputs = saved.outputs
+    if outputs is None or "head" not in saved.params:
+        raise UserError(f"{saved.name} has no head of a task")
+    if (outputs.objective, outputs.head.kind) != (task.objective, head.kind):
+        raise UserError(
+            f"the head of {saved.name} predicts {outputs.objective}, and this task {task.objective}"
+        )
+    kernel, bias = (np.asarray(saved.params["head"][part]) for part in ("kernel", "bias"))
+    if task.objective == "regression":  # a saved head predicts scores, a run standardised ones
+        mean, deviation = np.float32(task.spec.mean), np.float32(task.spec.deviation)
+        return {"kernel": kernel / deviation, "bias": (bias - mean) / deviation}
+    names, wanted = outputs.labels, task.spec.labels
+    if set(names) != set(wanted):
+        lacks, others = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+        parts = [
+            f"{what} {first_few(labels, 5)}"
+            for what, labels in (("lack", lacks), ("have", others))
+            if labels
+        ]
+        raise UserError(f"the labels of {saved.name} {' and '.join(parts)}")
+    if not wanted:  # start and end of a span
+        return {"kernel": kernel, "bias": bias}
+    order = [names.index(label) for label in wanted]
+    return {"kernel": kernel[..., order], "bias": bias[order]}
+
+
+def with_vectors(
+    config: FinetuneConfig, model: ModelConfig, task: Task, given: Mapping[str, SavedModel | None]
+) -> tuple[EmbeddingObjective, dict[str, Any]]:
+    """Return the objective of vectors, and the parameters that each initialisation provides.
+
+    `given` has the model of each initialisation by its name, None for random weights.
+
+    Raises:
+        UserError: A setting does not fit the kind of the rows, or the width of the model.
+    """
+    contrast, section = config.embedding, config.task
+    assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
+    comparison = _COMPARISONS[section.rows]
+    if config.pooling != "auto":
+        raise UserError(
+            f"pooling is {config.pooling!r}, which is for classes; say embedding.pooling (mean, "
+            "cls, last or weighted)"
+        )
+    if config.head != "auto":
+        raise UserError(
+            f"head is {config.head!r}, which is for tasks with a head; vectors have none"
+        )
+    if contrast.symmetric and comparison != "ranking":
+        raise UserError(
+            f"embedding.symmetric is set, and task.rows is {section.rows!r}; only pairs "
+            "and texts have two sides"
+        )
+    kept = contrast.of_model(section.query_prefix, section.document_prefix)
+    kept.check_width(model.hidden_dim)
+    train = task.train_split().rows
+    length = query_length([train, *(split.rows for split in task.dev_splits())])
+    objective = EmbeddingObjective(
+        model, kept, comparison, train.group, contrast, length, lora=config.lora,
+        **_frozen(config, model),
+    )  # fmt: skip
+    if section.rows == "texts" and not objective.has_dropout():
+        raise UserError(
+            "task.rows is 'texts', which compares a text with itself under other "
+            "dropout, and the model has none; set training.dropout_rate above 0"
+        )
+    starts = {
+        name: {} if each is None else starting_vectors(kept, each.params)
+        for name, each in given.items()
+    }
+    return objective, starts
+
+
+def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
+    """Return the parts of a model's parameters with which the training of vectors begins."""
+    encoder = {name: entry for name, entry in params["encoder"].items() if name != "pooler"}
+    start = {"encoder": encoder}
+    if config.pooling == "weighted" and "pooling" in params:
+        start["pooling"] = params["pooling"]
+    return start
+
+
+def saved_objective(
+    config: EmbeddingConfig, model: ModelConfig, task: TaskConfig, rows: Rows
+) -> EmbeddingObjective:
+    """Make the objective with which a saved model computes the vectors of rows."""
+    assert isinstance(task, EmbeddingTaskConfig)
+    comparison = _COMPARISONS[task.rows]
+    length = query_length([rows])
+    return EmbeddingObjective(model, config, comparison, rows.group, query_length=length)
+
+
+def query_length(splits: Iterable[Rows]) -> int:
+    """Return the padded length of each group's first row; 0: as the other rows."""
+    several = [rows for rows in splits if rows.group > 1]
+    longest = [int(rows.row_lengths.reshape(-1, rows.group)[:, 0].max()) for rows in several]
+    return -(-max(longest, default=0) // _MULTIPLE) * _MULTIPLE
+
+
+def with_teacher(
+    config: DistillationConfig,
+    objective: Objective,
+    initial: SavedModel,
+    task: Task,
+    read: Read,
+) -> tuple[Distilled, SavedModel]:
+    """Return the objective of a student, and its teacher with the parameters that a run holds.
+
+    The parameters are the encoder, the head, with its outputs in the order of the task's labels,
+    and the transform, where the head begins with one.
+
+    Raises:
+        UserError: The task has no teachers, or the teacher has another tokenizer, another head,
+            other labels, or too few positions for the longest row.
+    """
+    assert config.teacher
+    if not isinstance(objective, TaskObjective) or objective.kind in _UNTAUGHT:
+        raise UserError(
+            f"distil.teacher is {config.teacher!r}, and task.kind is {task.config.kind!r}; only "
+            "classes, scores, tags and spans are learned from a teacher"
+        )
+    saved = read(config.teacher)
+    ours, theirs = initial.tokenizer.fingerprint, saved.tokenizer.fingerprint
+    if ours != theirs:
+        raise UserError(
+            f"distil.teacher: the tokenizer of {saved.name} ({theirs[:12]}) is not that of "
+            f"{initial.name} ({ours[:12]}); teacher and student must read the same tokens"
+        )
+    try:
+        kept = kept_head(saved, objective.config, task)
+    except UserError as error:
+        raise UserError(
+            f"distil.teacher: {error}; give a model that was fine-tuned on the same labels"
+        ) from error
+    assert saved.outputs is not None  # else it has no head
+    longest, most = int(np.max(task.train_split().rows.lengths)), saved.config.num_positions
+    remedy = f"the longest row has {longest} tokens; set task.max_length to at most {most}"
+    model = with_positions(saved, longest, remedy)
+    parts = ("encoder", "transform")
+    params = {name: tree for name, tree in saved.complete_params().items() if name in parts}
+    if not model.pooler:
+        encoder = {n: part for n, part in params["encoder"].items() if n != "pooler"}
+        params = {**params, "encoder": encoder}
+    head = dataclasses.replace(saved.outputs.head, dropout_rate=0.0)
+    teacher = TaskObjective(model, head, objective.kind)
+    saved = dataclasses.replace(saved, params={**params, "head": kept})
+    return Distilled(objective, teacher, config), saved

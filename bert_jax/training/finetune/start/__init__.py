@@ -1,1 +1,0 @@
-"""Start of a run: first weights, frozen parts, the objective, a teacher."""

@@ -1,0 +1,271 @@
+"""Words of a fine-tuning run: its lines at the start and the end, its columns, its statistics."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from scipy.special import bdtrik, stdtrit
+
+from bert_jax.artefacts.saved.runs import NO_MODEL, STATISTICS
+from bert_jax.data.phases import scaling
+from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.files.remote import WorkDir
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.task_heads import has_transform
+from bert_jax.objectives.objective import trains_all
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.report import REPORT_LINES, writing
+from bert_jax.training.finetune.saves import FinetuneSaves, remove_resume
+from bert_jax.training.finetune.setup import Setup
+from bert_jax.training.progress import Moment
+from bert_jax.training.run.goodput import Clock
+from bert_jax.training.run.telemetry import duration
+from bert_jax.training.run_plan import Result, Scores
+from bert_jax.training.steps.trials import state_sizes
+from bert_jax.training.sweep.report import summary_lines, write_summary
+from bert_jax.training.sweep.statistics import LEVEL, Outcome, quantile, summarise
+
+_CORRELATIONS = ("matthews", "pearson", "spearman")
+_MAX_STATISTICS_BYTES = 1 << 28
+_POOLINGS = {
+    "cls": "the first token's state",
+    "mean": "the mean of the tokens' states",
+    "late": "the mean of the tokens' logits",
+    "last": "the last token's state",
+    "weighted": "the mean of the tokens' states, with learned weights",
+}
+
+
+class NoModelError(RuntimeError):
+    """End of a sweep in which no run of the initialisation has a finite score."""
+
+    exit_code = 1
+
+
+class NothingLearnedError(RuntimeError):
+    """End of a complete run that is no better than a constant prediction."""
+
+    exit_code = 8
+
+
+@dataclass(eq=False)
+class FinetuneVoice:
+    """Words and columns of a run, and its statistics."""
+
+    config: FinetuneConfig
+    setup: Setup
+    mesh: Mesh
+    work: WorkDir
+    saves: FinetuneSaves
+
+    @cached_property
+    def goal(self) -> float:
+        """Score that a trial must exceed."""
+        task, dev, scale = self.setup.task, self.setup.dev[0], 100.0 if self.percent else 1.0
+        labels = task.num_outputs if task.objective == "single_label" else 0
+        return scale * goal_score(task.metric, dev.constant_score / scale, dev.num_scored, labels)
+
+    @property
+    def percent(self) -> bool:
+        """Whether scores are percentages."""
+        return self.setup.objective.kind == "span"
+
+    def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
+        """Describe the run."""
+        total = len(self.setup.waves) * self.setup.step.num_steps
+        lines = summary_of_run(
+            self.config, self.setup, self.mesh, self.work.name, at.step, total, goal=self.goal
+        )
+        return lines, lines[0]
+
+    def columns(self, wave: int, step: int) -> dict[str, Any]:
+        """Return the wave, and its epoch."""
+        done = step - wave * self.setup.step.num_steps
+        return {"epoch": done / self.setup.batches.num_batches, "wave": wave}
+
+    def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
+        """Describe the scores of the trials that go on."""
+        step, metric = at.step - at.wave * self.setup.step.num_steps, self.setup.task.metric
+        epoch = step / self.setup.batches.num_batches
+        found = [each.values.get(metric) for each in scores if each is not None]
+        return [f"epoch {epoch:.2f}  step {step:,}  {metric} {score_range(found)}"]
+
+    def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
+        """Write the statistics, and describe how the run ended."""
+        del clock
+        return duration(result.seconds), self._closing(result, signal)
+
+    def _closing(self, result: Result, signal: str) -> Iterator[str]:
+        setup, outcomes = self.setup, result.outcomes
+        if not result.finished:
+            yield f"stopped by {signal}, saved; the same command continues"
+            return
+        test, constant = [each.constant_score for each in setup.test], setup.dev[0].constant_score
+        summary = summarise(outcomes, setup.task.metric, constant, self.goal, *test)
+        percent, title = self.percent, Path(self.work.name).name
+
+        def write() -> None:
+            with writing("the statistics", self.work):
+                write_summary(summary, self.work.local, title=title, percent=percent)
+
+        by_first(write)
+        yield from ["", *summary_lines(summary, percent=percent)]
+        self.saves.close()
+        remove_resume(self.work)
+        check_model(setup, outcomes)
+        yield (
+            f"{duration(result.seconds)}, {len(outcomes)} runs; the best of {setup.inits[0]} is "
+            f"in {self.work.checkpoints}, a report in {self.work.name}/{REPORT_LINES}"
+        )
+
+
+def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
+    """Refuse to finish a run that has no model.
+
+    Raises:
+        NoModelError: No trial of the initialisation had a finite score.
+    """
+    own = [outcome for outcome in outcomes if outcome.member.init == setup.inits[0]]
+    if all(outcome.best is None for outcome in own):
+        raise NoModelError(f"{setup.inits[0]}: {NO_MODEL}")
+
+
+def unlearned(bests: Sequence[float | None], metric: str, constant_score: float) -> str:
+    """Say that no run's best score is above the constant prediction's; "" if one is."""
+    best = max((best for best in bests if best is not None), default=math.inf)
+    if not best <= constant_score:
+        return ""
+    return (
+        f"no run learned anything: the best {metric} on dev is {best:.4g}, and a constant "
+        f"prediction has {constant_score:.4g}. Try other rates "
+        "(sweep.learning_rates=1e-5,3e-5,1e-4), more steps (training.num_epochs), or a larger "
+        "pretrained model (init)"
+    )
+
+
+def score_range(scores: Sequence[float | None]) -> str:
+    """Describe the scores of one or several runs in a metric."""
+    known = [value for value in scores if value is not None and math.isfinite(value)]
+    median = quantile(scores, 0.5)
+    text = "not a number" if median is None else f"{median:.4g}"
+    if len(scores) > 1 and known:
+        text = f"median {text}, from {min(known):.4g} to {max(known):.4g}"
+        if len(known) < len(scores):
+            text += f"; {len(scores) - len(known)} of {len(scores)} not a number"
+    return text
+
+
+def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
+    """Compute the score that predictions without the text exceed in at most about 5% of cases.
+
+    Their expected score is at most `constant_score`; for macro F1 it is 1 / `num_labels`, by
+    drawing labels as often as they occur. The mean of `rows` values in [0, 1] deviates from its
+    expectation no more than the share of successes of a binomial, whose bound is used: exact for
+    accuracy and generous for F1. For correlations the bound is Student's.
+
+    `metric` is a fraction or a correlation; a `constant_score` of NaN gives minus infinity;
+    `num_labels` counts the labels of a single-label task.
+    """
+    if not math.isfinite(constant_score):
+        return -math.inf
+    if metric in _CORRELATIONS:
+        t = stdtrit(max(rows - 2, 1), LEVEL)
+        return max(constant_score, float(t / math.sqrt(max(rows - 2, 1) + t * t)))
+    expected = constant_score
+    if metric == "macro_f1" and num_labels:
+        expected = max(expected, 1 / num_labels)
+    if not 0 < expected < 1:
+        return expected
+    return math.ceil(bdtrik(LEVEL, rows, expected)) / rows
+
+
+def summary_of_run(
+    config: FinetuneConfig,
+    setup: Setup,
+    mesh: Mesh,
+    name: str,
+    begun: int,
+    total: int,
+    *,
+    goal: float,
+) -> list[str]:
+    """Describe the run that starts or continues at step `begun` of `total`: a line a subject."""
+    head = f"fine-tuning {', '.join(setup.inits)} in {name}"
+    lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
+    notes = [text for split in setup.splits for text in split.warnings]
+    lines += [f"Warning: {text}" for text in (*notes, *setup.overlaps())]
+    shapes = ", ".join(f"{n} x {length}" for length, n in setup.batches.batches_of.items())
+    sizes = ", ".join(f"{split.name} {len(split.rows):,}" for split in setup.splits[1:])
+    task = config.task
+    fitted = task.fitted(setup.objective.model.num_positions)
+    if fitted.length < task.length:
+        lines.append(
+            f"length   {fitted.length} tokens a row: the model has no more positions; "
+            f"task.max_length is {task.length} by default"
+        )
+    warmup = config.optimizer.warmup_steps or 0
+    lines += scaling("optimizer.warmup_steps", warmup, setup.step.num_steps)
+    lines += [
+        f"data     {len(setup.train.rows):,} rows to train on; {sizes}",
+        f"batches  {setup.batches.num_batches:,} of {config.training.batch_size} rows an "
+        f"epoch, by length: {shapes}",
+        f"runs     {len(setup.members)} of {setup.step.num_steps:,} steps, "
+        f"{len(setup.waves[0])} at once, devices as "
+        + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
+    ]
+    if head := _head(setup):
+        name = "vectors" if setup.task.objective == "embedding" else "head"
+        lines.append(f"{name:8} {head}")
+    if teacher := config.distil.teacher:
+        lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
+    if not trains_all(setup.step.objective):
+        state = state_sizes(setup.step)
+        params, moments, saved = (
+            f"{count / 2**20:,.1f} MiB"
+            for count in (state.param_bytes, state.optimizer_bytes, state.saved_bytes)
+        )
+        lines.append(
+            f"trained  {state.trained:,} of {state.params:,} parameters "
+            f"({state.trained / state.params:.2%}); a run holds {params} of parameters and "
+            f"{moments} of the optimizer's state, and saves {saved}"
+        )
+    constant = setup.dev[0].constant_score
+    if math.isfinite(constant):
+        lines.append(
+            f"goal     {setup.task.metric} above {goal:.4g} at the end of training (a "
+            f"constant prediction has {constant:.4g}; {LEVEL:.0%} bound for "
+            f"{setup.dev[0].num_scored:,} rows)"
+        )
+    return lines
+
+
+def _head(setup: Setup) -> str:
+    """Describe the vectors, or a pooler-less head's input and first weights."""
+    model, head = setup.objective.model, setup.objective.config
+    if isinstance(head, EmbeddingConfig):
+        return _POOLINGS[head.pooling]
+    said = []
+    if head.kind == "classification" and not model.pooler:
+        said.append(f"from {_POOLINGS[head.pooling]}")
+    if "head" in setup.start.parts[0]:
+        said.append("its weights begin as those of init, whose labels are the same")
+    if has_transform(model, head):
+        known = "transform" in setup.start.parts[0]
+        said.append(f"its map begins {'as that of the pretrained head' if known else 'at random'}")
+    return "; ".join(said)
+
+
+def finished_before(work: WorkDir, say: Callable[[str], None]) -> tuple[Outcome, ...]:
+    """Print the statistics of a finished run, and return its outcomes."""
+    path = work.local / STATISTICS
+    rows = by_first(lambda: read_json_object(path, max_bytes=_MAX_STATISTICS_BYTES)["outcomes"])
+    if jax.process_index() == 0:
+        say(f"{work.name} is finished")
+        say((work.local / "statistics.txt").read_text(encoding="utf-8").rstrip())
+    return tuple(Outcome.from_json(each) for each in rows)

@@ -1,0 +1,264 @@
+"""The work directory of a pretraining run: the check that it fits, its beginning, and the saves."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.artefacts.saved.ancestors import corpus_entry
+from bert_jax.artefacts.saved.lineage import ancestor_entry
+from bert_jax.artefacts.saved.runs import read_record
+from bert_jax.config.mapping import build, to_dict
+from bert_jax.data.mixture import Mixture
+from bert_jax.data.store import TokenStore
+from bert_jax.distributed.checkpoint import Checkpoints, saved_steps
+from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.distributed.checkpoint.manager import Report
+from bert_jax.distributed.parallel.sharding import num_batch_shards
+from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.training.pretrain.branch import Branch
+from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus, recorded_corpus
+from bert_jax.training.pretrain.loss_monitor import LossMonitor
+from bert_jax.training.pretrain.settings import check_stages
+from bert_jax.training.progress import Means, Moment, Progress
+from bert_jax.training.run_plan import Stage
+from bert_jax.training.start import Start, without_teacher
+from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, init_state
+from bert_jax.training.sweep.statistics import Trial
+from bert_jax.training.workdir import There, begin_workdir, refuse_other_run
+
+
+def read_config(workdir: Path) -> PretrainConfig:
+    """Return the configuration of the pretraining run in a work directory.
+
+    Raises:
+        UserError: No run there, or its configuration cannot be read.
+    """
+    record = read_record(workdir, "pretrain")
+    return build(PretrainConfig, record["config"], where=str(workdir / "config.json"))
+
+
+def check_workdir(
+    work: WorkDir,
+    there: There,
+    config: PretrainConfig,
+    store: TokenStore,
+    stores: Mapping[int, TokenStore | Mixture],
+    teacher: str = "",
+) -> None:
+    """Refuse a work directory of another run, or with another tokenizer; change nothing.
+
+    `stores` has the corpora of phases that have their own, by number; `teacher` is the digest of
+    the teacher's parameters.
+
+    Raises:
+        UserError: The run differs; the message lists the fields with the run's value and the new
+            one.
+    """
+    record = there.record
+    if record is None:
+        by_first(lambda: _check_tokenizer(work.local, store))
+        return
+    if "average" in record:
+        raise UserError(
+            f"{work.name} holds an average of checkpoints, which is no run that can go on. To "
+            f"train it on, choose another work directory and --config.init={work.name}"
+        )
+    corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
+    if teacher:
+        corpora["the teacher"] = record.get("teacher"), teacher
+    # Corpora may move, and a batch may be computed in other parts.
+    free = [*FREE_FIELDS, *(f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture)))]
+    for number, phase in enumerate(config.training.phases):
+        name = f"training.phases[{number}]"
+        free += [f"{name}.corpus", f"{name}.accumulation"]
+        free += [f"{name}.mixture[{n}].corpus" for n in range(len(phase.mixture))]
+        text = recorded_corpus(record, number), stores.get(number, store).fingerprint
+        if text != corpora["the training corpus"]:
+            corpora[f"{name}.corpus"] = text
+    refuse_other_run(work, there.config(PretrainConfig), config, free, corpora)
+
+
+def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
+    """Refuse a tokenizer that cannot be copied, or another tokenizer in the copy's place."""
+    if store.path is None:
+        return
+    if not (store.path / "tokenizer").is_dir():
+        raise UserError(
+            f"the token store {store.path} is damaged: its tokenizer is missing. Build the corpus "
+            "again"
+        )
+    if not (workdir / "tokenizer").exists():
+        return
+    there = load_tokenizer(workdir / "tokenizer").fingerprint
+    if there != store.tokenizer_fingerprint:
+        raise UserError(
+            f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than that of the corpus "
+            f"({store.tokenizer_fingerprint[:12]}), and a run keeps its own there. Choose another "
+            "work directory"
+        )
+
+
+def prepare_workdir(
+    workdir: Path,
+    config: PretrainConfig,
+    store: TokenStore,
+    stores: Mapping[int, TokenStore | Mixture] | None = None,
+    branch: Mapping[str, Any] | None = None,
+    teacher: str = "",
+    *,
+    has_saved: bool = False,
+    init_step: int = 0,
+) -> None:
+    """Begin a pretraining run in its work directory.
+
+    `stores` and `teacher` are as in `check_workdir`; `branch` is the checkpoint that the run
+    branches from. If it has saved, the recorded ancestors stay. `init_step` counts the updates of
+    the initial model; 0: not a checkpoint.
+    """
+    files = None if store.path is None else store.path / "tokenizer"
+    record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
+    if stores:
+        record["phase_corpora"] = {str(n): each.fingerprint for n, each in stores.items()}
+    if branch:
+        record["branch"] = branch
+    if teacher:
+        record["teacher"] = teacher
+
+    def ancestors() -> list[dict[str, Any]]:
+        texts = {"data.corpus": (config.data.corpus, store)}
+        for number, text in (stores or {}).items():
+            phase, where = config.training.phases[number], f"training.phases[{number}]"
+            if isinstance(text, Mixture):
+                where = f"{where}.mixture" if phase.mixture else "data.mixture"
+                parts = enumerate(zip(text.names, text.stores, strict=True))
+                texts |= {f"{where}[{n}].corpus": part for n, part in parts}
+            else:
+                texts[f"{where}.corpus"] = phase.corpus, text
+        found = [corpus_entry(role, *text) for role, text in texts.items() if text[0]]
+        if branch:
+            found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
+        elif config.init:
+            found.append(ancestor_entry("init", config.init, init_step))
+        if config.distil.teacher:
+            found.append(ancestor_entry("distil.teacher", config.distil.teacher))
+        return found
+
+    begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)
+
+
+@dataclass(eq=False)
+class PretrainSaves:
+    """`checkpoints/`: the state, which is also the model."""
+
+    config: PretrainConfig
+    work: WorkDir
+    corpus: Corpus
+    texts: Mapping[int, TokenStore | Mixture]
+    mesh: Mesh
+    step: StepConfig
+    start: Start
+    branch: Branch | None
+    trial: Trial
+    checkpoints: Checkpoints = field(init=False)
+    last_saved: int | None = None
+
+    def __post_init__(self) -> None:
+        """Derive the arrays of a checkpoint."""
+        self.axes = self.step.objective.axes()
+        self.abstract = abstract_state(self.step, self.mesh)
+        self.saved = without_teacher(self.abstract)
+
+    def prepare(self) -> None:
+        """Begin the run in its work directory."""
+        with contextlib.ExitStack() as keeping:
+            if self.branch is not None:
+                keeping.enter_context(self.branch.keeping(self.work.name))
+            prepare_workdir(
+                self.work.local,
+                self.config,
+                self.corpus.train,
+                self.texts,
+                self.branch.record if self.branch else None,
+                self.start.teacher_digest,
+                has_saved=bool(saved_steps(self.work.checkpoints)),
+                init_step=self.start.initial.origin.step if self.start.initial else 0,
+            )
+
+    def open(self, report: Report) -> None:
+        """Open the checkpoints."""
+        self.checkpoints = Checkpoints(
+            self.work.checkpoints,
+            self.config.retention,
+            max_failed_saves=self.config.checkpoint.max_failed_saves,
+            report=report,
+        )
+
+    def begin(self, number: int, stage: Stage) -> Moment:
+        """Make the state before the first step."""
+        state = init_state(self.step, self.mesh, jax.random.key(self.config.seed))
+        state = state._replace(params=self.start.first_params(state.params, self.axes))
+        return self._moment(number, stage.first, state)
+
+    def _moment(self, stage: int, step: int, state: TrainState) -> Moment:
+        monitor = LossMonitor.of(self.corpus.train, self.config, self.step.objective)
+        state = self.start.with_teacher(state, self.abstract, self.axes)
+        return Moment(stage, step, state, [Progress(self.trial)], Means(1), monitor=monitor)
+
+    def restore(self) -> Moment | None:
+        """Return the newest save, or the one that the run branches from."""
+        restored = self.checkpoints.restore(self.saved)
+        if restored is not None:
+            self.last_saved = restored.step
+        elif self.branch is not None:
+            restored = self.branch.restore(self.saved)
+        if restored is None:
+            return None
+        step, extra = restored.step, restored.record.extra
+        check_stages(self.config, num_batch_shards(self.mesh), step)
+        phase = self.config.training.phase_of(max(step - 1, 0))
+        now = self._moment(phase, step, restored.state)
+        now.means.restore(extra["means"])
+        assert now.monitor is not None
+        now.monitor.restore(extra["plateau"], step)
+        return now
+
+    def save(self, at: Moment, *, last: bool, finished: bool) -> None:
+        """Save the state; the last save of a run that has ended is read back."""
+        assert at.monitor is not None
+        extra = {
+            "means": at.means.state(),
+            "plateau": at.monitor.state(),
+            "lowest_at": at.monitor.lowest_at,
+        }
+        save = self.checkpoints.save
+        if last:
+            save = partial(self.checkpoints.save_last, read_back=finished)
+        save(
+            at.step,
+            without_teacher(at.state),
+            config=to_dict(self.config.with_thetas_of(at.stage)),
+            extra=extra,
+            metrics=at.scores if at.scored_at == at.step else {},
+        )
+        self.last_saved = at.step
+
+    def choose(self, at: Moment) -> None:
+        """Choose nothing: the state is the model."""
+
+    def newest(self) -> str:
+        """Name the newest save."""
+        saved = self.last_saved
+        return "" if saved is None else f"{self.work.name}/checkpoints/{saved}"
+
+    def close(self) -> None:
+        """Wait for saves in progress."""
+        self.checkpoints.close()

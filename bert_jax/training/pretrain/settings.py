@@ -1,0 +1,116 @@
+"""Settings of the steps of a run: pure functions of its configuration.
+
+`plan`, `status`, `evaluate` and held-out losses read them without a run; a corpus adds a few facts.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from bert_jax.data.phases import scaling, stages_from
+from bert_jax.distributed.parallel.sharding import check_batch_size
+from bert_jax.errors import UserError
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.objectives.config import Given
+from bert_jax.objectives.objective import Objective
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.steps.state import StepConfig
+
+
+def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
+    """Return the configuration with the architecture of `model`.
+
+    The vocabulary size, the dropout rates and the computation of a step stay as configured.
+    """
+    fields = {name: getattr(model, name) for name in ARCHITECTURE}
+    config = replace(config, model=replace(config.model, **fields))
+    config.check_thetas()
+    return config
+
+
+def step_config(config: PretrainConfig, corpus: Corpus | None, phase: int = 0) -> StepConfig:
+    """Return the settings of the train step of a phase.
+
+    The configuration has a vocabulary size. Without a corpus, sizes are known, special tokens and
+    baseline are not.
+    """
+    rate, config = config.phase_rate(phase), config.of_phase(phase)
+    special_ids, baseline = SpecialIds(*range(5)), None
+    continues_word = np.zeros(config.model.vocab_size, bool) if config.masking.whole_word else None
+    if corpus is not None:
+        store = corpus.train
+        special_ids, baseline = store.special_ids, config.objective.baseline(store)
+        if config.masking.whole_word:
+            if store.path is None:
+                raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
+            continues_word = load_tokenizer(store.path / "tokenizer").continues_word
+    given = Given(
+        config.model, config.masking, config.has_pairs, special_ids, continues_word, baseline
+    )
+    training = config.training
+    return StepConfig(
+        objective=config.distil.taught(config.objective, given),
+        optimizer=config.optimizer,
+        num_steps=training.num_steps,
+        accumulation=training.accumulation,
+        gather=training.gather,
+        reduce_dtype=training.reduce_dtype,
+        seed=config.seed,
+        guard=config.guard,
+        phase_starts=training.phase_starts,
+        rate=rate,
+    )
+
+
+def evaluation_config(config: PretrainConfig, corpus: Corpus, phase: int) -> StepConfig:
+    """Return the settings of the evaluation step for parameters that a phase has trained."""
+    config = config.of_phase(phase).for_evaluation()
+    return replace(step_config(config, corpus), rate=None)  # no step is made
+
+
+def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
+    """Make the objective of a phase without its corpus, for the sizes."""
+    return step_config(config, None, phase).objective
+
+
+def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
+    """Set a batch unit whose batches divide over the mesh's shards, or the unit `kept`."""
+    training = config.training
+    unit = training.batch_unit
+    if kept:
+        unit = unit if kept % unit else kept
+    else:
+        needed = [shards * config.accumulation_of(n) for n in range(len(training.phases))]
+        if any(rows % needed[number] for number, rows in stages_from(config.phases, 0)):
+            unit = math.lcm(unit, *needed)
+    return replace(config, training=replace(training, batch_unit=unit))
+
+
+def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
+    """Refuse a mesh whose shards do not divide the batches after the first `step` steps."""
+    for number, rows in stages_from(config.phases, step):
+        where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
+        where += "" if rows == whole else f" {whole} in the batch warm-up"
+        check_batch_size(rows, shards, config.accumulation_of(number), where)
+
+
+def warmup_lines(config: PretrainConfig) -> list[str]:
+    """Name the warm-ups scaled to the run, and the warm-ups rounded to `training.batch_unit`."""
+    unit, given = config.training.batch_unit, config.training.phases
+    steps, warmup = config.training.num_steps, config.optimizer.warmup_steps or 0
+    lines = scaling("optimizer.warmup_steps", warmup, steps)
+    for number, phase in enumerate(config.phases):
+        name = f"training.phases[{number}].batch_warmup_steps"
+        lines += scaling(name, given[number].batch_warmup_steps, phase.num_steps)
+        rows, wanted = (
+            ", ".join(f"{rows:,}" for _, rows in each.stages[:-1])
+            for each in (phase, replace(phase, unit=1))
+        )
+        if rows != wanted:
+            said = f"steps of {rows} rows in place of {wanted}, multiples of training.batch_unit"
+            lines.append(f"batch warm-up of phase {number}: {said} {unit}")
+    return lines

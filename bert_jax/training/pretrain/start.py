@@ -1,0 +1,135 @@
+"""The models that a pretraining run starts from: `init`, and a teacher, read at each start."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.errors import UserError
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.model.heads import logical_axes
+from bert_jax.training.pretrain.branch import Branch
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.settings import with_architecture
+from bert_jax.training.start import Start, with_positions
+from bert_jax.training.workdir import EMPTY, There
+
+
+def resolve_start(
+    config: PretrainConfig,
+    read: Callable[[str], SavedModel],
+    fingerprint: str | None = None,
+    there: There = EMPTY,
+    branches_from: PretrainConfig | None = None,
+) -> tuple[PretrainConfig, Start]:
+    """Return the configuration with the architectures of initial model and teacher, and both.
+
+    A run that has saved no longer reads its initial model, which may be gone; nor does a branch of
+    a run with the configuration `branches_from`.
+
+    `fingerprint` is the tokenizer's of the corpus; None: no tokenizer is checked. `there` is the
+    content of the work directory.
+
+    Raises:
+        UserError: A model has another tokenizer than the corpus, or a teacher does not fit.
+    """
+    initial, before = None, branches_from
+    if there.steps:
+        before = there.config(PretrainConfig)
+    if config.init and before is not None:
+        config = with_architecture(config, before.model)
+    elif config.init:
+        initial = read(config.init)
+        check_tokenizer(initial, fingerprint, "init", config.init)
+        laid_out = config.objective.laid_out(initial.config, initial.params)
+        initial = dataclasses.replace(initial, params=laid_out)
+        config = with_architecture(config, initial.config)
+    config, teacher = resolve_teacher(config, read, fingerprint)
+    if teacher and initial is None and config.distil.from_teacher and not there.steps:
+        initial = _student(config, teacher)
+    return config, Start(initial, teacher)
+
+
+def begun(there: There, branch: Branch | None) -> tuple[int, int]:
+    """Return the `training.batch_unit` of a run that has begun, else 0; and its number of steps."""
+    config = there.config(PretrainConfig) or (branch.config if branch else None)
+    step = max(there.steps, default=branch.step if branch else 0)
+    return config.training.batch_unit if config else 0, step
+
+
+def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:
+    """Refuse a model whose tokenizer has another fingerprint than a corpus, if that is known.
+
+    In the message `where` names the field or option, and `directory` the model's directory.
+    """
+    there = model.tokenizer.fingerprint
+    if fingerprint is not None and there != fingerprint:
+        raise UserError(
+            f"{where}: the tokenizer of {model.name} ({there[:12]}) is not "
+            f"that of the corpus ({fingerprint[:12]}). Build the corpus with `bert-jax "
+            f"corpus --tokenizer {directory}`, or where that is a run, {directory}/tokenizer"
+        )
+
+
+def resolve_teacher(
+    config: PretrainConfig, read: Callable[[str], SavedModel], fingerprint: str | None = None
+) -> tuple[PretrainConfig, SavedModel | None]:
+    """Return the configuration with the architecture of the teacher, and the teacher, if any.
+
+    Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
+
+    Raises:
+        UserError: The section is set without a teacher, or the teacher has another tokenizer than
+            the corpus, no masked-LM head, or too few positions.
+    """
+    config.distil.check_section()
+    if not config.distil.teacher:
+        return config, None
+    teacher = read(config.distil.teacher)
+    teacher.require("fill-mask", "masked-LM head to learn from")
+    check_tokenizer(teacher, fingerprint, "distil.teacher", config.distil.teacher)
+    longest = max(phase.length for phase in config.training.phases)
+    rows = f"training.phases have rows of {longest} tokens; shorten the rows"
+    model = with_positions(teacher, longest, rows)
+    values = {name: getattr(model, name) for name in (*ARCHITECTURE, "vocab_size")}
+    architecture = ModelConfig(**values | {"pooler": False})  # nothing reads it
+    kept = {
+        name: {n: part for n, part in teacher.params[name].items() if n in parts}
+        for name, parts in logical_axes(architecture).items()
+    }
+    distil = dataclasses.replace(config.distil, architecture=architecture)
+    return dataclasses.replace(config, distil=distil), dataclasses.replace(teacher, params=kept)
+
+
+def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
+    """Return the student that `distil.from_teacher` names: the teacher with fewer layers.
+
+    Raises:
+        UserError: Sizes other than the number of layers differ.
+    """
+    student = config.model
+    given = [
+        f"model.{name} {getattr(student, name)!r} and {getattr(teacher.config, name)!r}"
+        for name in ARCHITECTURE
+        if name not in ("num_layers", "num_positions", "pooler", "pooler_activation")
+        and getattr(student, name) != getattr(teacher.config, name)
+    ]
+    if given:
+        raise UserError(
+            "distil.from_teacher is true, but student and teacher differ in more than their "
+            f"layers ({'; '.join(given)}); give the student the teacher's sizes, or set it to false"
+        )
+    chosen = np.array(config.distil.layer_map(student, teacher.config)) - 1
+    encoder = dict(teacher.params["encoder"])
+    encoder["layers"] = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], encoder["layers"])
+    if "position" in encoder["embeddings"]:
+        rows = np.asarray(encoder["embeddings"]["position"])[: student.num_positions]
+        encoder["embeddings"] = {**encoder["embeddings"], "position": rows}
+    return dataclasses.replace(
+        teacher,
+        config=dataclasses.replace(teacher.config, num_layers=student.num_layers),
+        params={**teacher.params, "encoder": encoder},
+        name=f"layers {', '.join(str(n + 1) for n in chosen)} of {teacher.name}",
+    )

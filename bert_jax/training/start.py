@@ -1,0 +1,177 @@
+"""Where a run starts: the models that give it its first parameters, and its teacher.
+
+Both kinds of run read them before the first step; a restart needs only the frozen parts again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.artefacts.saved.model import SavedModel, digest_of
+from bert_jax.distributed.checkpoint.record import named_leaves
+from bert_jax.errors import UserError
+from bert_jax.files.untrusted.json_file import read_json_object, short
+from bert_jax.model.config import ModelConfig
+from bert_jax.objectives.distillation import TEACHER
+from bert_jax.training.steps.state import TrainState
+
+GROWTH_FILE = "growth.json"
+"""File beside a model that `bert-jax grow` made."""
+RANDOM = "random"
+"""Name of an initialisation by random parameters."""
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Models that a run takes parameters from; all are on the host."""
+
+    initial: SavedModel | None = None
+    """Model that `init` names; None: random parameters, or a checkpoint has them all."""
+    teacher: SavedModel | None = None
+    """Teacher, with the parameters that the run holds and never saves."""
+    inits: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters that each initialisation of a sweep provides, {} for random ones, by its name."""
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Parameters that each initialisation provides, with the teacher's."""
+        taught = {TEACHER: self.teacher.params} if self.teacher else {}
+        return tuple({**given, **taught} for given in self.inits.values())
+
+    @cached_property
+    def teacher_digest(self) -> str:
+        """Digest of the teacher's parameters; empty without a teacher."""
+        return digest_of(self.teacher.params) if self.teacher else ""
+
+    def first_params(self, fresh: Any, axes: Any) -> Any:
+        """Return `fresh`, with the parameters of the initial model where it has them."""
+        return fresh if self.initial is None else initial_params(self.initial, fresh, axes)
+
+    def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
+        """Put the parameters of the teacher, if any, into a state on a mesh.
+
+        Args:
+            state: State with or without an entry `teacher`.
+            abstract: Shape, type and sharding of each array of the state.
+            axes: Logical axes of each parameter.
+
+        Raises:
+            UserError: Parameters that the architecture names are missing.
+        """
+        if (teacher := self.teacher) is None:
+            return state
+        wanted = abstract.params[TEACHER]
+        if missing := sorted(set(named_leaves(wanted)) - set(named_leaves(teacher.params))):
+            raise UserError(
+                f"distil.teacher: {teacher.name} lacks the parameters {', '.join(missing)}"
+            )
+        placed = initial_params(teacher, wanted, axes[TEACHER])
+        return state._replace(params={**state.params, TEACHER: placed})
+
+    def lines(self, wanted: Any) -> list[str]:
+        """Name the teacher, the initial model, and the arrays of `wanted` copied or fresh."""
+        lines = []
+        if teacher := self.teacher:
+            count = sum(leaf.size for leaf in jax.tree.leaves(teacher.params))
+            lines.append(
+                f"learns from {teacher.name}: {count:,} parameters, {teacher.config.num_layers} "
+                f"layers, {teacher.config.hidden_dim} wide; no checkpoint holds them"
+            )
+        if initial := self.initial:
+            copied, fresh = _origins(wanted, initial.params)
+            said = f": {_counted(copied, 'copied')}; {_counted(fresh, 'fresh')}" if fresh else ""
+            lines.append(f"starts from {initial.name}{said}{_growth(initial)}")
+        return lines
+
+
+def without_teacher(state: TrainState) -> TrainState:
+    """Return the part of a state to save: everything but the teacher."""
+    kept = {name: entry for name, entry in state.params.items() if name != TEACHER}
+    return state._replace(params=kept)
+
+
+def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
+    """Return the architecture of a teacher with positions for rows of `longest` tokens.
+
+    Raises:
+        UserError: The teacher has fewer learned positions; `rows` says which rows are too long, and
+            the remedy.
+    """
+    model = teacher.config
+    if longest <= model.num_positions:
+        return model
+    if model.positions != "rope":
+        raise UserError(
+            f"distil.teacher: {teacher.name} has {model.num_positions} positions, and {rows}"
+        )
+    return dataclasses.replace(model, num_positions=longest)
+
+
+def _growth(initial: SavedModel) -> str:
+    """Name the source of a grown model, and the losses of both models before any step."""
+    path = initial.tokenizer_files / GROWTH_FILE
+    if initial.origin.kind != "huggingface" or not path.is_file():
+        return ""
+    found = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    loss, before, said = found.get("loss"), found.get("source_loss"), ""
+    if isinstance(loss, float) and isinstance(before, float):
+        said = f"; on held-out text its loss was {loss:.3f}, and {before:.3f} of its source"
+    return f"; grown from {short(found.get('source'))}{said}"
+
+
+_Entries = dict[str, int]
+"""Paths of entries, and the numbers of arrays in them."""
+
+
+def _origins(wanted: Any, found: Any, path: str = "") -> tuple[_Entries, _Entries]:
+    """Return the largest entries of `wanted` that `found` has, and the entries that it lacks."""
+    copied: _Entries = {}
+    fresh: _Entries = {}
+    for name, entry in wanted.items():
+        if name not in found:
+            fresh[path + name] = len(jax.tree.leaves(entry))
+        elif not isinstance(entry, dict):
+            copied[path + name] = 1
+        else:
+            below, lacking = _origins(entry, found[name], f"{path}{name}/")
+            fresh |= lacking
+            copied |= below if lacking else {path + name: sum(below.values())}
+    return copied, fresh
+
+
+def _counted(entries: _Entries, word: str) -> str:
+    return f"{sum(entries.values())} arrays {word} ({', '.join(entries) or 'none'})"
+
+
+def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
+    """Return the parameters of `initial` in the layout of `fresh`, which fills in missing ones.
+
+    Args:
+        initial: Model of the same architecture. Vocabulary rows without room in `fresh` stand
+            for no token and are left out.
+        fresh: Parameters from `Objective.init`, on a mesh; where none is lacking, their shapes and
+            shardings are enough.
+        axes: Logical axes of each parameter.
+    """
+    found = named_leaves(initial.params)
+
+    def take(path: Any, leaf: Any, axes: tuple[str | None, ...]) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name not in found:
+            return leaf
+        array = np.asarray(found[name])
+        if axes[0] == "vocab":
+            rows, kept = np.zeros(leaf.shape, array.dtype), min(len(array), len(leaf))
+            rows[:kept] = array[:kept]
+            array = rows
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: np.asarray(array[index], leaf.dtype)
+        )
+
+    return jax.tree_util.tree_map_with_path(take, fresh, axes)
