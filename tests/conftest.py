@@ -1,17 +1,22 @@
 """Test set-up: fake devices, run-time shape checks, and where real data lies."""
 
+import ctypes
+import faulthandler
 import functools
 import gc
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import psutil
 import pytest
 from compiling import xla_flags
-from jaxtyping import install_import_hook
 from matplotlib.figure import Figure
+from signature_checks import check_signatures
 
 # Most of the tests' time is XLA's: machine code that is not optimised takes half of it to make,
 # from the older emitters of loops half of that again. What the tests look at (values, partitioning,
@@ -28,8 +33,8 @@ with pytest.MonkeyPatch.context() as _patch:  # libtpu, here or in a child, refu
 # took 6% of the time of the tests of model, finetune and checkpoint.
 gc.set_threshold(100_000, 20, 100)
 
-# Every public signature's shapes and dtypes are checked while tests run, and only then.
-install_import_hook("bert_jax", "beartype.beartype")
+# Every signature's shapes and dtypes are checked while tests run, and only then.
+check_signatures("bert_jax")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +56,42 @@ def compiled_programs(tmp_path_factory) -> Path:
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
     return directory
+
+
+_FEW_BYTES = 1 << 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def released_programs() -> Iterator[None]:
+    """After a module, let a large process drop its programs, of which few serve another module."""
+    yield
+    if psutil.Process().memory_info().rss > _FEW_BYTES:
+        jax.clear_caches()
+        gc.collect()
+        if sys.platform == "linux":  # what malloc keeps of freed memory goes back
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+LIMIT = 3600 if os.environ.get("BERT_JAX_CHAOS") else 900
+"""Seconds after which a test counts as hung; the longest take one on an idle machine, or ten."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Fail a test that hangs; if it waits where Python cannot interrupt it, end the process."""
+
+    def late(number: int, frame: Any) -> None:
+        pytest.fail(f"{item.nodeid} took longer than {LIMIT} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT)
+    faulthandler.dump_traceback_later(LIMIT + 60, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 _PNG = bytes.fromhex(
