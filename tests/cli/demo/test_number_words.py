@@ -125,7 +125,10 @@ def test_short_form_goes_all_the_way(tmp_path, capsys, monkeypatch):
     page = (tmp_path / "attention.html").read_text("utf-8")
     assert "quatre" in page
     assert f"{tmp_path / 'attention.html'}: open it in a browser" in said
-    known, unseen = (demo._sides(tmp_path, name).lines() for name in ("train", "unseen"))
+    known, unseen = (
+        demo.Sides(tmp_path / f"{name}.words.txt", tmp_path / f"{name}.digits.txt").lines()
+        for name in ("train", "unseen")
+    )
     assert (len(known), len(unseen)) == (60, 8)
     assert not set(known) & set(unseen)
     assert all(words == french_words(int(digits)) for words, digits in known + unseen)
