@@ -42,8 +42,10 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
     `spec` is the path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`.
     A path that does not exist is looked for among the package's own configurations, where NAME_ARG
-    is NAME.py with the argument ARG: ettin_17m is ettin.py:17m. A file that is missing or fails,
-    and an unknown or wrong field, are `UserError`s.
+    is NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
+
+    Raises:
+        UserError: A file that is missing or fails, or an unknown or wrong field.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
