@@ -170,8 +170,8 @@ import os, signal, sys, time
 from bert_jax.training.loop import _Run
 score = _Run._score
 
-def score_under_signal(run):
-    score(run)
+def score_under_signal(run, due):
+    score(run, due)
     if run.now.wave == 0 and run.now.ended and os.environ["JAX_PROCESS_ID"] == "1":
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(3)  # JAX's service looks for a signal once a second
