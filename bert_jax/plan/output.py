@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.files.staging import staged_file
+from bert_jax.files.pictures import INK, new_figure, write_picture
 from bert_jax.plan.compile import Plan
 from bert_jax.plan.hlo_cost.cost import Cost
 
@@ -161,11 +161,7 @@ def comparison(plans: Sequence[Plan]) -> str:
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
     """Draw the use of memory and time, a bar a plan, as a PNG that appears whole."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 2.6 + 0.55 * len(plans)), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((11.0, 2.6 + 0.55 * len(plans)))
     memory, time = figure.subplots(1, 2)
     labels = [f"{p.topology.name} L={p.length}" for p in plans]
     _stack(memory, labels, [
@@ -173,13 +169,12 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     ])  # fmt: skip
     for row, plan in enumerate(plans):
         limit = plan.usable * plan.topology.chip.devices_per_chip / 2**30
-        memory.plot([limit, limit], [row - 0.4, row + 0.4], color="#1a202c", linewidth=2)
+        memory.plot([limit, limit], [row - 0.4, row + 0.4], color=INK, linewidth=2)
     memory.set(xlabel="GiB per chip (line: usable)", title="Memory")
     _stack(time, labels, [_shares_of_time(plan) for plan in plans])
     time.set(xlabel="ms per step", title="Time, by source file")
     time.set_yticklabels([])
-    with staged_file(path) as file:
-        figure.savefig(file, format="png")
+    write_picture(figure, path)
 
 
 def _shares_of_time(plan: Plan) -> dict[str, float]:

@@ -2,39 +2,15 @@
 
 import bisect
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.cli.inspection.by_position import PositionLosses
 from bert_jax.cli.inspection.corpus import CorpusLook
-from bert_jax.files.staging import staged_file
+from bert_jax.files.pictures import MARK, dress, new_figure
 
 _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
-_MARK, _INK = "#4a5568", "#1a202c"
-
-
-def write_picture(figure: Any, path: Path) -> None:
-    """Write a matplotlib `Figure` as a PNG, replacing the file in one rename."""
-    with staged_file(path) as file:
-        figure.savefig(file, format="png")
-
-
-def _figure(height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # not pyplot: no global state, no window system
-
-    figure = Figure(figsize=(8, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _style(axis: Any) -> None:
-    axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(colors=_INK, labelsize=9)
 
 
 def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
@@ -42,7 +18,7 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
 
     Where rows are longer than in training, a vertical line marks the longest row of training.
     """
-    figure = _figure(4.4)
+    figure = new_figure((8.0, 4.4), title)
     axis = figure.subplots()
     edges = losses.edges
     for number, rate in enumerate(losses.as_json()["masking_rates"]):
@@ -57,26 +33,26 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
         bucket = bisect.bisect_right(edges, losses.trained_length) - 1
         inside = losses.trained_length - edges[bucket]
         at = bucket - 0.5 + inside / (edges[bucket + 1] - edges[bucket])
-        axis.axvline(at, color=_MARK, linestyle="--", linewidth=1.2)
+        axis.axvline(at, color=MARK, linestyle="--", linewidth=1.2)
         axis.annotate(
             f"trained up to {losses.trained_length:,}", (at, 0), xycoords=("data", "axes fraction"),
-            xytext=(4, 5), textcoords="offset points", color=_MARK, fontsize=8,
+            xytext=(4, 5), textcoords="offset points", color=MARK, fontsize=8,
         )  # fmt: skip
     names = [f"{begin:,}\u2013{end - 1:,}" for begin, end in itertools.pairwise(edges)]
     axis.set_xticks(range(len(names)), names)
     axis.set_xlim(-0.5, len(names) - 0.5)
     axis.set_xlabel("position in the document, or in its piece of a row's length (tokens)")
     axis.set_ylabel("held-out masked-LM loss (nats per token)")
-    _style(axis)
+    dress(axis)
     axis.legend(loc="best", fontsize=9, framealpha=0.85, edgecolor="none")
-    if title:
-        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
     return figure
 
 
 def lengths_figure(look: CorpusLook) -> Any:
     """Draw the shares of documents, and of tokens, by a document's length, as a `Figure`."""
-    tokens, figure = look.lengths, _figure(4.8)
+    read = ", a sample" if look.is_sample else ""
+    title = f"{look.path}: {look.documents_read:,} documents{read}"
+    tokens, figure = look.lengths, new_figure((8.0, 4.8), title)
     upper, lower = figure.subplots(2, 1, sharex=True)
     least, most = tokens.min(), tokens.max()
     edges = np.unique(np.geomspace(least, most + 1, 49).round())
@@ -87,17 +63,14 @@ def lengths_figure(look: CorpusLook) -> Any:
         axis.hist(tokens, bins=edges, weights=weights, color=_COLOURS[0])
         axis.set_ylabel(label)
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
-        _style(axis)
+        dress(axis)
     median = look.quantiles["0.5"]
-    upper.axvline(median, color=_MARK, linestyle="--", linewidth=1.2)
+    upper.axvline(median, color=MARK, linestyle="--", linewidth=1.2)
     upper.annotate(
         f"half have at most {median:,}", (median, 1), xycoords=("data", "axes fraction"),
-        xytext=(0, 3), textcoords="offset points", ha="center", color=_MARK, fontsize=8,
+        xytext=(0, 3), textcoords="offset points", ha="center", color=MARK, fontsize=8,
     )  # fmt: skip
     lower.set_xscale("log")
     lower.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     lower.set_xlabel("tokens of the document")
-    read = ", a sample" if look.is_sample else ""
-    title = f"{look.path}: {look.documents_read:,} documents{read}"
-    figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left")
     return figure

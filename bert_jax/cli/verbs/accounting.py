@@ -70,7 +70,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.corpus import corpus_lines, inspect_corpus
-        from bert_jax.cli.inspection.pictures import lengths_figure, write_picture
+        from bert_jax.cli.inspection.pictures import lengths_figure
+        from bert_jax.files.pictures import write_picture
 
         look = inspect_corpus(
             self.corpus, part=self.part, pairing=self.pairing or "",

@@ -160,7 +160,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
             evaluate_by_position,
             position_lines,
         )
-        from bert_jax.cli.inspection.pictures import position_figure, write_picture
+        from bert_jax.cli.inspection.pictures import position_figure
+        from bert_jax.files.pictures import write_picture
         from bert_jax.files.remote import open_workdir
 
         if self.step is not None:

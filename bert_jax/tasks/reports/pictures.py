@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.files.pictures import INK, MARK, new_figure
+
 _MOST_NUMBERS = 15  # classes up to which each cell has its count
-_COLOUR, _INK, _LINE = "#2b6cb0", "#1a202c", "#4a5568"
+_COLOUR = "#2b6cb0"
 
 
 def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> Any:
@@ -18,29 +20,18 @@ def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> A
     return draw(report[kind], title)
 
 
-def _figure(width: float, height: float, title: str) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # not pyplot: no global state, no window system
-
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    if title:
-        figure.suptitle(title, fontsize=11, color=_INK, x=0.01, ha="left", parse_math=False)
-    return figure
-
-
 def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
     """Draw each row's shares as shades, with the counts where there is room."""
     labels = [name if len(name) <= 24 else f"{name[:23]}…" for name in confusion["labels"]]
     counts = np.array(confusion["counts"], float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = min(14.0, 2.6 + 0.5 * len(labels))
-    figure = _figure(side + 0.6, side, title)
+    figure = new_figure((side + 0.6, side), title)
     axis = figure.subplots()
     axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if len(labels) <= _MOST_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
-            colour = "white" if shares[row, column] > 0.5 else _INK
+            colour = "white" if shares[row, column] > 0.5 else INK
             axis.text(column, row, f"{count:,.0f}", ha="center", va="center", color=colour,
                       fontsize=8)  # fmt: skip
     plain = {"fontsize": 8, "parse_math": False}  # a label may hold dollar signs
@@ -48,24 +39,24 @@ def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
     axis.set_yticks(range(len(labels)), labels, **plain)
     axis.set_xlabel("predicted")
     axis.set_ylabel("in the data (shades: share of the row)")
-    axis.tick_params(colors=_INK, length=0)
+    axis.tick_params(colors=INK, length=0)
     return figure
 
 
 def _scatter_figure(points: Any, title: str) -> Any:
     """Draw predictions over labels; on the dashed line both are equal."""
     labels, predicted = np.array(points, float).T
-    figure = _figure(5.2, 4.8, title)
+    figure = new_figure((5.2, 4.8), title)
     axis = figure.subplots()
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
-    axis.plot(ends, ends, linestyle="--", color=_LINE, linewidth=1.2)
+    axis.plot(ends, ends, linestyle="--", color=MARK, linewidth=1.2)
     axis.plot(labels, predicted, "o", color=_COLOUR, markersize=3, alpha=0.5, markeredgewidth=0)
     axis.set_xlabel("in the data")
     axis.set_ylabel("predicted")
     axis.grid(color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(colors=_INK, labelsize=9)
+    axis.tick_params(colors=INK, labelsize=9)
     return figure
 
 
@@ -74,7 +65,7 @@ def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
 
     Below, the number of probabilities in each bin.
     """
-    figure = _figure(7.6, 4.6, title)
+    figure = new_figure((7.6, 4.6), title)
     names = {"before": "as trained", "after": f"temperature {calibration['temperature']:.3g}"}
     upper, lower = figure.subplots(2, 2, sharex=True, height_ratios=[3, 1])
     for axis, below, (name, words) in zip(upper, lower, names.items(), strict=True):
@@ -84,18 +75,18 @@ def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
         )
         edges = np.linspace(0, 1, len(counts) + 1)
         width, full = edges[1], counts > 0
-        axis.plot([0, 1], [0, 1], linestyle="--", color=_LINE, linewidth=1.2)
+        axis.plot([0, 1], [0, 1], linestyle="--", color=MARK, linewidth=1.2)
         axis.bar(edges[:-1][full], accuracy[full], width, align="edge", color=_COLOUR, alpha=0.35,
                  edgecolor=_COLOUR)  # fmt: skip
         axis.plot(confidence[full], accuracy[full], "o", color=_COLOUR, markersize=4)
-        axis.set_title(f"{words}: error {part['ece']:.3f}", fontsize=10, color=_INK)
+        axis.set_title(f"{words}: error {part['ece']:.3f}", fontsize=10, color=INK)
         axis.set_ylim(0, 1)
-        below.bar(edges[:-1], counts, width, align="edge", color=_LINE, alpha=0.5)
+        below.bar(edges[:-1], counts, width, align="edge", color=MARK, alpha=0.5)
         below.set_xlabel("probability")
         below.set_xlim(0, 1)
         for each in (axis, below):
             each.spines[["top", "right"]].set_visible(False)
-            each.tick_params(colors=_INK, labelsize=8)
+            each.tick_params(colors=INK, labelsize=8)
     upper[0].set_ylabel("share that came true")
     lower[0].set_ylabel("number")
     return figure

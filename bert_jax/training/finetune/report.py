@@ -13,8 +13,9 @@ from bert_jax.artefacts.saved.runs import REPORT
 from bert_jax.distributed.checkpoint import SaveFailedError
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
+from bert_jax.files.pictures import write_picture
 from bert_jax.files.remote import WorkDir
-from bert_jax.files.staging import replace_file, staged_file
+from bert_jax.files.staging import replace_file
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.rows import choose_buckets
@@ -173,8 +174,7 @@ def write_reports(
         if shown:
             files.append(directory / picture)
             figure = report_figure(kind, reports[shown[-1]], title=f"{title}, {shown[-1]}")
-            with staged_file(files[-1]) as file:
-                figure.savefig(file, format="png")
+            write_picture(figure, files[-1])
     files.append(directory / REPORT)
     replace_file(files[-1], content.encode())
     return files

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.phases import Phase
-from bert_jax.files.staging import staged_file
+from bert_jax.files.pictures import MARK, dress, new_figure, write_picture
 from bert_jax.objectives.objective import Metric
 from bert_jax.training.run.corpora import corpus_curves
 from bert_jax.training.run.telemetry import read_metrics
@@ -20,7 +20,6 @@ _LEAST_WIDTH = 40
 _TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||+++++++++")
 _CORPORA = ("#2f855a", "#6b46c1", "#b7791f", "#0987a0", "#b83280", "#718096")
 _TRAIN, _EVAL = "#2b6cb0", "#c2410c"
-BASELINE, INK = "#4a5568", "#1a202c"
 PROBE = "eval/probe/"
 """Beginning of the names of columns with the scores of probes."""
 
@@ -37,8 +36,7 @@ def draw_loss_curve(
     """Write `loss_figure` of a `metrics.jsonl` as a PNG, replacing the file in one rename."""
     rows = read_metrics(metrics_file)
     figure = loss_figure(rows, metrics, baseline, title=title, phases=phases)
-    with staged_file(path) as file:
-        figure.savefig(file, format="png")
+    write_picture(figure, path)
 
 
 def loss_figure(
@@ -86,7 +84,7 @@ def loss_figure(
         low, high, margin = limits(values, baseline)
         loss.set_ylim(low - margin, high + margin)
     if baseline is not None:
-        loss.axhline(baseline, color=BASELINE, linestyle="--", linewidth=1.2, zorder=1)
+        loss.axhline(baseline, color=MARK, linestyle="--", linewidth=1.2, zorder=1)
         margin_label(loss, baseline, f"{first.baseline} {baseline:.2f}".replace(" ", "\n"))
     for axis, metric in zip(axes[1:], shares, strict=False):
         _share(axis, rows, metric)
@@ -99,7 +97,7 @@ def loss_figure(
             axis.axvline(start, color="#cbd5e0", linewidth=1.0, zorder=0)
         loss.annotate(
             f"length {phase.length}", (start, 0), xycoords=("data", "axes fraction"), xytext=(4, 5),
-            textcoords="offset points", color=BASELINE, fontsize=8,
+            textcoords="offset points", color=MARK, fontsize=8,
         )  # fmt: skip
     for axis in axes:
         dress(axis)
@@ -111,31 +109,11 @@ def loss_figure(
     return figure
 
 
-def new_figure(inches: tuple[float, float], title: str) -> Any:
-    """Make a matplotlib `Figure` without pyplot: no global state, no window system."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=inches, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    if title:
-        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
-    return figure
-
-
-def dress(axis: Any) -> None:
-    """Give an axis the look of all pictures here."""
-    axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(colors=INK, labelsize=9)
-
-
 def margin_label(axis: Any, value: float, text: str) -> None:
     """Write a label to the right of an axis, where no curve runs through it."""
     axis.annotate(
         text, (1, value), xycoords=("axes fraction", "data"), xytext=(5, 0),
-        textcoords="offset points", va="center", color=BASELINE, fontsize=9,
+        textcoords="offset points", va="center", color=MARK, fontsize=9,
     )  # fmt: skip
 
 
@@ -166,7 +144,7 @@ def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
     _, floor = _series(rows, f"eval/{metric.floor}")
     if len(floor):
         share = float(floor[-1])
-        axis.axhline(share, color=BASELINE, linestyle="--", linewidth=1.0, zorder=1)
+        axis.axhline(share, color=MARK, linestyle="--", linewidth=1.0, zorder=1)
         margin_label(axis, share, f"majority\nlabel\n{share:.2f}")
     _curve(axis, train, "training", _TRAIN)
     _points(axis, held_out, "held-out", _EVAL)

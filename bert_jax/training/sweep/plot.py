@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.training.run.loss_curve import BASELINE, INK, dress, margin_label, new_figure
+from bert_jax.files.pictures import INK, MARK, dress, new_figure
+from bert_jax.training.run.loss_curve import margin_label
 from bert_jax.training.sweep.statistics import Outcome, Summary, quantile, rate_name
 
 _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
@@ -28,7 +29,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     axis = figure.subplots()
     if summary.constant_score is not None:
         constant = summary.constant_score * scale
-        axis.axhline(constant, color=BASELINE, linestyle="--", linewidth=1.2, zorder=1)
+        axis.axhline(constant, color=MARK, linestyle="--", linewidth=1.2, zorder=1)
         margin_label(axis, constant, f"constant\nprediction\n{constant:.1f}")
     _limits(axis, summary, scale)
     step = 0.8 / max(len(inits), 1)

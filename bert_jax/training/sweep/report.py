@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bert_jax.files.staging import replace_file, staged_file
+from bert_jax.files.pictures import write_picture
+from bert_jax.files.staging import replace_file
 from bert_jax.terminal import table_lines
 from bert_jax.training.sweep.plot import statistics_figure
 from bert_jax.training.sweep.statistics import (
@@ -76,8 +77,7 @@ def write_summary(
     figure = statistics_figure(summary, title=title, percent=percent)
     files = [directory / f"statistics.{suffix}" for suffix in ("txt", "png", "json")]
     replace_file(files[0], text.encode())
-    with staged_file(files[1]) as file:
-        figure.savefig(file, format="png")
+    write_picture(figure, files[1])
     replace_file(files[2], values.encode())
     return files
 

@@ -1,0 +1,35 @@
+"""Pictures: figures that need no window system, their look, and their files."""
+
+from pathlib import Path
+from typing import Any
+
+from bert_jax.files.staging import staged_file
+
+INK, MARK = "#1a202c", "#4a5568"
+"""Colours of text, and of lines that mark a value."""
+
+
+def new_figure(inches: tuple[float, float], title: str = "") -> Any:
+    """Make a matplotlib `Figure` without pyplot: no global state, no window system."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:  # names of files and classes are no formulas
+        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
+    return figure
+
+
+def dress(axis: Any) -> None:
+    """Give an axis a light grid behind its curves, and no box."""
+    axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(colors=INK, labelsize=9)
+
+
+def write_picture(figure: Any, path: Path) -> None:
+    """Write a matplotlib `Figure` as a PNG, replacing the file in one rename."""
+    with staged_file(path) as file:
+        figure.savefig(file, format="png")
