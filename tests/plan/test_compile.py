@@ -22,7 +22,8 @@ from bert_jax.plan.compile import (
     with_vocabulary,
 )
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.pretrain.config import PretrainConfig, PretrainModelConfig
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.sections import PretrainModelConfig
 from bert_jax.training.pretrain.settings import objective_of
 
 GIB = 2**30

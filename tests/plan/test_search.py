@@ -18,7 +18,8 @@ from bert_jax.plan.search import (
     settings_of,
 )
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.pretrain.config import PhaseConfig, PretrainConfig, PretrainModelConfig
+from bert_jax.training.pretrain.config import PhaseConfig, PretrainConfig
+from bert_jax.training.pretrain.sections import PretrainModelConfig
 
 BASE = dataclasses.replace(PretrainConfig(), model=PretrainModelConfig(vocab_size=30522))
 GIB = 2**30

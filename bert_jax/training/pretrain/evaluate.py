@@ -26,8 +26,9 @@ from bert_jax.distributed.parallel.sharding import (
 from bert_jax.errors import UserError
 from bert_jax.model.heads import has_vocabulary_head
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
-from bert_jax.training.pretrain.config import PretrainConfig, TrainingConfig
+from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.sections import TrainingConfig
 from bert_jax.training.pretrain.settings import evaluation_config, with_architecture
 from bert_jax.training.pretrain.start import check_tokenizer
 from bert_jax.training.progress import Moment

@@ -40,7 +40,8 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import prepare_finetune_workdir, saved_content
 from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.pretrain.config import PretrainConfig, PretrainModelConfig
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.sections import PretrainModelConfig
 from bert_jax.training.sweep.statistics import Trial
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -6,7 +6,8 @@ import pytest
 
 from bert_jax.config.mapping import build, diff, to_dict
 from bert_jax.errors import UserError
-from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig, TrainingConfig
+from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
+from bert_jax.training.pretrain.sections import TrainingConfig
 
 
 @dataclass(frozen=True)
