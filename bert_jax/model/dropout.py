@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Integer, UInt32
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
 Number = int | Integer[Array, ""]
-"""Number that may be traced, such as that of a dropout or a layer."""
+"""Number that may be traced, such as the number of a layer."""
 
 
 class DropoutStream(NamedTuple):

@@ -158,7 +158,7 @@ def init_task_params(
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
     """Return the parts of a model's parameters with which the training of a head begins.
 
-    The parts are `encoder` and, where the model has one, `transform`: that of an earlier head, or
+    The parts are `encoder` and, where the model has one, `transform`: from an earlier head, or
     map and norm of the masked-LM head (as in Transformers, whose classes name both alike).
     """
     start = {"encoder": params["encoder"]}

@@ -150,7 +150,7 @@ class Objective(ABC):
         return {}
 
     def gain(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return what the first metric, a loss in nats, gains over a known unigram entropy."""
+        """Return the known unigram entropy less the first metric, a loss in nats."""
         loss = self.metrics[0].of(sums)
         return {} if self.baseline is None else {"nats_below_unigram": self.baseline - loss}
 
@@ -220,7 +220,7 @@ class Teachable(Objective):
 
 @dataclass(frozen=True)
 class Adapted(Objective):
-    """Objective of a head on a pretrained encoder, of which low-rank updates may be trained."""
+    """Objective of a head on a pretrained encoder, which may be trained by low-rank updates."""
 
     lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
     """Low-rank updates, an entry `lora` of the parameters, to which `encoder` is frozen."""

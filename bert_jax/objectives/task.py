@@ -161,7 +161,7 @@ except that padding is never the answer of a span here. Adding a head is an entr
 class TaskObjective(Adapted, Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
-    Batches are `tasks.rows.Batch`es. Outputs are logits in float32: (B, C), of tags and
+    Batches have the type `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
     spans (B, L, C), of the G choices of an example (B, G), of arcs (B, L, L, 2).
     """
 

@@ -60,8 +60,8 @@ def read_groups(
 ) -> GroupData:
     """Read a file of one kind; rows with an empty text are left out and counted in a warning.
 
-    `labels` are the classes of the training file, None those of this file. Unless `labelled`,
-    neither scores nor classes are read.
+    `labels` are the classes of the training file; None: the classes of this file. Unless
+    `labelled`, neither scores nor classes are read.
 
     Raises:
         UserError: The file cannot be read, or rows are wrong.

@@ -223,7 +223,7 @@ class Reading:
     def pair(self) -> list[str]:
         """Row of the texts A and B; empty where nothing puts special tokens into rows."""
         parts = self.parts("post_processor", "processors")
-        makers = (each for each in parts if each.get("type") != "ByteLevel")  # of offsets alone
+        makers = (each for each in parts if each.get("type") != "ByteLevel")  # only trims offsets
         return [name for maker in makers for name in self._pair(maker)]
 
     def num_between(self, roles: tuple[str, ...]) -> int:

@@ -142,7 +142,7 @@ class Voice(Protocol):
         """Return lines that describe the run, and the message of its event `start`."""
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
-        """Return what a row of metrics has besides metrics, rates and scores, such as `epoch`.
+        """Return the columns besides metrics, rates and scores, such as `epoch`.
 
         `step` is the newest step whose metrics were read; a later step may have been dispatched.
         """

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from bert_jax.config.command_line import load_config
+from bert_jax.data.phases import PhaseConfig
 from bert_jax.plan.planner import on_paper, rows_that_may_fit, two_depths
 from bert_jax.plan.search import (
     Guess,
@@ -18,7 +19,7 @@ from bert_jax.plan.search import (
     settings_of,
 )
 from bert_jax.plan.topology import parse_topology
-from bert_jax.training.pretrain.config import PhaseConfig, PretrainConfig
+from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.sections import PretrainModelConfig
 
 BASE = dataclasses.replace(PretrainConfig(), model=PretrainModelConfig(vocab_size=30522))

@@ -80,7 +80,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             return _from_pretrained(place, part)
         saved = in_units(read_finetuned(path))
     if part:
-        raise UserError(f"{path} has no part {part!r}; it holds one model alone")
+        raise UserError(f"{path} has no part {part!r}; it holds a single model")
     return saved
 
 
@@ -120,7 +120,7 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
     models = objective.models(config, restored.state)
     part = part or next(iter(models))
     if part not in models:
-        there = " and ".join(models) if len(models) > 1 else "one model alone"
+        there = " and ".join(models) if len(models) > 1 else "a single model"
         raise UserError(f"{place.name} has no part {part!r}; it holds {there}")
     config, params = models[part]
     config = dataclasses.replace(config, attention_impl="auto")

@@ -89,7 +89,7 @@ class BuiltCorpus:
 
 
 def rate_line(path: str | Path, what: str, text_bytes: int, seconds: float) -> str:
-    """Say how much text a build read, and how fast."""
+    """Describe the amount of text that a build read, and its speed."""
     size = text_bytes / 1e6
     rate = size / max(seconds, 1e-9)
     return f"{path}: {size:.1f} MB of {what} in {seconds:.1f} s ({rate:.1f} MB/s)"

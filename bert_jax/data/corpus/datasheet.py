@@ -294,7 +294,7 @@ def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
     if header.get("pairs"):
         how.append("Each document is a pair of two sentences, a source and its target.")
     elif "splitter" in header:
-        how.append(f"Sentences are those of the splitter {_code(header['splitter'])}.")
+        how.append(f"The splitter {_code(header['splitter'])} made the sentences.")
     rate = header.get("heldout_rate")
     if isinstance(rate, float) and rate and "heldout" in headers:
         how.append(f"Held out by a hash of the text: {100 * rate:g}%.")

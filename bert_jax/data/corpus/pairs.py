@@ -57,7 +57,7 @@ class PairSource(Source):
             yield "\n".join(filter(None, pair[1:])), NO_FIELDS
 
     def records(self) -> list[dict[str, Any]]:
-        """Return what `record` returns, of each file."""
+        """Return the record of each file."""
         return [self.record()]
 
 

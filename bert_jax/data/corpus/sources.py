@@ -1,4 +1,4 @@
-"""Where text comes from: files, URLs, data sets of the Hugging Face Hub, Python's documentation."""
+"""Sources of text: files, URLs, Hub data sets, and the docstrings of Python packages."""
 
 import glob
 import itertools
@@ -114,7 +114,7 @@ def _by_card(
     found = [name for name in present if any(fnmatch(name, path) for path in splits[split])]
     if not found:
         raise UserError(
-            f"{spec}: the card names {first_few(splits[split])}, of which the data set has no "
+            f"{spec}: the card names {first_few(splits[split])}, and none of these is a "
             f"file that is read ({', '.join(_SUFFIXES)})."
         )
     return found

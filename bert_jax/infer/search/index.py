@@ -209,7 +209,7 @@ class Reranker:
         if several:
             raise UserError(
                 f"{model.name} predicts {len(outputs.labels)} classes; a reranker predicts one "
-                "score, or two classes of which the second says that the passage answers"
+                "score, or two classes; the second class means that the passage answers"
             )
         self._two = outputs.objective == "single_label"
 

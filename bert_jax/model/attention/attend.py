@@ -165,7 +165,7 @@ def _fell_back(platform: str, asked: Asked) -> str | None:
 
 
 def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str:
-    """Say what `xla` computes in float32, and what it keeps for the backward pass."""
+    """Name the float32 work of `xla`, and the size of the scores that its backward pass keeps."""
     _, queries, heads, _ = asked.q.shape
     size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
     stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"

@@ -92,7 +92,9 @@ class HeldOut:
         Raises:
             UserError: A store is too small for a row.
         """
-        self._settings, self._mesh, self._training = settings, mesh, config.training
+        self._settings, self._mesh, training = settings, mesh, config.training
+        self._every = training.eval_every_steps
+        self._marks = {*training.phase_starts, training.num_steps}
         self._steps = made_once(settings, lambda each: make_eval_step(each, mesh, EVAL_SEED))
         self._batches = _planned(config, store, mesh, config.training.eval_rows)
         rows = config.training.eval_rows
@@ -102,11 +104,8 @@ class HeldOut:
         }
 
     def after(self, step: int) -> bool:
-        """Say whether an evaluation is due; always where a phase begins or the run ends."""
-        training, every = self._training, self._training.eval_every_steps
-        return bool(every and step % every == 0) or step in (
-            *training.phase_starts, training.num_steps,
-        )  # fmt: skip
+        """Say whether an evaluation is due; also where a phase begins or the run ends."""
+        return bool(self._every and step % self._every == 0) or step in self._marks
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Evaluate on the rows of the stage."""

@@ -135,7 +135,7 @@ class Goodput:
     ):
         """Read the record of earlier starts; their steps beyond `restored_step` are lost.
 
-        `path` is that of `goodput.json`; None: nothing is kept (all processes but the first).
+        `path` names `goodput.json`; None: nothing is kept (all processes but the first).
         """
         self.clock = clock
         self._path, self._wall = path, wall

@@ -53,8 +53,8 @@ def loss_figure(
     (for masked words the unigram entropy), and the share of the more frequent label. Below them is
     an axis for each probe.
 
-    `rows` are those of `metrics.jsonl`; a line marks each change of the row length. The
-    result is a matplotlib `Figure`.
+    `rows` come from `metrics.jsonl`; a line marks each change of the row length. The result is a
+    matplotlib `Figure`.
     """
     first = metrics[0]
     train, held_out = _both(rows, first)

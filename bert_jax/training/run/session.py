@@ -189,7 +189,7 @@ class Session:
     ) -> None:
         """Write an event, then print its message, or raise the error that stops the run.
 
-        `number` is the number of the batch or step, `values` are those of the event.
+        `number` names the batch or step; `values` go into the event.
         """
         self.out.write(self.step, {f"event/{kind}": number})
         self.event(kind, message, **values)

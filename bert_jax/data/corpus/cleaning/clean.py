@@ -63,7 +63,7 @@ def check_language(code: str) -> None:
         near = nearest(code, sorted(known))
         hint = f" Did you mean {near!r}?" if near else ""
         raise UserError(
-            f"--language is {code!r}, which py3langid does not know.{hint} Codes are those of ISO "
+            f"--language is {code!r}, which py3langid does not know.{hint} Codes follow ISO "
             f"639, such as en, de and zh; {len(known)} are known."
         )
 

@@ -1,7 +1,7 @@
 """Duplicates, found between two readings of the tasks.
 
-A scan writes signatures of the documents of a task that filters keep: a directory of arrays, the
-entries of an index sorted by their keys, so that those of one range, from all scans, are few reads.
+A scan writes signatures of the documents of a task that filters keep: a directory of arrays with
+the entries of an index. The entries are sorted by key, so that a range of keys is few reads.
 
 The search divides keys into ranges, and a range is one piece of work: it takes the entries of that
 range from all scans, finds pairs of documents, and compares them. Memory holds one range. The first
