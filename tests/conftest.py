@@ -1,5 +1,6 @@
 """Test set-up: fake devices, run-time shape checks, and where real data lies."""
 
+import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -7,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,16 +39,27 @@ gc.set_threshold(100_000, 20, 100)
 check_signatures("bert_jax")
 
 
+_DAYS = 14
+"""Days for which a compiled program stays on disk without being read."""
+
+
 @pytest.fixture(scope="session", autouse=True)
-def compiled_programs(tmp_path_factory) -> Path:
-    """Directory of the programs that this run has compiled: for all workers and their children.
+def compiled_programs(request, tmp_path_factory) -> Path:
+    """Directory of compiled programs: for all workers, their children, and the next test run.
 
     An entry may be half written, by another worker at this moment or by a child that was killed, or
     not be writable, in a test of full disks. JAX then warns, which pyproject.toml ignores, and
     compiles.
     """
-    base = tmp_path_factory.getbasetemp()
-    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    if named := os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # planted bugs share the tests' own
+        directory = Path(named)
+    elif (cache := getattr(request.config, "cache", None)) is not None:
+        directory = cache.mkdir("compiled")
+        if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+            _remove_unread(directory)
+    else:
+        base = tmp_path_factory.getbasetemp()
+        directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
     settings = {
         "jax_compilation_cache_dir": str(directory),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -56,6 +69,15 @@ def compiled_programs(tmp_path_factory) -> Path:
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
     return directory
+
+
+def _remove_unread(directory: Path) -> None:
+    """Remove programs that no test run has read for `_DAYS`."""
+    oldest = time.time() - _DAYS * 86_400
+    for path in directory.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another worker's, renamed meanwhile
+            if path.stat().st_atime < oldest:
+                path.unlink()
 
 
 _FEW_BYTES = 1 << 30
