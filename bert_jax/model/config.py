@@ -16,11 +16,11 @@ ARCHITECTURE = (
     "attention_pattern", "attention_bias", "mlp_bias", "pooler", "pooler_activation",
     "head_transform", "head_bias", "head_activation", "decoder_bias", "tied", "scale_embeddings",
 )  # fmt: skip
-"""Fields that determine the computation from given parameters; with `vocab_size`, all fields."""
+"""Fields that, together with `vocab_size`, determine what a model computes from its parameters."""
 
 
 class LayerKind(NamedTuple):
-    """Differences between the layers of one encoder."""
+    """Kind of a layer: what may differ between the layers of one encoder."""
 
     letter: str = "G"
     """Letter of `attention_pattern`: G for global attention, L for local."""
@@ -45,12 +45,12 @@ class ModelConfig(Bounded, section="model"):
     """Sentence types (A and B); 0: no type embeddings."""
     hidden_dim: Count = 768  # D
     embedding_dim: Natural = 0
-    """Width of the embedding tables (E); 0: hidden_dim. Another width than hidden_dim adds a map of
-    the embeddings to hidden_dim before the first layer, as in ELECTRA."""
+    """Width of the embedding tables (E); 0: hidden_dim. Any width but hidden_dim adds a projection
+    to hidden_dim before the first layer, as in ELECTRA."""
     num_layers: Count = 12  # N
     num_heads: Count = 12  # H
     num_kv_heads: Natural = 0  # G
-    """Heads of keys and values, each shared by num_heads / num_kv_heads queries (Ainslie et al.
+    """Heads of keys and values, each shared by num_heads / num_kv_heads query heads (Ainslie et al.
     2023, GQA); 0: num_heads."""
     mlp_dim: Count = 3072  # F
     gated: bool = False
@@ -85,32 +85,33 @@ class ModelConfig(Bounded, section="model"):
     local_rope_theta: Positive = 10000.0
     """Base of the rotations' wavelengths in local layers."""
     attention_pattern: str = "G"
-    """Kinds of the layers, repeated: G global, L local. ModernBERT's is GLL."""
+    """Kinds of the layers, G global and L local, repeated over the stack. ModernBERT has GLL."""
     local_window: Natural = 0
-    """Largest distance, in tokens, of a key that a query of a local layer sees: 64 means 129 keys
-    with the query's own."""
+    """Largest distance, in tokens, between a query and a key that it sees in local layers: with 64
+    a query sees 129 keys, its own included."""
     attention_bias: bool = True
     mlp_bias: bool = True
     init: Literal["bert", "scaled"] = "bert"
-    """`scaled`: output maps of attention and feed-forward start smaller by sqrt(2 num_layers)."""
+    """`scaled`: outputs of attention and feed-forward start smaller, by sqrt(2 num_layers)."""
     init_std: float = 0.02
-    """Scale of the truncated normal, before truncation at two of it (its own std is 0.88 of it)."""
+    """Deviation of initial weights before their truncation at 2 init_std; 0.88 init_std after
+    it."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """`gelu` is the exact erf form; the original TensorFlow code used `gelu_tanh`."""
     pooler: bool = True
-    """Whether a map of the first token's state follows the layers; next-sentence prediction and
-    BERT's classifiers read its output."""
+    """Whether the encoder ends with a dense layer over the first token's state, which next-sentence
+    prediction and BERT's classifiers read."""
     head_transform: bool = True
-    """Whether the masked-LM head has a map and a norm before the decoder."""
+    """Whether the masked-LM head has a dense layer and a norm before the decoder."""
     head_bias: bool = True
-    """Whether the map of the masked-LM head has a bias."""
+    """Whether the dense layer of the masked-LM head has a bias."""
     head_activation: Literal["", "gelu", "gelu_tanh", "relu", "silu"] = ""
     """Activation of the masked-LM head; empty: `activation`."""
     decoder_bias: bool = True
     tied: bool = True
-    """Whether the decoder of the masked-LM head is the token embedding table."""
+    """Whether the masked-LM head's decoder shares the token embedding table."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
-    """Activation between the two maps of a classification: BERT and RoBERTa have `tanh`, DistilBERT
+    """Activation of the pooler, before a classifier: BERT and RoBERTa have `tanh`, DistilBERT
     `relu`, ELECTRA `gelu`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type. `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
@@ -146,7 +147,8 @@ class ModelConfig(Bounded, section="model"):
         if self.positions == "rope" and self.head_dim % 2:
             raise UserError(
                 f"model.positions is 'rope', which rotates pairs of numbers, but a head has "
-                f"{self.head_dim} (hidden_dim {self.hidden_dim} / num_heads {self.num_heads})"
+                f"{self.head_dim} (hidden_dim {self.hidden_dim} / num_heads {self.num_heads}); "
+                "expected an even number"
             )
         if self.positions == "sinusoidal" and self.embedding_width % 2:
             raise UserError(
@@ -155,8 +157,8 @@ class ModelConfig(Bounded, section="model"):
             )
         if not self.first_norm and self.norm_order == "post":
             raise UserError(
-                "model.first_norm is false with model.norm_order 'post'; only with 'pre' does a "
-                "layer begin with a norm"
+                "model.first_norm is false with model.norm_order 'post', but only 'pre' layers "
+                "begin with a norm; set first_norm to true or norm_order to 'pre'"
             )
 
     def rate_of(self, part: Literal["embedding", "mlp"]) -> float:
@@ -165,7 +167,7 @@ class ModelConfig(Bounded, section="model"):
         return self.hidden_dropout_rate if rate is None else rate
 
     def window(self, letter: str) -> int | None:
-        """Return the largest distance of a key in layers of a letter; None for no limit."""
+        """Return the largest query-key distance in layers of kind `letter`; None: no limit."""
         return self.local_window if letter == "L" else None
 
     def layer_kind(self, index: int) -> LayerKind:
@@ -185,7 +187,7 @@ class ModelConfig(Bounded, section="model"):
 
     @property
     def projects_embeddings(self) -> bool:
-        """Whether a map leads from the embeddings to the layers, because their widths differ."""
+        """Whether a projection maps embeddings to the layers, because their widths differ."""
         return self.embedding_width != self.hidden_dim
 
     @property

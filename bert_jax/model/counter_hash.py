@@ -26,7 +26,7 @@ def _lowbias32(x):
 
 
 def _as_u32(word: ArrayLike):
-    """Return the word modulo 2^32 as an unsigned array, of any Python integer too."""
+    """Convert a word, or a Python integer of any size, to uint32, modulo 2^32."""
     if isinstance(word, int):
         return np.array(word & 0xFFFFFFFF, np.uint32)
     if isinstance(word, jax.Array):

@@ -18,20 +18,20 @@ from jaxtyping import Array, Bool, Float, Integer, UInt32
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
 Number = int | Integer[Array, ""]
-"""Number that may be traced, such as the number of a layer."""
+"""Integer that JAX may trace, such as a layer's number."""
 
 
 class DropoutStream(NamedTuple):
-    """Names of the masks of one step, carried through the model in place of a random key."""
+    """Numbers that determine a step's dropout masks; the model takes them, not a random key."""
 
     seed: UInt32[Array, ""]
-    """Number of the step; no two steps share one."""
+    """Seed of the step's masks; no two steps share one."""
     row_index: UInt32[Array, " B"]
     """Position of each row in the stream of examples."""
 
 
 Stream = DropoutStream | None
-"""None: nothing is dropped, as in evaluations."""
+"""Stream of dropout masks; None: nothing is dropped, as in evaluations."""
 
 
 def keep_mask(
@@ -41,7 +41,7 @@ def keep_mask(
     site: Number,
     row_index: UInt32[Array, " B"],
 ) -> Bool[Array, "..."]:
-    """Elements that survive. Axis 0 of `shape` is B, the others are the position in the row."""
+    """Return the mask of elements that dropout keeps; axis 0 of `shape` is the batch."""
     expanded = row_index.reshape(row_index.shape + (1,) * (len(shape) - 1))
     positions = [
         jax.lax.broadcasted_iota(
@@ -59,7 +59,7 @@ def keep_at(
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
-    """`keep_mask` at places that broadcast: integer operations only, for kernels too."""
+    """Compute `keep_mask` at broadcast positions; kernels can use its integer operations too."""
     # One round per axis, smallest shapes first: only the last costs a round per element. A single
     # linear position would put rows whose 32-bit states agree in their high bits on one sequence.
     bits = jnp.asarray(hash_u32(seed, site, row_index, *positions))

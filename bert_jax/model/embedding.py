@@ -30,14 +30,14 @@ Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
 """mean, max: over all tokens, special tokens included. cls: the first token's state. pooler: BERT's
 map of that state. last: the last token's. weighted: a mean with learned weights."""
 TokenPooling = Literal["mean", "cls", "last", "weighted"]
-"""Poolings that models are trained for vectors with."""
+"""Poolings that an embedding model can be trained with."""
 Pooled = Literal["cls", "mean", "late"]
-"""Input of a classification without a pooler: the first token's state, the mean of all tokens'
-states, or, with `late`, each token's state, and the mean of the logits."""
+"""Input of a classification head without a pooler: the first token's state (cls), the mean of all
+tokens' states (mean), or each token's state, averaging the logits (late)."""
 
 
 class TokenWeights(nnx.Module):
-    """One score a token, whose softmax weighs the tokens; equal weights at the beginning."""
+    """Learned vector that scores tokens; the softmax of the scores weighs them, first equally."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
         self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
@@ -46,9 +46,10 @@ class TokenWeights(nnx.Module):
 def pool_tokens(
     pooling: Pooling, hidden: Float[Array, "B L D"], counts: Bool[Array, "B L"], params: Any = None
 ) -> Float[Array, "B D"]:
-    """Pool the states of rows of one segment each, in float32; 0 for a row without tokens.
+    """Pool the states of each row's tokens into one vector; zeros for a row without tokens.
 
-    `counts` marks the tokens that count; `params` has `pooling` for the pooling `weighted`.
+    `counts` marks the tokens to pool; a row is one segment. The pooling `weighted` reads the entry
+    `pooling` of `params`. The result is float32, for `max` in the type of `hidden`.
     """
     if pooling == "max":
         greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)
@@ -78,32 +79,32 @@ class EmbeddingConfig:
     document_prefix: str = ""
     """Text put before each document."""
     dimensions: tuple[int, ...] = ()
-    """Numbers of leading entries that were trained as vectors of their own (Matryoshka),
-    descending; empty: only the whole width."""
+    """Widths, descending, to which vectors can be cut, since training scores the cut vectors too
+    (Matryoshka); empty: only the whole width."""
 
     def __post_init__(self) -> None:
         given = self.dimensions
         if any(size < 1 for size in given) or list(given) != sorted(set(given), reverse=True):
             raise UserError(
-                f"embedding.dimensions is {given}; give numbers of at least 1 that descend, such "
-                "as 256,128,64"
+                f"embedding.dimensions is {given}; expected descending numbers of at least 1, "
+                "such as 256,128,64"
             )
 
     def check_width(self, width: int) -> None:
-        """Refuse dimensions beyond the width of a model."""
+        """Raise a UserError if a dimension is greater than a model's width."""
         if self.dimensions and self.dimensions[0] > width:
             raise UserError(
                 f"embedding.dimensions is {self.dimensions}, and the model's vectors have {width} "
-                f"numbers; let all be at most {width}"
+                f"numbers; expected dimensions of at most {width}"
             )
 
 
 PLAIN = EmbeddingConfig("mean", normalize=False)
-"""Vectors of a model that was not trained for vectors."""
+"""Settings for a model that was not trained as an embedding model."""
 
 
 class EmbeddingModel(nnx.Module):
-    """Encoder, and the weights of its tokens where these are learned."""
+    """Encoder, with `TokenWeights` if the pooling is `weighted`."""
 
     def __init__(self, config: ModelConfig, embedding: EmbeddingConfig, rngs: nnx.Rngs):
         self.encoder = Encoder(config, rngs=rngs)

@@ -42,13 +42,13 @@ SITE_ATTENTION_WEIGHTS, SITE_ATTENTION_OUTPUT, SITE_MLP_OUTPUT = 1, 2, 3
 
 
 class Embeddings(nnx.Module):
-    """Sum of token, position and type embeddings, as far as there are any; norm and dropout.
+    """Sum of the configured token, position and type embeddings, then norm and dropout.
 
-    Tables of another width than the layers are followed by a map (Clark et al. 2020, ELECTRA).
+    If tables and layers differ in width, a projection follows (Clark et al. 2020, ELECTRA).
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, has_table: bool = True):
-        """Make embeddings; without `has_table` they are given vectors in place of tokens."""
+        """Make the tables; without `has_table`, inputs are vectors and there is no token table."""
         self.config = config
         width = config.embedding_width
 
@@ -73,7 +73,11 @@ class Embeddings(nnx.Module):
         context: Context,
         site: int = SITE_EMBEDDINGS,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens, or vectors in their place; the host has checked the range of the ids."""
+        """Embed tokens, whose range the host has checked, or vectors in their place.
+
+        Raises:
+          UserError: L is beyond `num_positions`.
+        """
         config, length = self.config, tokens.shape[1]
         if length > config.num_positions:
             raise UserError(
@@ -113,7 +117,7 @@ def look_up(
 
 
 class Attention(nnx.Module):
-    """Maps of multi-head attention: queries, keys, values and the output."""
+    """Projections of multi-head attention: query, key, value and output."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -129,7 +133,7 @@ class Attention(nnx.Module):
     def attended(
         self, asked: Asked, context: Context, impl: AttentionImpl
     ) -> Float[Array, "B L D"]:
-        """Attend as the configuration says, and map what was attended to."""
+        """Attend with the configured dropout, and apply the output projection."""
         config = self.config
         asked = asked._replace(dropout_rate=config.attention_dropout_rate, stream=context.stream)
         layers = config.num_layers if config.remat == "none" else 1
@@ -150,7 +154,7 @@ class SelfAttention(Attention):
         letter: str,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Attend from all tokens, or from those at `places`; `first_site` numbers the dropouts."""
+        """Attend from all tokens or those at `places`; `first_site` is the first dropout site."""
         segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
         if angles is None:
@@ -162,7 +166,7 @@ class SelfAttention(Attention):
             site=first_site + SITE_ATTENTION_WEIGHTS, window=self.config.window(letter),
             causal=self.causal, q_places=places, angles=angles,
         )  # fmt: skip
-        # Kernels want many queries.
+        # Kernels are slow for the few queries at `places`.
         return self.attended(
             asked, context, self.config.attention_impl if places is None else "xla"
         )
@@ -170,7 +174,7 @@ class SelfAttention(Attention):
     def queries_and_keys(
         self, x: Array, context: Context, letter: str, places: Array | None = None
     ) -> tuple[Float[Array, "B P H K"], Float[Array, "B L G K"]]:
-        """Make queries, at `places` or at all, and keys, rotated where the letter's layers are."""
+        """Make queries (at `places`, if given) and keys, rotated in layers of kind `letter`."""
         query, key = self.query(_taken(x, places)), self.key(x)
         if letter in context.rotations:
             cos, sin = context.rotations[letter]
@@ -210,7 +214,7 @@ class Mlp(nnx.Module):
             self.gate = Affine(config, embed, mlp, rngs, bias=bias)
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        """Position by position."""
+        """Apply the network to each position."""
         activation = self.config.activation
         if self.config.gated:
             return self.down(gated(activation, self.gate(x), self.up(x)))
@@ -218,7 +222,7 @@ class Mlp(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each with a norm, as `config.norm_order` says, and a residual."""
+    """Attention and feed-forward, each with a residual and a norm placed by `config.norm_order`."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -235,7 +239,7 @@ class Layer(nnx.Module):
         kind: LayerKind,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Compute the states at `places`, or at all; `index`, its number, numbers the dropouts."""
+        """Compute the states at `places` (None: all); `index` is the layer's number."""
         config, site = self.config, index * SITES_PER_LAYER
         post, stream = config.norm_order == "post", context.stream
         y = self.attention(self._normed(x, kind), context, site, kind.letter, places)
@@ -261,7 +265,7 @@ class Layer(nnx.Module):
         return *both, self.attention.value(x)
 
     def _normed(self, x: Array, kind: LayerKind) -> Array:
-        """Make the input of the attention."""
+        """Make the attention's input, normalised in pre-norm layers."""
         starts_with_norm = self.config.norm_order == "pre" and not kind.first
         return self.attention_norm(x) if starts_with_norm else x
 
@@ -275,7 +279,7 @@ class Pooler(nnx.Module):
         self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
-        """From the first token of each row."""
+        """Map the first token's state of each row."""
         return ACTIVATIONS[self.activation](self.dense(hidden[:, 0]))
 
 
@@ -285,7 +289,7 @@ class Stack(nnx.Module):
     def __init__(
         self, config: ModelConfig, layer: Callable[..., Any], has_table: bool, rngs: nnx.Rngs
     ):
-        """Make a stack of such layers; without `has_table` it is given vectors, not tokens."""
+        """Make a stack of layers built by `layer`; without `has_table` its inputs are vectors."""
         self.config = config
         self.embeddings = Embeddings(config, rngs, has_table=has_table)
         # Each layer is initialised from a key of its own.
@@ -297,10 +301,11 @@ class Stack(nnx.Module):
     def run(
         self, x: Array, context: Context, call: Callable[..., Array], *, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the last states, normed, with `every` after the states before each layer.
+        """Run all layers; return the normalised last states, alone in a tuple.
 
-        `call` takes a layer, the states, the layer's number and its kind. With `every` the layers
-        are straight code, whatever `scan_unroll` says.
+        `call` takes a layer, the states, the layer's number and its kind. With `every`, the states
+        before each layer come first in the tuple, and the layers are unrolled, whatever
+        `scan_unroll` says.
         """
         config, layout = self.config, context.layout
         graphdef, stacked = nnx.split(self.layers)
@@ -332,7 +337,7 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Stack of layers over tokens, or over vectors (B, L, E) in their place; perhaps a pooler."""
+    """Stack of layers over tokens, or over vectors (B, L, E); with a pooler if `pools`."""
 
     def __init__(
         self, config: ModelConfig, has_table: bool = True, pools: bool = False, *, rngs: nnx.Rngs
@@ -344,7 +349,7 @@ class Encoder(Stack):
     def __call__(
         self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the states of `run` of tokens, or of vectors, in the compute type."""
+        """Embed tokens or vectors, and return the states as `run` does, in the compute type."""
         x = self.embeddings(tokens, type_ids, context)
         return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 

@@ -1,9 +1,9 @@
 """Analytic floating-point operations of a training step, for model FLOPs utilisation (MFU).
 
 Counted: matrix products, a multiply and an add each as one operation (2 m k n): the vocabulary
-projection only at the P masked positions, over the padded vocabulary; of attention the pairs of
-query and key that see each other, L * L of them in a global layer. The backward
-pass costs twice the forward, since each product has two operands to differentiate. Not counted:
+projection only at the P masked positions, over the padded vocabulary; attention only between a
+query and the keys it sees, L * L pairs in a global layer. The backward pass costs twice the
+forward, since each product has two operands to differentiate. Not counted:
 lookups, norms, softmax, activations, dropout, the optimizer, and what rematerialisation repeats,
 so that MFU does not rise by recomputing (Chowdhery et al. 2022, PaLM, appendix B).
 """
@@ -15,11 +15,11 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import ARC_WIDTH, RELATION_WIDTH
 
 TRAIN_OVER_FORWARD = 3
-"""Forward, and a backward of twice its cost."""
+"""Cost of a training step in forward passes: one forward, and a backward pass of twice its cost."""
 
 
 def encoder_flops(config: ModelConfig, length: int) -> int:
-    """Count the operations of one row's way through embeddings and layers."""
+    """Count the operations of one row's forward pass through embeddings and layers."""
     e, d, f = config.embedding_width, config.hidden_dim, config.mlp_dim
     map_to_layers = 2 * length * e * d * config.projects_embeddings
     kv_heads = config.num_kv_heads or config.num_heads
@@ -32,7 +32,7 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
 
 
 def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -> int:
-    """Count the operations of one row's way through a decoder's layers, all of them global."""
+    """Count the operations of one row's forward pass through a decoder's layers, all global."""
     d, kv = config.hidden_dim, (config.num_kv_heads or config.num_heads) * config.head_dim
     tokens = config.projects_embeddings * 2 * config.embedding_width * d
     own = 2 * d * (2 * d + 2 * kv) + 2 * d * 2 * d  # self-attention, then query and output of cross
@@ -43,20 +43,20 @@ def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 
 def seen_keys(config: ModelConfig, length: int, letter: str) -> int:
-    """Count the pairs of a query and a key that it sees, in a row that is one segment."""
+    """Count the pairs of a query and a key it sees, in a row that is one segment."""
     window = min(length - 1, length if (found := config.window(letter)) is None else found)
     return length * (2 * window + 1) - window * (window + 1)
 
 
 def vocabulary_flops(config: ModelConfig, num_masked: int) -> int:
-    """Count the operations of the masked-LM head at `num_masked` positions."""
+    """Count the forward operations of the masked-LM head at `num_masked` positions."""
     e = config.embedding_width
     transform = 2 * config.hidden_dim * e * config.head_transform
     return num_masked * (transform + 2 * e * config.padded_vocab_size)
 
 
 def replaced_flops(config: ModelConfig, length: int) -> int:
-    """Count the operations of the head that detects replaced tokens."""
+    """Count the forward operations of the head that detects replaced tokens."""
     return length * (2 * config.hidden_dim**2 + 2 * config.hidden_dim)
 
 

@@ -1,8 +1,8 @@
 """Parameters of a larger encoder, tiled from a smaller encoder's.
 
 Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code: new layer i starts as old layer
-round(i * old / new); every matrix lies in the middle of the new one and is wrapped around on both
-axes. Queries, keys, values, gate and up are matrices of their own.
+round(i * old / new); every old matrix lies in the middle of the new matrix and is repeated around
+it on both axes. Queries, keys, values, gate and up count as separate matrices.
 
 An axis of heads moves by whole heads, and with shared keys and values by whole groups of queries,
 so that each query head keeps its head of keys and the rotations of its numbers.
@@ -21,14 +21,17 @@ from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
 _NOISE = 0.5
-"""Deviation of the noise on copies, in deviations of the kernel."""
+"""Standard deviation of the noise on copies, in standard deviations of the kernel."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
-    """Return the configuration `old`, of the source `name`, with the sizes of the larger `wanted`.
+    """Return the configuration `old` with the sizes of the larger `wanted`; errors name it `name`.
 
-    The pattern of local layers may go on in any way, and `num_positions` is of the new model where
-    positions are rotations. A UserError names all fields that do not fit.
+    Layers beyond the old ones may be global or local in any order. With `rope`, `num_positions` is
+    taken from `wanted` too.
+
+    Raises:
+      UserError: `wanted` differs in other fields or has unfit sizes; the message lists them all.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
@@ -44,15 +47,15 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
 def grow_params(
     params: Params, old: ModelConfig, new: ModelConfig, *, preserve: bool = False, seed: int = 0
 ) -> Params:
-    """Return the encoder `new`'s parameters, and the pretraining heads', from `old`'s parameters.
+    """Tile the parameters of `old`, encoder and pretraining heads, to the sizes of `new`.
 
     A layer that has an attention norm where its source has none (`first_norm`) starts with a scale
     of ones. `new` is `grown_config` of `old`.
 
-    With `preserve` weights are divided by the number of copies of what they read, so that a wider
+    With `preserve`, each weight is divided by the number of copies of its input, so that a wider
     model computes what the source does (Chen et al. 2016, Net2Net): exactly at whole multiples of
-    the widths, else nearly. Noise of this seed, which cancels over the copies, makes their
-    gradients differ.
+    the widths, else nearly. Noise drawn from `seed`, which cancels over the copies, makes the
+    copies' gradients differ.
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -92,9 +95,9 @@ def grow_params(
 
 
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
-    """Return the old index of each new one of an axis: all in the middle, in whole units, wrapped.
+    """Return the old index for each new index of an axis: the old axis in the middle, repeated.
 
-    The unit of heads is what one head of keys serves: 1 on the axis of keys itself.
+    Heads move in units of the query heads that share a key head, on a key axis in units of 1.
     """
     unit = before // (old.num_kv_heads or old.num_heads) if axis == "heads" else 1
     return (np.arange(after) - (after - before) // unit // 2 * unit) % before
@@ -103,7 +106,7 @@ def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.
 def _divide_kernels(
     grown: Params, params: Params, axes: Params, old: ModelConfig, random: np.random.Generator
 ) -> None:
-    """Divide kernels, in place, along the axis of their inputs, and add noise to the copies."""
+    """Divide kernels in place by the copies of each input, and add noise to the copies."""
     for name, entry in grown.items():
         if isinstance(entry, dict):
             _divide_kernels(entry, params[name], axes[name], old, random)
@@ -121,19 +124,19 @@ def _divide_kernels(
 
 
 def _copies(sources: np.ndarray) -> np.ndarray:
-    """Return the number of new indices that have the source of each."""
+    """Count, for each new index, the new indices that copy the same old index."""
     return np.bincount(sources)[sources].astype(np.float32)
 
 
 def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
-    """Return the old layer of each new one; halves are rounded to even, as Python rounds."""
+    """Return the old layer that each new layer copies; halves are rounded to even, as in Python."""
     ratio = old.num_layers / new.num_layers
     nearest = [round(layer * ratio) for layer in range(new.num_layers)]
     return np.minimum(nearest, old.num_layers - 1)
 
 
 def _unlike(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
-    """Name the fields that say what is computed and differ, except for the sizes."""
+    """Describe each field that changes the computation and differs, except for the sizes."""
     before, after = _read_fields(old), _read_fields(wanted)
     for field, value in before.items():
         if after.get(field, value) != value:
@@ -148,7 +151,7 @@ def _unlike(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
 
 
 def _read_fields(config: ModelConfig) -> dict[str, object]:
-    """Return the fields besides the sizes that the model reads, with their values."""
+    """Return the fields that affect this model, except for the sizes, with their values."""
     local = "L" in config.attention_pattern
     unread = {
         *SIZES, "attention_pattern",
@@ -180,15 +183,15 @@ def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
     before, after = (c.num_heads // (c.num_kv_heads or c.num_heads) for c in (old, wanted))
     if before != after:
         yield (
-            f"model.num_kv_heads is {wanted.num_kv_heads}, which serve {after} queries each, "
-            f"{before} in the source; expected {wanted.num_heads / before:g}"
+            f"model.num_kv_heads is {wanted.num_kv_heads}, each shared by {after} query heads, "
+            f"in the source by {before}; expected {wanted.num_heads / before:g}"
         )
     width = old.embedding_width
     has_sizes = old.scale_embeddings or old.positions == "sinusoidal"
     if old.projects_embeddings != wanted.projects_embeddings:
         yield (
             f"model.embedding_dim is {wanted.embedding_dim}, and the source's tables "
-            f"are {'not ' if not old.projects_embeddings else ''}of another width than its layers"
+            f"are {'not ' if old.projects_embeddings else ''}as wide as its layers"
         )
     elif wanted.embedding_width != width and has_sizes:
         reason = "the source's embeddings are scaled by their width or have sinusoids of it"

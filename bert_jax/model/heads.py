@@ -1,4 +1,4 @@
-"""The heads, and the functions through which everything outside sees the model.
+"""Pretraining heads, and the functions through which other packages run a model.
 
 Outside this package parameters are a nested dict of float32 arrays; modules exist only while a
 function below is being traced.
@@ -32,7 +32,7 @@ from bert_jax.model.rotation import make_context
 PADDED_LOGIT = -1e30
 """Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
 MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
-"""Entries of the parameters that have the pretraining heads."""
+"""Keys of the pretraining heads in the parameters."""
 
 Params = dict[str, Any]
 """Nested dict of float32 arrays."""
@@ -54,7 +54,7 @@ class Projection(NamedTuple):
 
 
 class MaskedLMHead(nnx.Module):
-    """Transform, then the decoder: the transposed embedding table, or one of its own."""
+    """Transform, then the decoder: the token embedding table transposed, or a table of its own."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -73,11 +73,11 @@ class MaskedLMHead(nnx.Module):
     def __call__(
         self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]
     ) -> Float[Array, "B P V"]:
-        """In float32."""
+        """Compute the logits, in float32."""
         return self.projection(hidden, table).logits()
 
     def projection(self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]) -> Projection:
-        """Transform states; `table` is passed, as a shared variable becomes two leaves of a jit."""
+        """Transform states; `table`, the token table, is used as the decoder if `tied`."""
         config, x = self.config, hidden
         if config.head_transform:
             activation = ACTIVATIONS[config.head_activation or config.activation]
@@ -91,7 +91,7 @@ class MaskedLMHead(nnx.Module):
 
 @jax.custom_vjp
 def _add_bias(x: Float[Array, "B P V"], bias: Float[Array, " V"]) -> Float[Array, "B P V"]:
-    """`x + bias`, for wide V: its own gradient is a column sum that XLA on CPU does badly.
+    """Return `x + bias` with a custom gradient: XLA on CPU is slow at the column sum of a wide V.
 
     320 rows of 30592 columns take 54 ms as a reduction (a tenth of a training step of mini) and
     3 ms as a product with a row of ones.
@@ -111,7 +111,7 @@ _add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
 
 
 class ReplacedHead(nnx.Module):
-    """Map, activation and one score a token: that the token was replaced (Clark et al. 2020)."""
+    """Dense layer, activation, and one logit a token: was it replaced? (Clark et al. 2020)"""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -120,19 +120,19 @@ class ReplacedHead(nnx.Module):
         self.score = Affine(config, {"embed": width}, {None: 1}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L"]:
-        """Position by position, in float32."""
+        """Compute each position's logit that its token was replaced, in float32."""
         x = ACTIVATIONS[self.activation](self.dense(hidden))
         return self.score(x)[..., 0].astype(jnp.float32)
 
 
 class LinearHead(Affine):
-    """One affine map of states to scores, in float32."""
+    """Affine map of states to scores, in float32."""
 
     def __init__(self, config: ModelConfig, num_scores: int, rngs: nnx.Rngs):
         super().__init__(config, {"embed": config.hidden_dim}, {None: num_scores}, rngs)
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... C"]:
-        """Position by position."""
+        """Compute the scores of each position."""
         return super().__call__(x).astype(jnp.float32)
 
 
@@ -148,7 +148,7 @@ class PretrainingModel(nnx.Module):
 
 M = TypeVar("M", bound=nnx.Module)
 Build = Callable[..., nnx.Module]
-"""Class of a module: `module(config, *settings, rngs=...)` makes one."""
+"""Class or function that builds a module: `build(config, *settings, rngs=...)`."""
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
@@ -165,7 +165,7 @@ def init_params(
 
 @lru_cache(maxsize=256)
 def _abstract(module: Build, config: ModelConfig, *settings: Hashable) -> Any:
-    """Build a module without its arrays."""
+    """Build a module with shapes in place of arrays."""
     return nnx.eval_shape(lambda: module(config, *settings, rngs=nnx.Rngs(params=0)))
 
 
@@ -229,7 +229,10 @@ def encode(
 def encode_layers(
     config: ModelConfig, params: Params, *inputs: Any, layout: OnMesh = None, every: bool = True
 ) -> tuple[Float[Array, "B L D"], ...]:
-    """Compute the states before the layers and after each; without `every`, `encode`'s."""
+    """Compute the states before the first layer and after each; without `every`, the last only.
+
+    `inputs` are those of `encode`: tokens, type_ids, segment_ids and, optionally, stream.
+    """
     layout = None if layout is None else layout.of("encoder")
     tokens, type_ids, segment_ids = inputs[:3]
     (stream,) = inputs[3:] or (None,)
@@ -247,7 +250,7 @@ def layer_projections(
     segment_ids: Integer[Array, "B L"],
     layout: OnMesh = None,
 ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
-    """Make queries, keys, values of layer `number`, from 0, of its entry `x` in `encode_layers`."""
+    """Compute queries, keys and values of layer `number`, from 0, from the layer's input `x`."""
     context, kind = make_context(config, segment_ids), config.layer_kind(number)
     return _layer(config, params, number, layout).projections(x, context, kind)
 
@@ -268,7 +271,7 @@ def end_norm(
 
 
 def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
-    """Pool the first token's state, in the compute type; the encoder has a `pooler`."""
+    """Apply the encoder's `pooler` to the first token's state, in the compute type."""
     return with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
 
 
@@ -278,7 +281,7 @@ def vocabulary_logits(
     hidden: Float[Array, "B L D"],
     positions: Integer[Array, "B P"] | None = None,
 ) -> Float[Array, "B P V"]:
-    """Compute vocabulary logits at some positions, or all; `params` has `encoder` and any `mlm`."""
+    """Compute float32 vocabulary logits at `positions` (None: all) from `encoder` and `mlm`."""
     return vocabulary_projection(config, params, hidden, positions).logits()
 
 
@@ -288,7 +291,7 @@ def vocabulary_projection(
     hidden: Float[Array, "B L D"],
     positions: Integer[Array, "B P"] | None = None,
 ) -> Projection:
-    """Compute what `vocabulary_logits` multiplies."""
+    """Compute the states, table and bias from which `vocabulary_logits` makes the logits."""
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
@@ -305,18 +308,18 @@ def has_vocabulary_head(params: Params) -> bool:
 def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:
-    """Compute the scores that the second part of a row follows the first (0), or does not (1)."""
+    """Compute the next-sentence logits: a row's second part follows the first (0), or not (1)."""
     pooled = pool(config, params, hidden)
     return with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(pooled)
 
 
 class LayerOutputs(NamedTuple):
-    """States and weights, in float32."""
+    """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings, then after each layer, M = num_layers + 1, up to `encode`'s."""
+    """States after the embeddings and each layer, M = num_layers + 1; the last are `encode`'s."""
     weights: Float[Array, "N B H L L"] | None
-    """Weights of each layer and head, from the row's token to the column's, if asked for."""
+    """Weights of each layer and head from token (row) to token (column); None if not asked for."""
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="with_weights")

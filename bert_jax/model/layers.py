@@ -25,7 +25,7 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
 
 
 def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Array, "..."]:
-    """BERT's initialiser: a normal of scale `std` cut at two of it, not rescaled afterwards."""
+    """Draw from a normal of deviation `std`, cut at 2 `std`, not rescaled (BERT's initialiser)."""
     return std * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
@@ -57,7 +57,7 @@ einsum_float32.defvjp(lambda spec, a, b: (einsum_float32(spec, a, b), (a, b)), _
 def differentiable(
     forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Make a function of `forward`, (value, residuals), and `backward`, its derivative."""
+    """Make a function whose gradient is `backward`; `forward` returns (value, residuals)."""
     made = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
     made.defvjp(forward, backward)
     return made
@@ -68,7 +68,7 @@ AxisSizes = dict[str | None, int]
 
 
 class Affine(nnx.Module):
-    """`x @ kernel + bias`, with input and output axes of any number (einsum over the inputs)."""
+    """Map `x @ kernel + bias` with any number of input and of output axes."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Affine(nnx.Module):
         bias: bool = True,
         std: float | None = None,
     ):
-        """Make a map; `std` is the scale of its kernel, by default `init_std`."""
+        """Make a map; `std` is the initial deviation of its kernel, by default `init_std`."""
         shape = (*inputs.values(), *outputs.values())
         self.num_inputs = len(inputs)
         kernel = truncated_normal(rngs.params(), shape, std or config.init_std)
@@ -89,20 +89,20 @@ class Affine(nnx.Module):
         self.bias = parameter(zeros, *outputs) if bias else None
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """In the type of `x`."""
+        """Apply the map, in the type of `x`."""
         y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.num_inputs)
         return y if self.bias is None else _add_bias(y, self.bias[...])
 
 
 def output_std(config: ModelConfig) -> float:
-    """Return the scale of the maps that end attention and feed-forward (`config.init`)."""
+    """Return the initial deviation of attention and feed-forward outputs (see `config.init`)."""
     shrink = math.sqrt(2 * config.num_layers) if config.init == "scaled" else 1.0
     return config.init_std / shrink
 
 
 @jax.custom_vjp
 def _add_bias(x: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`x + bias` in the type of `x`; the bias's gradient is summed in float32."""
+    """Return `x + bias` in the type of `x`; the bias's gradient is summed in float32."""
     return x + bias.astype(x.dtype)
 
 
@@ -118,7 +118,7 @@ class Norm(nnx.Module):
     """Layer norm or RMS norm, as `config.norm` says, with float32 statistics."""
 
     def __init__(self, config: ModelConfig, width: int | None = None, rngs: nnx.Rngs | None = None):
-        """Make a norm of `width` numbers, by default of the width of the model; none is random."""
+        """Make a norm over `width` numbers (None: hidden_dim); `rngs` is not used."""
         width = width or config.hidden_dim
         self.kind, self.eps = config.norm, config.norm_eps
         self.scale = parameter(jnp.ones((width,), jnp.float32), "embed")
@@ -126,7 +126,7 @@ class Norm(nnx.Module):
         self.bias = parameter(jnp.zeros((width,), jnp.float32), "embed") if has_bias else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """In the type of `x`."""
+        """Normalise the last axis, in the type of `x`."""
         if self.kind == "rms":
             return _rms_norm(x, self.scale[...], self.eps)
         bias = None if self.bias is None else self.bias[...]
@@ -191,7 +191,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gated(activation: str, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Array:
-    """Return activation(gate) * up; the backward pass keeps the two arguments and nothing else.
+    """Return activation(gate) * up; only the two arguments are kept for the backward pass.
 
     Left to JAX, a loop over layers would keep five arrays of their size.
     """

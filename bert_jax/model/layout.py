@@ -1,4 +1,4 @@
-"""How activations lie on a mesh, told to the model without its knowing which mesh that is."""
+"""Placement of activations on a device mesh, passed to the model, which knows no mesh axes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -19,34 +19,33 @@ class Layout(NamedTuple):
 
     mesh: Mesh
     spec: Callable[[LogicalAxes], PartitionSpec]
-    """Map of an array's logical axes to its place on the whole mesh."""
+    """Function from an array's logical axes to its partition over the whole mesh."""
     gather: Callable[[Any], Any] | None = None
-    """Map of the parameters of one of the `layers` (a nested dict, as the device has them) to the
-    form that the layer needs; None where both are the same. Called in the layer, so that no copy
-    lives long."""
+    """Function from a device's shards of one layer's parameters (a nested dict) to what the layer
+    needs; None where both are the same. Called inside the layer, so that no copy lives long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
-    """Layouts of the entries of the parameters that are dicts themselves."""
+    """Layouts of entries of the parameters, by name (see `of`)."""
     gather_rows: Callable[[Any], Any] | None = None
-    """Map of arrays with the device's rows on axis 0 to arrays with all devices' rows; None where
+    """Function from arrays of the device's rows (axis 0) to arrays of all devices' rows; None where
     the device has all rows."""
     frozen_layers: int = 0
-    """Number of lower layers, below which nothing is trained: no gradient flows through them."""
+    """Number of bottom layers that are not trained: no gradient flows through them, or below."""
 
     def of(self, name: str) -> "Layout":
-        """Return the layout of an entry of the parameters."""
+        """Return the layout of an entry of the parameters, by default this layout."""
         return self.inner.get(name, self)
 
     def without_gather(self) -> "Layout":
-        """Return the layout for parameters that are whole already."""
+        """Return the layout for parameters that are already gathered."""
         inner = {name: layout.without_gather() for name, layout in self.inner.items()}
         return self._replace(gather=None, inner=inner)
 
     def all_rows(self, rows: Any) -> Any:
-        """Gather arrays of the device's rows from all devices, over which gradients are summed."""
+        """Gather the rows of all devices over which gradients are summed."""
         return rows if self.gather_rows is None else self.gather_rows(rows)
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        """Lay out `x`, which has these logical axes, by the rules; for use inside jit."""
+        """Constrain the placement of `x`, whose logical axes are `axes`; for use inside jit."""
         manual = self._by_hand()
         if not manual:
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes)))
@@ -57,16 +56,16 @@ class Layout(NamedTuple):
     def local(
         self, f: Callable[..., Any], in_axes: Sequence[LogicalAxes], out_axes: LogicalAxes
     ) -> Callable[..., Any]:
-        """Have every device run `f` on its own part of the arguments: a kernel XLA cannot split.
+        """Wrap `f`, which XLA cannot split, so that each device runs it on its shards.
 
-        `in_axes` are each argument's logical axes, `out_axes` the only result's.
+        `in_axes` are the logical axes of each argument, `out_axes` those of the one result.
         """
         if self.is_local:
             return f
         manual = self._by_hand()
         return jax.shard_map(
             f,
-            mesh=None if manual else self.mesh,  # inside another: the one that is there
+            mesh=None if manual else self.mesh,  # None inside another shard_map: its mesh
             in_specs=tuple(without_axes(self.spec(axes), manual) for axes in in_axes),
             out_specs=without_axes(self.spec(out_axes), manual),
             axis_names=set(self.mesh.axis_names) - manual,
@@ -86,7 +85,7 @@ class Layout(NamedTuple):
 
 
 OnMesh = Layout | None
-"""None: arrays lie on one device."""
+"""Layout on a mesh; None: arrays lie on one device."""
 
 
 def platform(layout: OnMesh) -> str:
@@ -98,7 +97,7 @@ def platform(layout: OnMesh) -> str:
 
 
 def device_kind(layout: OnMesh) -> str | None:
-    """Return the kind of a mesh's devices, in small letters; None where there is no mesh."""
+    """Return the kind of a mesh's devices, in lower case; None where there is no mesh."""
     mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh.devices.flat[0].device_kind.lower()
@@ -120,9 +119,9 @@ def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec
 
 
 def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
-    """Return a `jax.checkpoint` policy that keeps every value except parameters from other devices.
+    """Decide for `jax.checkpoint` to keep every value except parameters gathered from devices.
 
-    By the operation and not by `checkpoint_name`: the value that is named could itself be kept.
+    Decided by the operation, not by `checkpoint_name`: the array that is named could be kept.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

@@ -1,7 +1,7 @@
-"""Low-rank updates of the maps of the layers: LoRA (Hu et al. 2021, section 4.1).
+"""LoRA: low-rank updates of the layers' weight matrices (Hu et al. 2021, section 4.1).
 
-The entry `lora` of the parameters has the shape of `encoder/layers`, with two arrays in the place
-of each kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
+The entry `lora` of the parameters is a tree like `encoder/layers`, with two arrays in the place of
+each kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
 """
 
 import math
@@ -23,29 +23,29 @@ TARGETS: Mapping[str, str] = {
     "query": "attention", "key": "attention", "value": "attention", "output": "attention",
     "up": "mlp", "gate": "mlp", "down": "mlp",
 }  # fmt: skip
-"""Maps of a layer, to the part of the layer that has them."""
+"""Part of a layer that holds each of its matrices."""
 _PURPOSE = 0x6C6F7261
 
 
 @dataclass(frozen=True)
 class LoraConfig(Bounded, section="lora"):
-    """Low-rank updates of some maps, trained in place of the encoder."""
+    """Settings of LoRA: low-rank updates trained in place of the encoder's own weights."""
 
     rank: Natural = 0
-    """Rank of the update of each map; 0: no update, the encoder itself is trained."""
+    """Rank of each update; 0: no updates, the encoder itself is trained."""
     alpha: Positive = 16.0
-    """Scale of the updates, which is alpha / rank."""
+    """Numerator of the scale of the updates, alpha / rank."""
     targets: Annotated[tuple[Target, ...], Distinct(1)] = ("query", "value")
-    """Maps of every layer that have an update."""
+    """Matrices that get an update in every layer."""
 
     @property
     def scale(self) -> float:
-        """Factor of the product A B."""
+        """Factor alpha / rank of the product A B."""
         return self.alpha / self.rank
 
 
 def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
-    """Add the logical axes of the entry `lora` to all parameters' axes, if there are updates."""
+    """Add the logical axes of the entry `lora` to the parameters' axes, if `rank` is not 0."""
     if not config.rank:
         return axes
 
@@ -57,10 +57,13 @@ def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
 
 
 def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
-    """Add the entry `lora` to parameters with these logical axes, if there are updates.
+    """Add the entry `lora` to parameters with the logical axes `axes`, if `rank` is not 0.
 
-    A is random, with the deviation of Kaiming's uniform distribution in PEFT, 1 / sqrt(3 inputs); B
-    is zero. The numbers of a map do not depend on the other targets. A missing target is refused.
+    A is normal with the deviation 1 / sqrt(3 inputs) of PEFT's Kaiming uniform; B is zero. A
+    matrix's numbers do not depend on the other targets.
+
+    Raises:
+      UserError: the layers have no matrix of a target's name.
     """
     if not config.rank:
         return params
@@ -79,9 +82,9 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
 
 
 def merged(config: LoraConfig, params: Params) -> Params:
-    """Add the updates, alpha / rank A B, to the kernels of the layers; leave their entry out.
+    """Add the updates, alpha / rank A B, to the layers' kernels, and drop the entry `lora`.
 
-    On a mesh each part of a kernel is made of the parts of A and B on the same device.
+    On a mesh, each shard of a kernel is computed from the shards of A and B on the same device.
     """
     if not config.rank:
         return params
@@ -97,7 +100,7 @@ def merged(config: LoraConfig, params: Params) -> Params:
 
 
 def product(pair: Params) -> Array:
-    """Multiply A and B of one map for every layer: (N, inputs, outputs) in float32."""
+    """Multiply A and B of one target, for every layer: (N, inputs, outputs) in float32."""
     a, b = pair["a"], pair["b"]
     count, rank = b.shape[:2]
     return jnp.matmul(
@@ -106,7 +109,7 @@ def product(pair: Params) -> Array:
 
 
 def updates(lora: Params) -> Iterator[tuple[str, Params]]:
-    """Yield each map that has an update, and its A and B."""
+    """Yield the name of each updated matrix, and the dict of its A and B."""
     for part in lora["layers"].values():
         yield from part.items()
 
@@ -122,12 +125,12 @@ def _kernel(tree: Params, name: str) -> Any:
     found = tree["encoder"]["layers"][TARGETS[name]].get(name)
     if found is None:
         raise UserError(
-            f"lora.targets has {name!r}, but no layer of this model has a map of this name "
+            f"lora.targets has {name!r}, but the layers of this model have no such matrix "
             "(model.gated is false); leave it out"
         )
     return found["kernel"]
 
 
 def _num_inputs(axes: LogicalAxes) -> int:
-    """Count the axes of a stacked kernel that are inputs: one side of the map is the embedding."""
+    """Count a stacked kernel's input axes: the axis `embed` is either all inputs or all outputs."""
     return 1 if axes[1] == "embed" else len(axes) - 2

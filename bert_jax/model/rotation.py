@@ -1,7 +1,7 @@
-"""Positions of tokens: inside their segments, as rotations of queries and keys, and as sinusoids.
+"""Positions of tokens in their segments, encoded as rotations of queries and keys or as sinusoids.
 
-Sources: Su et al. 2021 (RoFormer), section 3.4.2, the pairs of a head being its two halves, as in
-GPT-NeoX; Vaswani et al. 2017, section 3.5.
+Sources: Su et al. 2021 (RoFormer), section 3.4.2, with entry i of a head paired with entry i + K/2
+as in GPT-NeoX; Vaswani et al. 2017, section 3.5.
 """
 
 from typing import NamedTuple
@@ -20,14 +20,14 @@ Rotation = tuple[Float[Array, "B L J"], Float[Array, "B L J"]]
 
 
 class Context(NamedTuple):
-    """Knowledge that embeddings and layers share in a pass, besides the states of the tokens."""
+    """Inputs that embeddings and all layers share in a forward pass."""
 
     segment_ids: Integer[Array, "B L"]
     """0 is padding, 1.. are the packed segments; a token sees its own segment."""
     positions: Integer[Array, "B L"] | None
-    """Positions of the tokens; None: those inside the segments."""
+    """Positions of the tokens; None: counted from 0 in each segment."""
     rotations: dict[str, Rotation]
-    """Rotations by the letter of the layers that use them; empty where nothing is rotated."""
+    """Rotation for each kind of layer (G, L); empty where nothing is rotated."""
     stream: Stream
     layout: OnMesh
 
@@ -39,7 +39,7 @@ def make_context(
     stream: Stream = None,
     layout: OnMesh = None,
 ) -> Context:
-    """Make what all layers share, once for a pass."""
+    """Make the inputs that all layers share, once for a forward pass."""
     segment_ids = segment_ids.astype(jnp.int32)
     rotations = {}
     if config.positions == "rope":
@@ -51,25 +51,25 @@ def make_context(
 
 
 def thetas(config: ModelConfig) -> dict[str, float]:
-    """Return the bases of the wavelengths by the letters of the layers that there are."""
+    """Return the base of the rotations' wavelengths for each kind of layer in the pattern."""
     both = {"G": config.rope_theta, "L": config.local_rope_theta}
     return {letter: both[letter] for letter in sorted(set(config.attention_pattern))}
 
 
 def frequencies(theta: float, head_dim: int) -> Float[np.ndarray, " J"]:
-    """Return theta^(-2 i / K), the angle from a token to the next, for the pairs of a head."""
+    """Return theta^(-2 i / K), the radians from a token to the next, for each pair i of a head."""
     return (theta ** -(np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
 
 
 def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "B L"]:
-    """Position of each token inside its run of equal segment ids."""
+    """Return the position of each token inside its run of equal segment ids, from 0."""
     index = jax.lax.broadcasted_iota(jnp.int32, segment_ids.shape, 1)
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
 
 
 def rotation(positions: Integer[Array, "B L"], theta: float, head_dim: int) -> Rotation:
-    """Compute the angles position * theta^(-2 i / K) for the K/2 pairs of a head."""
+    """Compute cosines and sines of position * theta^(-2 i / K) for the K/2 pairs of a head."""
     # Element by element in float32: as a matrix product, or in bfloat16, angles of far positions
     # lose all their bits.
     angles = positions[..., None].astype(jnp.float32) * frequencies(theta, head_dim)

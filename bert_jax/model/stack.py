@@ -1,4 +1,4 @@
-"""The way through a stack of layers: straight code, or a scan over the periods of its pattern."""
+"""A stack of layers, run unrolled or as a scan over the periods of its pattern."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +14,11 @@ from bert_jax.model.layout import all_but_gathered
 def run_layers(
     config: ModelConfig, apply_layer: Callable, stacked, x: Any, gathers: bool, frozen: int = 0
 ) -> Any:
-    """Run the stack: a scan over periods of the pattern, and straight code for what is left.
+    """Run the layers: a scan over periods of the pattern, and the remaining layers unrolled.
 
-    All layers are straight code when `scan_unroll` covers them; `x` may then be a tuple that grows.
-    `gathers`: the backward pass gathers the layers' parameters again rather than keep them,
-    whatever `remat` says of activations. No gradient flows through the lower `frozen` layers, nor
-    below.
+    All layers are unrolled when `scan_unroll` covers them; `x` may then be a tuple that grows. With
+    `gathers`, the backward pass gathers the layers' parameters again instead of keeping them, even
+    if `remat` is "none". No gradient flows through the bottom `frozen` layers, or below them.
     """
     num_layers, period = config.num_layers, len(config.attention_pattern)
     straight = config.scan_unroll >= num_layers
@@ -36,7 +35,7 @@ def run_layers(
     leaves, tree = jax.tree.flatten(stacked)
 
     def run(x: Any, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Any:
-        """Run layers one by one; `pieces` have as many on axis 0 as there are layers."""
+        """Run layers one by one; axis 0 of each of `pieces` numbers the layers."""
         count = pieces[0].shape[0]
         # `split`, not `piece[n]`: its gradient is one concatenation, not a sum of padded arrays.
         split = [jax.lax.split(piece, (1,) * count) for piece in pieces]
@@ -46,7 +45,7 @@ def run_layers(
         return x
 
     def part(x: Any, start: int, pieces: Sequence[Array]) -> Any:
-        """Run layers from number `start` on, in scans where that is wanted."""
+        """Run layers from number `start` on, as a scan unless all are unrolled."""
         stop = start + pieces[0].shape[0]
         if straight:
             return run(x, start, pieces, lambda n: start + n)
@@ -75,6 +74,6 @@ def run_layers(
 
 
 def _cut(leaf: Array, sizes: Sequence[int]) -> list[Array]:
-    """Cut an array along axis 0; a piece may be empty."""
+    """Cut an array along axis 0 into pieces of these sizes, which may be 0."""
     pieces = iter(jax.lax.split(leaf, [size for size in sizes if size]))
     return [next(pieces) if size else leaf[:0] for size in sizes]

@@ -1,4 +1,4 @@
-"""Heads for fine-tuning, each on the encoder that pretraining made.
+"""Heads for fine-tuning a pretrained encoder.
 
     config = TaskHeadConfig("classification", num_labels=2)
     params = init_task_params(model, config, key, encoder=pretrained["encoder"])
@@ -6,10 +6,11 @@
     logits = head_logits(model, config, params, hidden, segment_ids)
 
 Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout and a network
-of `NETWORKS`; the first three are one affine map (Devlin et al. 2018, section 4) and differ in what
-they look at. Encoders without a pooler have an entry `transform` too, a map before that (Warner et
-al. 2024, ModernBERT). The biaffine head scores each pair of a word and a possible head, and each
-relation (Dozat and Manning 2017, Deep Biaffine Attention for Neural Dependency Parsing, section 2).
+of `NETWORKS`; the first three are one affine map (Devlin et al. 2018, section 4) and differ in
+their input. Without a pooler there may be an entry `transform`, a dense layer before the head
+(Warner et al. 2024, ModernBERT). The biaffine head scores each pair of a word and a possible head,
+and each relation (Dozat and Manning 2017, Deep Biaffine Attention for Neural Dependency Parsing,
+section 2).
 """
 
 from collections.abc import Mapping
@@ -40,14 +41,14 @@ from bert_jax.model.heads import (
 from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, einsum_float32, output_std
 
 ARC_WIDTH, RELATION_WIDTH = 512, 128
-"""Widths of the vectors that are compared; 500 and 100 in the paper."""
+"""Widths of the vectors compared for arcs and for relations; 500 and 100 in the paper."""
 SLOPE = 0.1  # of the leaky rectifier below 0
 _SITE = 1 << 16
-"""Number of the head's dropout, beyond any encoder's numbers."""
+"""Dropout site of the head, above all sites of an encoder."""
 
 
 class BiaffineHead(nnx.Module):
-    """Scores of arcs and of their relations, between any two positions of a row."""
+    """Scores of arcs, and of the arcs' relations, between any two positions of a row."""
 
     def __init__(self, config: ModelConfig, num_relations: int, rngs: nnx.Rngs):
         def vectors(width: int) -> Affine:
@@ -82,8 +83,8 @@ NETWORKS: Mapping[HeadNetwork, Build] = {
     "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
     "parsing": BiaffineHead,
 }  # fmt: skip
-"""Networks that end a head: `module(config, num_labels, rngs)` maps the states (B, D) of
-classifications, (B, L, D) of all others, to logits in float32."""
+"""Last network of each kind of head: built by `build(config, num_labels, rngs)`, it maps states,
+(B, D) for classification and (B, L, D) for the others, to logits in float32."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class TaskHeadConfig:
     dropout_rate: float = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""
     pooling: Pooled = "cls"
-    """Choice of a classification without a pooler."""
+    """Input of a classification head, if the encoder has no pooler."""
 
     def __post_init__(self) -> None:
         if self.num_labels < 1:
@@ -110,7 +111,7 @@ class TaskHeadConfig:
 
 
 class TaskTransform(nnx.Module):
-    """Map, activation and, where the masked-LM head has a map too, norm."""
+    """Dense layer and activation, and a norm if `head_transform` is true."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -122,18 +123,18 @@ class TaskTransform(nnx.Module):
         self.norm = Norm(config) if config.head_transform else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """Position by position."""
+        """Transform the states of each position."""
         x = ACTIVATIONS[self.activation](self.dense(x))
         return x if self.norm is None else self.norm(x)
 
 
 def has_transform(config: ModelConfig, head: TaskHeadConfig) -> bool:
-    """Say whether a head begins with a map of its own."""
+    """Say whether a head has a dense layer of its own (`transform`)."""
     return not config.pooler and (config.head_transform or head.kind == "classification")
 
 
 def reads_all_tokens(config: ModelConfig, head: TaskHeadConfig) -> bool:
-    """Say whether a head reads other tokens than the first one."""
+    """Say whether a head reads tokens other than the first."""
     return head.kind != "classification" or not (config.pooler or head.pooling == "cls")
 
 
@@ -150,16 +151,16 @@ class TaskModel(nnx.Module):
 def init_task_params(
     config: ModelConfig, head: TaskHeadConfig, key: Array, *, encoder: Params | None = None
 ) -> Params:
-    """Make fresh parameters, in which the entries of a pretrained `encoder` replace its own."""
+    """Make fresh parameters; the entries of a pretrained `encoder` replace the fresh entries."""
     params = init_params(config, key, TaskModel, head)
     return {**params, "encoder": {**params["encoder"], **(encoder or {})}}
 
 
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
-    """Return the parts of a model's parameters with which the training of a head begins.
+    """Return the parts of a model's parameters that the training of a new head starts from.
 
-    The parts are `encoder` and, where the model has one, `transform`: from an earlier head, or
-    map and norm of the masked-LM head (as in Transformers, whose classes name both alike).
+    The parts are `encoder` and, where available, `transform`: an earlier head's, or else the dense
+    layer and norm of the masked-LM head (as in Transformers, whose classes name both alike).
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings
@@ -178,10 +179,11 @@ def head_logits(
     segment_ids: Integer[Array, "B L"],
     stream: Stream = None,
 ) -> Float[Array, "B ..."]:
-    """Compute the logits in float32, from the last states: (B, C) or, of each token, (B, L, ...).
+    """Compute a head's float32 logits: (B, C), or for heads over tokens (B, L, ...).
 
-    The first token's states are enough where `reads_all_tokens` says no. A row of a classification
-    is one segment; its tokens are those whose segment id is not 0.
+    `hidden` are the last states; only the first token's are needed (P = 1) unless
+    `reads_all_tokens`. In classification a row is one segment, and its tokens are those with a
+    segment id above 0.
     """
     x, pooling = hidden, head.pooling if head.kind == "classification" else None
     if pooling and config.pooler:

@@ -1,4 +1,4 @@
-"""Objectives: the things that a run can learn, as pure functions of parameters and rows.
+"""Training objectives, as pure functions of parameters and rows.
 
 An objective knows no mesh, no loop and no file.
 May import model, and names from data and tasks. Read first: objective.py, masked_lm.py.

@@ -1,4 +1,4 @@
-"""The section `objective` of a configuration, and the objectives that it can name."""
+"""The section `objective` of a configuration, and the objectives that it can choose."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -30,7 +30,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 
 class Given(NamedTuple):
-    """The rest of a run's configuration and corpus, for an objective to read."""
+    """Settings and corpus facts of a run that an objective reads beside its own section."""
 
     model: ModelConfig
     masking: MaskingConfig
@@ -40,12 +40,12 @@ class Given(NamedTuple):
     continues_word: np.ndarray | None = None
     """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
     baseline: float | None = None
-    """Baseline of the corpus (see `ObjectiveConfig.baseline`); None where no corpus is at hand."""
+    """Baseline loss of the corpus (see `ObjectiveConfig.baseline`); None without a corpus."""
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Bounded, section="objective"):
-    """The choice of what a run learns; each subclass adds its objective's own fields."""
+    """Choice of a run's training objective; each subclass adds its objective's own fields."""
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
@@ -70,32 +70,32 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Lay out the parameters that a run starts from; refuse a model that does not fit."""
+        """Add to starting parameters what the objective needs; a UserError refuses unfit models."""
         return params
 
     def baseline(self, store: TokenStore) -> float | None:
-        """Return the first metric of a model that ignores its input, on the training text."""
+        """Return the loss (nats) of the best model that ignores its input, on the training text."""
         return store.unigram_entropy
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Take a run's parameters apart into models by name; the first is what the run is for."""
+        """Split a run's parameters into models by name; the first is the model to be kept."""
         return {"model": (model, params)}
 
     def network(self, model: ModelConfig) -> Network | None:
-        """Return the network of an objective that writes a target; None of any other."""
+        """Return the sequence-to-sequence network of the objective; None if there is none."""
         return None
 
 
 @dataclass(frozen=True)
 class MaskedLMConfig(ObjectiveConfig):
-    """Masked words, and with pairs of sentences whether the second follows (Devlin et al. 2018)."""
+    """Masked LM, and with sentence pairs next-sentence prediction (Devlin et al. 2018)."""
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
         return MaskedLM.metrics_of(pairs)
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Take the model with its head, which a tied decoder without a bias leaves empty."""
+        """Return the model; an empty head `mlm` (tied decoder, no bias) is added if left out."""
         known = {name: tree for name, tree in params.items() if name in ("encoder", "mlm", "nsp")}
         return {"model": (model, {"mlm": {}, **known})}
 
@@ -109,15 +109,15 @@ class MaskedLMConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class ReplacedTokensConfig(ObjectiveConfig):
-    """Tokens that a small generator proposed in place of masked ones (Clark et al. 2020)."""
+    """Detection of tokens that a small generator has replaced (ELECTRA, Clark et al. 2020)."""
 
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
     generator_size: Part = 0.25
-    """Share of the model's width, heads and feed-forward width that the generator has; its layers
-    are as many."""
+    """Generator's width, heads and feed-forward width as a share of the model's; it has as many
+    layers."""
     discriminator_weight: Positive = 50.0
-    """Factor of the discriminator's loss beside the generator's."""
+    """Factor of the discriminator's loss; the generator's loss has factor 1."""
     temperature: Positive = 1.0
     """Divisor of the generator's logits before a token is drawn."""
 
@@ -126,13 +126,13 @@ class ReplacedTokensConfig(ObjectiveConfig):
         return METRICS
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Take a run's parameters apart: discriminator, with its head, and generator."""
+        """Split a run's parameters into the discriminator with its head, and the generator."""
         discriminator = {name: params[name] for name in ("encoder", "rtd")}
         generator = generator_of(model, self.generator_size), generator_params(params)
         return {"discriminator": (model, discriminator), "generator": generator}
 
     def make(self, given: Given) -> ReplacedTokens:
-        """Make the objective; labels of pairs are not learned."""
+        """Make the objective, which ignores labels of sentence pairs."""
         return ReplacedTokens(
             given.model, given.masking, given.special_ids, self.generator_size,
             self.discriminator_weight, self.temperature, given.continues_word,
@@ -142,7 +142,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class NetworkConfig(ObjectiveConfig):
-    """Translation, whatever the network."""
+    """Settings of translation that do not depend on the network."""
 
     PAIRINGS: ClassVar = ("translation",)
 
@@ -151,7 +151,7 @@ class NetworkConfig(ObjectiveConfig):
     2016, section 7)."""
 
     def network(self, model: ModelConfig) -> Network:
-        """Make the network with this encoder."""
+        """Make the network, with `model` as its encoder."""
         raise NotImplementedError
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
@@ -183,12 +183,12 @@ class TranslationConfig(NetworkConfig):
     """Token tables: `all`, one for source, target and output; `output`, one for target and output
     and one for the source; `none`, three."""
     init_decoder: bool = False
-    """Whether the decoder starts from the encoder of `init`, too: self-attention, feed-forward,
-    norms and positions of its first layers, and the output from the masked-LM head (Rothe et al.
-    2020). The cross-attention starts at random."""
+    """Whether the decoder too starts from the encoder of `init`: self-attention, feed-forward and
+    norms from its first layers, positions from its positions, the output from its masked-LM head
+    (Rothe et al. 2020). The cross-attention starts at random."""
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add a decoder and an output made of an encoder and its head, if `init_decoder` asks."""
+        """Add a decoder and output copied from encoder and head, if `init_decoder` is set."""
         if not self.init_decoder or "decoder" in params:
             return params
         if self.num_decoder_layers > model.num_layers:
@@ -201,7 +201,7 @@ class TranslationConfig(NetworkConfig):
         return {**params, **network.decoder_from(params["encoder"], params.get("mlm", {}))}
 
     def network(self, model: ModelConfig) -> TransformerNetwork:
-        """Make the network with this encoder."""
+        """Make the network, with `model` as its encoder."""
         return TransformerNetwork(model, self.num_decoder_layers, self.tying)
 
 
@@ -213,23 +213,23 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
     """Objective: recurrent_translation."""
 
     def network(self, model: ModelConfig) -> RecurrentNetwork:
-        """Make the network with this encoder."""
+        """Make the network with the widths and layers of `model`."""
         names = [field.name for field in fields(RecurrentConfig)]
         return RecurrentNetwork(model, RecurrentConfig(**{n: getattr(self, n) for n in names}))
 
 
 @dataclass(frozen=True)
 class StudentConfig(DistillationConfig):
-    """A teacher with a masked-LM head, and what a student takes from it."""
+    """Distillation from a teacher with a masked-LM head, and the student's start from it."""
 
     from_teacher: bool = False
-    """Whether the student starts from the teacher: embeddings, heads and the layers that `layers`
-    names. All sizes but model.num_layers must be the teacher's."""
+    """Whether the student starts as a copy of the teacher's embeddings, heads and the layers listed
+    in `layers`. All its sizes but model.num_layers must be the teacher's."""
     architecture: ModelConfig | None = None
-    """Architecture of the teacher; a run reads it from `teacher`."""
+    """Architecture of the teacher; a run reads it from the directory `teacher`."""
 
     def taught(self, objective: ObjectiveConfig, given: Given) -> Objective:
-        """Make the objective of a run, with the teacher if there is one."""
+        """Make the objective of a run, with distillation if there is a teacher."""
         student = objective.make(given)
         if not self.teacher:
             return student

@@ -1,11 +1,11 @@
-"""Distillation: a student learns the labels of its rows, and what a trained teacher makes of them.
+"""Distillation: a student learns the labels of its rows and a trained teacher's outputs for them.
 
 Sources: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2 (predictions
 at a temperature); Jiao et al. 2020, "TinyBERT", section 3.1 (hidden states, a map of layers); Wang
 et al. 2021, "MiniLMv2", section 3 (relations of queries, keys and values).
 
 The teacher is the entry `teacher` of the parameters, which no step changes. Teacher and student
-read the same rows: their tokenizers are the same, their widths and depths need not be.
+read the same rows, so they share a tokenizer; their widths and depths may differ.
 """
 
 import math
@@ -44,7 +44,7 @@ from bert_jax.objectives.objective import (
 )
 
 TEACHER, PROJECTION = "teacher", "projection"
-"""Entries of the parameters: the teacher, and the map of the student's states to its width."""
+"""Entries of the parameters: the teacher, and the map of student states to the teacher's width."""
 
 _SOFT = Metric("soft_loss", "loss against the teacher", "soft_loss", "soft_count", "nats",
                short="soft loss")  # fmt: skip
@@ -60,7 +60,7 @@ _ATTENTION = Metric(
 
 @dataclass(frozen=True)
 class DistillationConfig(Bounded, section="distil"):
-    """Parts of the loss that a student has from a teacher, and their weights."""
+    """Losses of a student against its teacher, and their weights."""
 
     teacher: str | None = None
     """Directory of the teacher: a run, or a model in Hugging Face's format, with the same tokenizer
@@ -68,20 +68,22 @@ class DistillationConfig(Bounded, section="distil"):
     temperature: Positive = 2.0
     """Divisor of both models' logits before they are compared."""
     hard_weight: Fraction = 0.5
-    """Share of the loss that the labels have; the teacher's predictions have the rest."""
+    """Weight w of the loss against the labels; the loss against the teacher's predictions has 1 -
+    w."""
     hidden_weight: NonNegative = 0.0
-    """Factor of the mean squared error of the hidden states, after the embeddings and after each
-    layer; 0: they are not compared. A student of another width gets a learned map."""
+    """Factor of the mean squared error between student and teacher states, after the embeddings and
+    after each layer; 0: no such loss. A student of another width gets a learned map to the
+    teacher's."""
     attention_weight: NonNegative = 0.0
-    """Factor of the divergence of the relations of queries, keys and values in the student's last
-    layer and the teacher's layer for it (MiniLMv2); 0: they are not compared."""
+    """Factor of the KL divergence between query, key and value relations (MiniLMv2) of the
+    student's last layer and the teacher layer mapped to it; 0: no such loss."""
     relation_heads: Natural = 0
-    """Number of heads into which both models' relations are cut; 0: model.num_heads."""
+    """Number of heads into which both models' relations are split; 0: model.num_heads."""
     layers: tuple[int, ...] = ()
     """Teacher's layer, counted from 1, for each layer of the student; empty: evenly spaced."""
 
     def check_section(self) -> None:
-        """Refuse a section that is set without a teacher."""
+        """Raise a UserError if any field is set but `teacher` is not."""
         if not self.teacher and any(getattr(self, f.name) != f.default for f in fields(self)):
             raise UserError(
                 "the section distil is set, but distil.teacher is empty; give "
@@ -91,12 +93,12 @@ class DistillationConfig(Bounded, section="distil"):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the comparison with the teacher; none without one."""
+        """Metrics of the losses against the teacher; none without a teacher."""
         has = bool(self.teacher), bool(self.hidden_weight), bool(self.attention_weight)
         return tuple(compress((_SOFT, _HIDDEN, _ATTENTION), has))
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
-        """Return the teacher's layer, counted from 1, for each layer of the student."""
+        """Return the teacher layer, counted from 1, for each student layer; raises a UserError."""
         count, most = student.num_layers, teacher.num_layers
         if not self.layers:
             return tuple(-(-n * most // count) for n in range(1, count + 1))
@@ -108,7 +110,7 @@ class DistillationConfig(Bounded, section="distil"):
         return self.layers
 
     def heads_of_relations(self, student: ModelConfig, teacher: ModelConfig) -> int:
-        """Return the number of heads of relations; refuse one that divides no width of heads."""
+        """Return the number of relation heads; a UserError if it does not divide all widths."""
         count = self.relation_heads or student.num_heads
         widths = {
             heads * model.head_dim
@@ -125,21 +127,21 @@ class DistillationConfig(Bounded, section="distil"):
 
 @dataclass(frozen=True)
 class Distilled(Objective):
-    """Objective of a student, with the losses against a teacher added to its own."""
+    """Objective of a student: its own loss, plus losses against a teacher."""
 
     model: ModelConfig = field(init=False)
     baseline: float | None = field(init=False)
     frozen: frozenset[str] = field(init=False)
     frozen_layers: int = field(init=False)
     student: Teachable
-    """Objective without the teacher: it gives labels, heads and the loss against labels."""
+    """Student's objective without a teacher: labels, heads and the loss against labels."""
     teacher: Teachable
-    """Objective of the same class, with the architecture and the head of the teacher."""
+    """Objective of the same class as `student`, with the teacher's architecture and head."""
     config: DistillationConfig
     """Weights of the parts of the loss."""
 
     def __post_init__(self) -> None:
-        """Freeze the teacher, which computes as the student does; refuse what is not compared."""
+        """Freeze the teacher, give it the student's compute settings, check layers and heads."""
         student = self.student
         computes = {
             n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
@@ -154,22 +156,22 @@ class Distilled(Objective):
             self.config.heads_of_relations(self.model, self.teacher.model)
 
     def for_evaluation(self) -> Objective:
-        """Return the objective of the student."""
+        """Return the student's objective, without the teacher."""
         return self.student
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the student, and of the comparison."""
+        """Metrics of the student, and of the losses against the teacher."""
         return (*self.student.metrics, *self.config.metrics)
 
     @property
     def projects(self) -> bool:
-        """Whether the student's states go through a learned map."""
+        """Whether a learned map takes student states to the teacher's width."""
         other_width = self.model.hidden_dim != self.teacher.model.hidden_dim
         return bool(self.config.hidden_weight) and other_width
 
     def init(self, key: Array) -> Any:
-        """Make fresh parameters of student and teacher; the student's are as without a teacher."""
+        """Make fresh parameters; the student's are the same as without a teacher."""
         params = self.student.init(key)
         if self.projects:
             made = jax.random.fold_in(key, 1)
@@ -190,7 +192,7 @@ class Distilled(Objective):
         return self.student.prepare(batch, seed)
 
     def counts(self, rows: Batch) -> Scalars:
-        """Count labels, predictions and tokens."""
+        """Count labels, predictions and tokens: the denominators of the losses."""
         return {
             **self.student.counts(rows),
             "soft_count": jnp.sum(self.student.soft_weights(rows)),
@@ -198,7 +200,7 @@ class Distilled(Objective):
         }
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Add the loss of the student and the losses against the teacher, weighted."""
+        """Return the weighted sum of the losses against labels and against the teacher."""
         config = self.config
         hard = self.student.loss(sums, counts)
         soft = ratio(sums["soft_loss"], counts["soft_count"])
@@ -209,7 +211,7 @@ class Distilled(Objective):
         return total
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Sum the losses against labels and teacher; the outputs are the student's."""
+        """Sum the losses against labels and teacher over the rows; outputs are the student's."""
         student, teacher = self.student, self.teacher
         inputs, mine = self.inputs(rows, seed), student.computing(params)
         states = self.run(student.model, mine, inputs, layout)
@@ -230,7 +232,7 @@ class Distilled(Objective):
     def run(
         self, model: ModelConfig, params: Any, inputs: tuple[Any, ...], layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute a model's last states, and the states before them if the loss compares them."""
+        """Compute a model's last states, preceded by each layer's if the loss compares them."""
         every = bool(self.config.hidden_weight or self.config.attention_weight)
         return encode_layers(model, params, *inputs, layout=layout, every=every)
 
@@ -246,7 +248,7 @@ class Distilled(Objective):
     def compare_layers(
         self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh
     ) -> Scalars:
-        """Sum the losses of hidden states and of attention over the tokens, from `run`'s states."""
+        """Sum the hidden-state and attention losses over tokens; `run` gives the states."""
         config, sums, model = self.config, {}, self.teacher.model
         numbers = (0, *config.layer_map(self.model, model))
         weights = self.student.token_weights(rows)
@@ -272,7 +274,7 @@ class Distilled(Objective):
         return sums
 
     def flops(self, rows: Batch) -> int:
-        """Count the operations of one row in a training step, the teacher's included."""
+        """Count the operations of one row in a training step, including the teacher's."""
         config, length = self.config, rows["tokens"].shape[-1]
         mine, theirs = self.model.hidden_dim, self.teacher.model.hidden_dim
         total = self.student.flops(rows) + self.teacher.flops(rows) // TRAIN_OVER_FORWARD
@@ -284,11 +286,11 @@ class Distilled(Objective):
         return total
 
     def has_dropout(self) -> bool:
-        """Say whether training draws random numbers for the student's dropout."""
+        """Say whether training uses dropout in the student."""
         return self.student.has_dropout()
 
     def shown(self, rows: Batch) -> Shown:
-        """Show the rows of the student."""
+        """Return the student's rows for display."""
         return self.student.shown(rows)
 
 
@@ -298,11 +300,11 @@ def relation_losses(
     segment_ids: Integer[Array, "B L"],
     num_heads: int,
 ) -> Float[Array, "B L"]:
-    """Return KL(teacher || student) of the relations of each token, summed over the three kinds.
+    """Return each token's KL(teacher || student) of relations in nats, summed over three kinds.
 
-    Relations are the attention of queries to queries, of keys to keys and of values to values,
-    (B, L, H, K) each, inside segments, in `num_heads` heads, which divide H * K; the losses of
-    heads are averaged (Wang et al. 2021).
+    `student` and `teacher` are queries, keys and values, (B, L, H, K) each. Relations are the
+    attention of queries to queries, keys to keys and values to values inside segments, in
+    `num_heads` heads, which must divide H * K; the heads' losses are averaged (Wang et al. 2021).
     """
     visible = visible_keys(segment_ids, segment_ids)
 

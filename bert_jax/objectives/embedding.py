@@ -1,8 +1,8 @@
-"""Embedding models: texts that belong together get vectors that point the same way.
+"""Training of embedding models: texts that belong together get vectors in the same direction.
 
 An example is a group of rows: a query and its document, then hard negatives; a pair with a score; a
-text with a class; or a text twice, dropped out differently (SimCSE). A batch is one problem: the
-other examples, on all devices, are what an example is told apart from.
+text with a class; or a text twice, with different dropout (SimCSE). The loss contrasts each example
+with all other examples of the batch, on all devices.
 
 Sources: van den Oord et al. 2018 (InfoNCE); Henderson et al. 2017, section 4.4 (negatives of the
 batch); Gao, Yao and Chen 2021 (SimCSE); Su 2022 (CoSENT, kexue.fm/archives/8847); Khosla et al.
@@ -34,28 +34,29 @@ from bert_jax.objectives.losses import ratio
 from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metric, Scalars, Shown
 
 Comparison = Literal["ranking", "scores", "classes"]
-"""Loss: by which document is a query's, by the order of scores, or by equal classes."""
+"""Kind of loss: find a query's document, order pairs by their scores, or group texts by class."""
 
 _HIDDEN = -1e30
-"""Logit of a text that is no candidate."""
+"""Logit of a text that is not a candidate: its probability is 0."""
 
 
 @dataclass(frozen=True)
 class ContrastConfig(Bounded, section="embedding"):
-    """Vectors of an embedding model, and the loss that trains them."""
+    """Form of an embedding model's vectors, and the loss that trains them."""
 
     pooling: TokenPooling = "mean"
-    """Vector of a text: mean of its tokens' states, cls (first token), last (last token), or
-    weighted, a mean with learned weights."""
+    """Vector of a text: mean of its tokens' states, state of the first (cls) or last token (last),
+    or mean with learned weights (weighted)."""
     normalize: bool = True
     """Whether the model gives vectors of length 1. The loss compares by cosine either way."""
     temperature: Positive = 0.05
     """Number that divides cosines in the loss."""
     symmetric: bool = False
-    """Whether queries are also told apart by document, with half of the loss (pairs, texts)."""
+    """Whether half of the loss is to find each document's query among all queries (pairs,
+    texts)."""
     dimensions: tuple[int, ...] = ()
-    """Numbers of leading entries that are trained as vectors of their own, descending, such as
-    128,64 (Matryoshka); the whole width always is."""
+    """Shorter widths, descending, such as 128,64, at which cut vectors are trained too
+    (Matryoshka); the whole width always is."""
     dimension_weights: tuple[Positive, ...] = ()
     """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
 
@@ -65,35 +66,35 @@ class ContrastConfig(Bounded, section="embedding"):
         if weights and len(weights) != len(self.dimensions):
             raise UserError(
                 f"embedding.dimension_weights is {weights} for the dimensions {self.dimensions}; "
-                "give one weight for each, or none"
+                "expected one weight for each dimension, or none"
             )
         self.of_model()  # refuses dimensions that do not descend
 
     def of_model(self, query_prefix: str = "", document_prefix: str = "") -> EmbeddingConfig:
-        """Return the fields that the trained model keeps."""
+        """Return the settings that are saved with the trained model."""
         return EmbeddingConfig(
             self.pooling, self.normalize, query_prefix, document_prefix, self.dimensions
         )
 
 
 class Compared(NamedTuple):
-    """Groups of rows as the loss reads them."""
+    """Inputs of the loss: one group of rows an example."""
 
     vectors: Float[Array, "B G D"]
-    """Vectors of length 1: a query, its document and hard negatives; or a text."""
+    """Unit vectors of a group: of a query, its document and hard negatives; or of a text."""
     row_index: Integer[Array, " B"]
-    """Names of the groups."""
+    """Number of each group in the stream of examples, which identifies it."""
     weights: Float[Array, " B"]
-    """Weights of the groups; a group of weight 0 only fills the batch."""
+    """Weights of the groups; weight 0 marks a group that only fills the batch."""
     text_ids: Integer[Array, "B G"]
-    """Numbers of the texts, the same for the same text."""
+    """Identifiers of the texts; equal texts have equal identifiers."""
     present: Bool[Array, "B G"]
-    """Whether there is a text."""
+    """Whether a place of the group holds a text."""
     labels: Array | None = None
     """(B,) scores or classes, where examples have them."""
 
     def leading(self, size: int) -> "Compared":
-        """Return the groups with the first numbers of each vector as vectors of length 1."""
+        """Return the groups with vectors cut to their first `size` numbers, at length 1."""
         return self._replace(vectors=unit(self.vectors[..., :size]))
 
 
@@ -103,9 +104,10 @@ def ranking_losses(
     """Compute the cross entropy of each query's document among all documents (InfoNCE).
 
     Candidates are the documents and hard negatives of all groups, `own` among them. A candidate is
-    left out where its text equals the query's or its document's, or where it is the document of the
-    same query. `symmetric` takes the mean with the loss of each document's query among all queries;
-    a query is left out where its text is one of the group's own, or belongs to the same document.
+    left out if its text equals the query or the query's document, or if it is the document of an
+    equal query. `symmetric` averages this loss with the loss of each document's query among all
+    queries; a query is left out if it equals the group's query or document, or has the same
+    document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -135,7 +137,7 @@ def ranking_losses(
 def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
     """Compute CoSENT: log(1 + sum of e^(cosine of a pair - cosine of a pair with a higher score)).
 
-    The loss is one number of the whole batch, which every group has.
+    The loss is one number for the whole batch; it is returned for every group.
     """
     assert every.labels is not None
     cosines = jnp.sum(every.vectors[:, 0] * every.vectors[:, 1], axis=-1) / temperature
@@ -149,7 +151,7 @@ def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
     """Compute the mean cross entropy of the texts of the same class among all other texts.
 
-    A text with no other of its class in the batch has the loss 0, and is not counted (`counted`).
+    A text that is the only one of its class in the batch has loss 0, and is not counted.
     """
     assert own.labels is not None
     assert every.labels is not None
@@ -170,18 +172,18 @@ def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
 
 @dataclass(frozen=True)
 class EmbeddingObjective(Adapted, CoupledObjective):
-    """Vectors of texts of a `tasks.rows.Batch`; outputs are (B, G, D) float32, of any length."""
+    """Training of text vectors; batches are `tasks.rows.Batch`, outputs (B, G, D) float32."""
 
     config: EmbeddingConfig
-    """Vectors of the model."""
+    """Pooling and form of the model's vectors."""
     comparison: Comparison = "ranking"
     group: int = 2
     """Rows of an example."""
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
     """Temperature, symmetry and weights of the loss."""
     query_length: int = 0
-    """Tokens of the longest query: the first row of a group is cut to them, which loses
-    only padding. 0: as long as the others."""
+    """Length in tokens to which the first row of a group, the query, is cut; no query is longer, so
+    only padding is lost. 0: as long as the other rows."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
 
@@ -241,7 +243,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return losses(own, every, temperature)
 
     def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
-        """Return the weight of each group's loss."""
+        """Return the weight of each group's loss; 0 for texts alone in their class."""
         if self.comparison != "classes" or own.labels is None:
             return own.weights
         alike = _others(own, every) & (own.labels[:, None] == every.labels)
@@ -268,7 +270,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 def _inputs(
     rows: Batch, group: int, start: int, end: int, length: int, seed: Array | None
 ) -> tuple[Array, Array, Array, Stream]:
-    """Return the encoder's inputs from some rows of each group (b (end - start), length)."""
+    """Return the encoder's inputs for rows `start` to `end` of each group, cut to `length`."""
     names = ("tokens", "type_ids", "segment_ids")
     whole = [rows[name].reshape(len(rows["row_index"]), group, -1) for name in names]
     tokens, types, segments = (x[:, start:end, :length].reshape(-1, length) for x in whole)
@@ -280,7 +282,7 @@ def _inputs(
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
-    """Return the loss's inputs from rows; without vectors, the inputs of its counts."""
+    """Return the loss's inputs from rows; without vectors, enough to count the groups."""
     size = len(rows["row_index"])
     segments = rows["segment_ids"]
     present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)

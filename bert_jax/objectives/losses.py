@@ -1,4 +1,4 @@
-"""Cross entropy with a backward pass that keeps one array of logits, and means."""
+"""Cross entropy whose backward pass keeps only one array of logits, divergences, and means."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from bert_jax.model.layers import differentiable
 
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
-    """Return the mean total / count, and 0 (never NaN) where nothing was counted."""
+    """Return the mean total / count; 0, not NaN, if nothing was counted."""
     count = count.astype(jnp.float32)  # a sum of weights may be below 1
     return total.astype(jnp.float32) / jnp.where(count > 0, count, 1.0)
 
@@ -32,10 +32,10 @@ def cross_entropy(
 def smoothed_cross_entropy(
     logits: Float[Array, "*rows V"], labels: Int[Array, "*rows"], smoothing: float, num_classes: int
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Return the cross entropy with smoothed labels, and what `cross_entropy` returns.
+    """Return the cross entropy with smoothed labels, then the two results of `cross_entropy`.
 
-    A smoothed label is (1 - smoothing) of the label and smoothing / num_classes of each of the
-    first `num_classes` columns (Szegedy et al. 2016, section 7); the others stand for no class.
+    A smoothed label gives (1 - smoothing) to the label and smoothing / num_classes to each of the
+    first `num_classes` columns (Szegedy et al. 2016, section 7); other columns are padding.
     """
     found: tuple[Array, Array, Array] = _cross_entropy(
         logits.astype(jnp.float32), labels, smoothing, num_classes
@@ -77,7 +77,7 @@ _cross_entropy = differentiable(_forward, _backward, static=(2, 3))
 def divergences(
     student: Float[Array, "*rows C"], teacher: Float[Array, "*rows C"], temperature: float = 1.0
 ) -> Float[Array, "*rows"]:
-    """Return T² KL(teacher || student) in nats, of softmax(logits / T); without teacher's gradient.
+    """Return T² KL(teacher || student) of softmax(logits / T), in nats; the teacher is constant.
 
     The factor keeps the size of the gradient when T changes (Hinton et al. 2015, section 2).
     """
@@ -91,15 +91,15 @@ def divergences(
 def binary_divergences(
     student: Float[Array, "*rows"], teacher: Float[Array, "*rows"], temperature: float = 1.0
 ) -> Float[Array, "*rows"]:
-    """Return `divergences` of single yes-or-no logits, of sigmoid(logits / T)."""
+    """Return `divergences` for yes-or-no logits: of sigmoid(logits / T)."""
     mine, theirs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
     return divergences(mine, theirs, temperature)
 
 
 _LEAST_BLOCK = 3000
-"""Least number of columns of a block of `cross_entropy_in_blocks`.
+"""Fewest columns of a block in `cross_entropy_in_blocks`.
 
-A block of 600 rows takes 8 MB then, which the products find in the cache. For 616 rows, 50,432
+A block of 600 rows then takes 8 MB, which stays in the cache. For 616 rows, 50,432
 columns and a width of 256, forward and backward: 597 ms of one core without blocks, 387 with blocks
 of 1,576 columns, 375 of 3,152, 407 of 12,608 (docs/experiments.md)."""
 
@@ -117,10 +117,10 @@ def cross_entropy_in_blocks(
     labels: Int[Array, "*rows"],
     count: int,
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Return `cross_entropy` of the logits states @ table.T + bias, for CPUs.
+    """Return `cross_entropy` of the logits states @ table.T + bias, computed as a CPU likes best.
 
     The logits are made in `count` equal blocks of columns, with a running sum of powers (Milakov &
-    Gimelshein 2018). One array of V columns is kept for the backward pass, none without.
+    Gimelshein 2018). Only a backward pass keeps an array of V columns.
     """
     rows = states.reshape(-1, states.shape[-1])
     found = _in_blocks(rows, table, bias, labels.reshape(-1), count)

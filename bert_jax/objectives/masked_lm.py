@@ -58,16 +58,16 @@ _PAIRS = (
 )  # fmt: skip
 
 PAIR_HEADS = frozenset({"nsp"})
-"""Entries of the parameters that only labels of pairs train."""
+"""Entries of the parameters that are trained only by labels of sentence pairs."""
 
 
 def check_decoder(model: ModelConfig) -> None:
-    """Refuse a model whose decoder cannot read the states of the layers."""
+    """Raise a UserError if the masked-LM decoder cannot read states of the layers' width."""
     if model.projects_embeddings and not model.head_transform:
         raise UserError(
-            f"model.head_transform is False, and the embeddings ({model.embedding_dim}) are of "
-            f"another width than the layers ({model.hidden_dim}), whose states the decoder could "
-            "not read; set it to True"
+            f"model.head_transform is False, but the token table is {model.embedding_dim} wide and "
+            f"the layers {model.hidden_dim}: the decoder could not read the layers' states; set "
+            "model.head_transform to True"
         )
 
 
@@ -133,7 +133,7 @@ class MaskedLM(Teachable):
     def at_places(
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> tuple[Array, Array, Array]:
-        """Compute the last states, and loss and right answer at each masked position."""
+        """Compute the last states, and loss (nats) and correctness (B, P) at masked positions."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
         return states, *projected_cross_entropy(projection, rows["labels"], layout)
@@ -150,7 +150,7 @@ class MaskedLM(Teachable):
     def finish(
         self, params: Any, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Float[Array, "B P V"], Forward]:
-        """Compute the logits at the masked positions, and the sums of `forward`."""
+        """Compute the logits at the masked positions, and the result of `forward`."""
         del stream  # the head has no dropout
         logits = vocabulary_logits(self.model, params, states, rows["positions"])
         answers = cross_entropy(logits, rows["labels"])
@@ -166,7 +166,7 @@ class MaskedLM(Teachable):
         return divergences(logits, wanted, temperature)
 
     def soft_weights(self, rows: Batch) -> Float[Array, "B P"]:
-        """Return 1 for each masked position."""
+        """Return 1 for each masked position, 0 for unused places."""
         return jnp.asarray(rows["weights"])
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
@@ -177,7 +177,7 @@ class MaskedLM(Teachable):
         return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return counts, the gain, and the accuracy of always answering the more frequent label."""
+        """Return counts, gain, and the pair accuracy of always giving the more frequent label."""
         values = {"num_masked": sums["mlm_count"]}
         if self.pairs:
             pairs, ones = sums["nsp_count"], sums["nsp_ones"]
@@ -191,7 +191,7 @@ class MaskedLM(Teachable):
 
     @staticmethod
     def shown(rows: Batch) -> Shown:
-        """Show the masked input and the places that are predicted."""
+        """Return the masked input and the predicted positions for display."""
         tokens = jnp.asarray(rows["tokens"])
         used = jnp.asarray(rows["weights"]) > 0
         places = jnp.arange(tokens.shape[1])
@@ -201,19 +201,20 @@ class MaskedLM(Teachable):
 
 @dataclass(frozen=True)
 class MaskedLMByPosition(MaskedLM):
-    """Masked LM for evaluation, by the place of the masked token in its segment.
+    """Masked LM for evaluation, with results by position of the masked token in its segment.
 
-    Batches have `masking_rates`, (B,) float32, at most `masking.rate`: one program for all rates.
+    Batches have `masking_rates`, (B,) float32, each at most `masking.rate`, so that one compiled
+    program serves all rates.
     """
 
     edges: tuple[int, ...] = (0,)
-    """Borders of K buckets, ascending: bucket k has the positions `edges[k]` to `edges[k + 1]` - 1.
-    A position is the number of tokens before it in its segment, [CLS] included."""
+    """Ascending borders of K buckets: bucket k has the positions `edges[k]` to `edges[k + 1]` - 1.
+    The position of a token is the number of tokens before it in its segment, [CLS] included."""
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Return losses (nats), right answers and counts of each row and bucket, (B, K) each.
 
-        Sums over rows are left to the host, which adds in float64, in one order on any mesh.
+        The host sums over rows, in float64 and in an order that does not depend on the mesh.
         """
         _, loss, correct = self.at_places(params, rows, seed, layout)
         position = jnp.take_along_axis(
@@ -237,7 +238,7 @@ def position_buckets(length: int) -> tuple[int, ...]:
 def projected_cross_entropy(
     projection: Projection, labels: Int[Array, "B P"], layout: OnMesh
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
-    """Return `cross_entropy` of the logits, which a CPU makes and uses block by block."""
+    """Return `cross_entropy` of a projection's logits; a CPU makes them block by block."""
     # Passes over all logits cost a CPU as much as their products do; other devices fuse them.
     count = num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
     if count > 1 and (layout is None or layout.is_local):
@@ -246,7 +247,7 @@ def projected_cross_entropy(
 
 
 def pair_sums(logits: Float[Array, "B 2"], labels: Array) -> Scalars:
-    """Sum loss (nats), right answers and labels of rows with a sentence pair, not a label of -1."""
+    """Sum loss (nats), right answers and labels over rows with a sentence pair (label not -1)."""
     has_pair = (labels >= 0).astype(jnp.float32)
     sums = judged_sums("nsp", *cross_entropy(logits, jnp.maximum(labels, 0)), has_pair)
     return sums | {"nsp_ones": jnp.sum((labels == 1).astype(jnp.float32))}

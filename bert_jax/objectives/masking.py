@@ -1,11 +1,11 @@
-"""Masked language modelling on the device: which tokens are predicted, and what the model sees.
+"""Masking on the device: choosing the tokens to predict, and replacing them in the input.
 
-Source: Devlin et al. 2018, section 3.1 and appendix A.1, and the counting rule of the published
-data creation: n = clip(round(rate * tokens of the row), 1, P), special tokens counted.
+Source: Devlin et al. 2018, section 3.1 and appendix A.1, and the published data creation's number
+of masked tokens: n = clip(round(rate * tokens of the row), 1, P), special tokens counted.
 
 Every random number is a hash of (seed, row_index, position in the row), so that a row is masked the
-same in any batch, on any mesh and after a restart, and differently each time it comes by (its
-row_index is then another). No operation mixes rows: a batch sharded over rows needs no collective.
+same in any batch, on any mesh and after a restart, and differently each time it is read again (with
+another row_index). No operation mixes rows: a batch sharded over rows needs no collective.
 
 The n positions with the highest random priority are found by bisecting the priority, 32 counts
 over (B, L), instead of sorting: on one CPU core 7 ns a token, where `lax.sort` takes 21 to 27 and
@@ -33,18 +33,19 @@ _WORD_ROUNDS = 4  # of filling what is left of n with shorter words
 
 @dataclass(frozen=True)
 class MaskingConfig(Bounded, section="masking"):
-    """How tokens are chosen and replaced."""
+    """Settings of masking: how many tokens are chosen, and how they are replaced."""
 
     rate: Part = 0.15
     """Share of a row's tokens that are predicted in training."""
     max_predictions: Count | None = None
-    """P, positions a row at most. None: rate * L, rounded up to a multiple of 4."""
+    """Largest number of predicted positions a row (P). None: rate * L, rounded up to a multiple of
+    4."""
     mask_rate: Fraction = 0.8
-    """Share of the chosen that become [MASK]."""
+    """Share of the chosen tokens that become [MASK]."""
     random_rate: Fraction = 0.1
-    """Share of the chosen that become a random token; the rest stay as they are."""
+    """Share of the chosen tokens that become a random token; the rest stay as they are."""
     whole_word: bool = False
-    """Choose all tokens of a word or none."""
+    """Whether all tokens of a word are chosen, or none."""
     eval_rate: Part = 0.15
     """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
 
@@ -57,23 +58,23 @@ class MaskingConfig(Bounded, section="masking"):
             )
 
     def num_predictions(self, length: int) -> int:
-        """P for rows of L = `length`, never more than L."""
+        """Return P, the predicted positions of a row of `length` tokens; at most `length`."""
         if self.max_predictions is not None:
             return min(self.max_predictions, length)
         return min(math.ceil(self.rate * length / 4) * 4, length)
 
 
 class Masked(NamedTuple):
-    """A batch as the model sees it, and what it must predict."""
+    """A masked batch: the model's input, and the tokens that it must predict."""
 
     tokens: Int[Array, "B L"]
-    """int32 input ids, the chosen ones replaced."""
+    """Input ids, int32, with the chosen tokens replaced."""
     positions: Int[Array, "B P"]
-    """int32 chosen positions, ascending; 0 where unused."""
+    """Chosen positions, int32, ascending; 0 where unused."""
     labels: Int[Array, "B P"]
-    """int32 original ids; 0 where unused."""
+    """Original ids at the positions, int32; 0 where unused."""
     weights: Float[Array, "B P"]
-    """float32, 1 where used, else 0."""
+    """Weights, float32: 1 for used positions, else 0."""
 
 
 def mask_tokens(
@@ -88,13 +89,15 @@ def mask_tokens(
     continues_word: Bool[Array | np.ndarray, " V"] | None = None,
     rates: Float[Array | np.ndarray, " B"] | None = None,
 ) -> Masked:
-    """Choose and replace tokens; a pure function of (seed, row_index) and the row, per row.
+    """Choose and replace tokens, each row by a pure function of (seed, row_index) and the row.
 
     A row without tokens to choose has weights 0. Padding (segment 0) and special ids are never
     chosen, special ids never drawn. `vocab_size` is without the padding of the embedding table;
-    `continues_word` says of each id whether it continues the word before it; `rates` are shares of
-    each row's tokens, in place of `config.rate`, which then gives only P. Whole words without
-    `continues_word`, and a vocabulary of special ids only, are refused.
+    `continues_word` says for each id whether it continues the word before it; `rates` replace
+    `config.rate` row by row, and the latter then gives only P.
+
+    Raises:
+      UserError: whole-word masking without `continues_word`; a vocabulary of special ids only.
     """
     if config.whole_word and continues_word is None:
         raise UserError(
@@ -149,7 +152,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw numbers that differ within a row, `places` in the low bits; 0 is no candidate."""
+    """Draw numbers that differ within a row (`places` is the low bits); 0: not a candidate."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)
@@ -161,7 +164,7 @@ def _threshold(
     """Return the least t >= 1 for which at most `limit` countable places have priority >= t."""
 
     def halve(step, below):
-        # `below` is the greatest number known to admit too many, bit by bit from the top.
+        # `below`, built bit by bit from the top, is the greatest number known to admit too many.
         trial = below | (jnp.uint32(1) << (31 - step).astype(jnp.uint32))
         count = (countable & (priority >= trial[:, None])).sum(axis=1, dtype=jnp.int32)
         return jnp.where(count > limit, trial, below)
@@ -180,10 +183,10 @@ def _choose_words(
 ) -> Bool[Array, "B L"]:
     """Choose whole words in the order of their priority, while they fit into `wanted`.
 
-    A word that does not fit is passed over for shorter ones, as in the published data creation.
-    What is left to fill shrinks with each round to less than the word that did not fit, so
-    `_WORD_ROUNDS` rounds suffice where words have at most as many tokens; where they are longer,
-    seldom, a few tokens fewer are chosen.
+    A word that does not fit is passed over for shorter words, as in the published data creation.
+    After each round, fewer tokens are left to choose than the passed-over word has, so
+    `_WORD_ROUNDS` rounds suffice for words of at most `_WORD_ROUNDS` tokens; with the rare longer
+    words, a few tokens fewer are chosen.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)

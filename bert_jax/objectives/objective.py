@@ -1,13 +1,13 @@
-"""The interface between what a run learns and everything that trains it.
+"""The interface between training objectives and the code that trains and evaluates them.
 
-An objective holds pure functions of their arguments. It knows no mesh, no loop and no file. The
+An objective is a set of pure functions. It knows no mesh, no loop and no file. The
 training step, evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective
 only through this interface and its metrics, and know no metric by name.
 
-A step works in this order: `prepare` the whole batch; `counts`, the denominators of the whole
-batch; per micro-batch `forward`, the numerators; `loss`, a scalar of both. Losses of parts of a
-batch add up to the loss of the whole, however unequal the parts are, because the denominators are
-known before the first part.
+A step calls `prepare` on the whole batch, `counts` for the loss's denominators over the whole
+batch, then for each micro-batch `forward` for the numerators and `loss` to combine both. The
+micro-batches' losses add up to the loss of the batch, however unequal they are, because the
+denominators are known before the first one.
 """
 
 import math
@@ -30,43 +30,43 @@ from bert_jax.objectives.losses import ratio
 Tree = Any
 """Nested dict of arrays."""
 Batch = dict[str, Any]
-"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), the objective's own."""
+"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and others by objective."""
 Scalars = dict[str, Num[Array, ""]]
-"""Sums over rows: two of them added entry by entry are the sums over both sets of rows."""
+"""Sums over rows, by name: the sums over two sets of rows are added entry by entry."""
 _STACK = ("encoder", "layers")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One ratio of sums that a run reports, such as a loss per masked token."""
+    """A value that a run reports as a ratio of two sums, such as a loss per masked token."""
 
     name: str
-    """Name in metrics.jsonl, behind train/ and eval/."""
+    """Name in metrics.jsonl, after the prefix train/ or eval/."""
     title: str
-    """Words for pictures and warnings."""
+    """Name in plots and warnings."""
     total: str
-    """Entry of the sums that is divided."""
+    """Key of the numerator in the sums."""
     count: str
-    """Entry of the sums that divides."""
+    """Key of the denominator in the sums."""
     unit: str = ""
-    """Unit of the value; empty: a share of 1."""
+    """Unit of the value; empty: a fraction from 0 to 1."""
     better: Literal["lower", "higher"] = "lower"
     short: str = ""
-    """Words for lines and tables; empty: neither lines nor pictures show the metric."""
+    """Name in printed lines and tables; empty: neither lines nor plots show the metric."""
     floor: str = ""
-    """Name of the evaluated value that the best constant answer reaches; empty: none."""
+    """Name of the evaluation's value for the best constant answer; empty: none."""
     baseline: str = ""
-    """Words for the value that `Objective.baseline` gives, of the first metric."""
+    """Name of `Objective.baseline`, for the first metric only."""
 
     def of(self, sums: Mapping[str, float]) -> float:
-        """Return the value of an evaluation, from sums over all its rows."""
+        """Return the metric's value from sums over all rows of an evaluation."""
         return sums[self.total] / max(sums[self.count], 1.0)
 
 
 def judged_sums(
     name: str, loss: Array, correct: Array, weights: Array, count: str = ""
 ) -> dict[str, Array]:
-    """Sum losses (nats), right answers and the weights of both."""
+    """Sum losses (nats) and right answers, both weighted, and the weights."""
     return {
         f"{name}_loss": jnp.sum(loss * weights),
         f"{name}_correct": jnp.sum(correct * weights),
@@ -80,36 +80,36 @@ class Forward(NamedTuple):
     sums: Scalars
     """Numerators and counts, summed over the rows."""
     outputs: Tree = ()
-    """Arrays with rows on axis 0, for scores that are no ratio of sums."""
+    """Arrays with rows on axis 0, for scores that cannot be written as a ratio of sums."""
 
 
 class Shown(NamedTuple):
-    """Rows for display: the model's input and the predicted places."""
+    """Rows for display: the model's input and the predicted positions."""
 
     tokens: Array
     """(B, L) token ids of the input."""
     predicted: Array
-    """(B, L) bool."""
+    """(B, L) bool: the token's label is predicted."""
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """Goal of a run, as pure functions; an objective is a frozen dataclass below this one."""
+    """Training objective as a set of pure functions; subclasses are frozen dataclasses."""
 
     model: ModelConfig
     """Encoder of the objective, with the step's compute type and unrolling."""
     baseline: float | None = field(default=None, kw_only=True)
-    """Value of the first metric that a model reaches which ignores its input, if known."""
+    """First metric of the best model that ignores its input; None if unknown."""
     frozen: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """Entries of the parameters that no step changes, by /-joined paths (see `trained`)."""
+    """Paths, joined by /, of the entries of the parameters that no step changes (see `trained`)."""
     frozen_layers: int = field(default=0, kw_only=True)
-    """Number of lower layers of `encoder` that no step changes. Where it is not 0, `frozen` has
+    """Number of bottom layers of `encoder` that no step changes. If it is not 0, `frozen` contains
     the embeddings, and the backward pass ends above these layers."""
 
     @property
     @abstractmethod
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the objective; the first is watched, drawn and compared with `baseline`."""
+        """Metrics of the objective; the first is monitored, plotted, compared with `baseline`."""
 
     @abstractmethod
     def init(self, key: Array) -> Tree:
@@ -120,42 +120,42 @@ class Objective(ABC):
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Make model inputs and labels of the whole batch, on the device: masking, corruption."""
+        """Make model inputs and labels of the whole batch on the device, such as by masking."""
         del seed
         return batch
 
     @abstractmethod
     def counts(self, rows: Batch) -> Scalars:
-        """Count the denominators of the loss, of the whole batch."""
+        """Count the denominators of the loss, over the whole batch."""
 
     @abstractmethod
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Compute the sums of some prepared rows; `seed` None switches dropout off."""
+        """Compute the sums over prepared rows; `seed` None switches dropout off."""
 
     @abstractmethod
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Return the loss of these sums over the counts of the whole batch."""
+        """Return the loss: `sums` of some rows, divided by `counts` of the whole batch."""
 
     def for_evaluation(self) -> "Objective":
-        """Return the objective of evaluations, without the parts that only training needs."""
+        """Return the objective for evaluation, without the parts that only training needs."""
         return self
 
     def own(self, params: Tree) -> Tree:
-        """Return the entries of parameters that the objective has."""
+        """Return the entries of `params` that belong to the objective."""
         return {name: params[name] for name in self.axes()}
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return an evaluation's further results, beside the metrics, from its sums."""
+        """Return an evaluation's results other than the metrics, from its sums."""
         del sums
         return {}
 
     def gain(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the known unigram entropy less the first metric, a loss in nats."""
+        """Return the unigram entropy minus the first metric, a loss in nats; empty if unknown."""
         loss = self.metrics[0].of(sums)
         return {} if self.baseline is None else {"nats_below_unigram": self.baseline - loss}
 
     def has_dropout(self) -> bool:
-        """Say whether training draws random numbers for dropout."""
+        """Say whether training uses dropout."""
         return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
 
     @staticmethod
@@ -165,15 +165,15 @@ class Objective(ABC):
 
     @abstractmethod
     def flops(self, rows: Batch) -> int:
-        """Count the floating-point operations of a row of these shapes in a training step."""
+        """Count the floating-point operations of one row in a training step, from array shapes."""
 
     @abstractmethod
     def shown(self, rows: Batch) -> Shown:
-        """Show prepared rows to people."""
+        """Return the input and the predicted positions of prepared rows, for display."""
 
     @staticmethod
     def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, Stream]:
-        """Return the inputs of `encode` from rows, those that belong together one after another."""
+        """Return the inputs of `encode`; rows of a group (B, G, L) become consecutive rows."""
         index = rows["row_index"]
         tokens, types, segments = (rows[name] for name in ("tokens", "type_ids", "segment_ids"))
         if tokens.ndim == 3:
@@ -185,23 +185,23 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Teachable(Objective):
-    """Objective whose predictions a teacher, an objective of the same class, can make too."""
+    """Objective that can be distilled: a teacher of the same class makes the same predictions."""
 
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Run the model, and finish with its last states."""
+        """Run the model, and compute the sums from its last states by `finish`."""
         params, inputs = self.computing(params), self.inputs(rows, seed)
         states = encode(self.model, params, *inputs, layout)
         return self.finish(params, states, rows, inputs[-1])[1]
 
     def computing(self, params: Tree) -> Tree:
-        """Return the parameters that the model computes with."""
+        """Return the parameters for the forward pass, such as with LoRA updates added."""
         return params
 
     @abstractmethod
     def finish(
         self, params: Tree, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Array, Forward]:
-        """Compute logits from the last states, and compare them with the labels."""
+        """Compute logits from the last states, and the sums of losses against the labels."""
 
     @abstractmethod
     def soft_losses(
@@ -220,17 +220,17 @@ class Teachable(Objective):
 
 @dataclass(frozen=True)
 class Adapted(Objective):
-    """Objective of a head on a pretrained encoder, which may be trained by low-rank updates."""
+    """Objective of a pretrained encoder with a new head; LoRA can train the encoder."""
 
     lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
-    """Low-rank updates, an entry `lora` of the parameters, to which `encoder` is frozen."""
+    """LoRA settings. With updates, the parameters have an entry `lora`, and `encoder` is frozen."""
 
     @abstractmethod
     def parts(self) -> tuple[Build, Any]:
-        """Return the module of encoder and head, and its settings."""
+        """Return the module class of encoder and head, and the module's settings."""
 
     def init(self, key: Array) -> Tree:
-        """Make fresh parameters: encoder, head, updates."""
+        """Make fresh parameters: encoder, head and, if configured, LoRA updates."""
         params = init_params(self.model, key, *self.parts())
         return with_lora(self.lora, key, params, logical_axes(self.model, *self.parts()))
 
@@ -247,18 +247,19 @@ class Adapted(Objective):
 class CoupledObjective(Objective):
     """Objective whose loss compares the rows of a batch with each other.
 
-    The loss of some rows depends on all rows, through arrays that are far smaller than what makes
-    them. Micro-batches therefore make these arrays first, then their gradient, and then the
-    parameters' gradient, in parts (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
+    Each row enters the loss of the others through a small array, such as its vector. With
+    micro-batches, a step therefore computes all these arrays first, then the loss's gradient by the
+    arrays, and then, micro-batch by micro-batch, the parameters' gradient (Gao et al. 2021, Scaling
+    Deep Contrastive Learning Batch Size).
     """
 
     @abstractmethod
     def represent(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Array:
-        """Make an array of prepared rows, rows on axis 0; each entry depends only on its row."""
+        """Compute each prepared row's array, such as its vector, from this row; rows on axis 0."""
 
     @abstractmethod
     def compare(self, outputs: Array, rows: Batch, layout: OnMesh) -> Scalars:
-        """Compute the sums of the device's rows; `layout.all_rows` gives all rows of the batch."""
+        """Compute the sums of this device's rows; `layout.all_rows` gathers the batch's rows."""
 
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Represent the rows and compare them."""
@@ -267,7 +268,7 @@ class CoupledObjective(Objective):
 
 
 def num_params(objective: Objective) -> int:
-    """Count the parameters, without a teacher and the rows that pad the vocabulary."""
+    """Count the parameters, except for a teacher and rows that pad the vocabulary."""
     objective = objective.for_evaluation()
     model, shapes = objective.model, _shapes(objective)
 
@@ -285,24 +286,24 @@ def _shapes(objective: Objective) -> Tree:
 
 
 def num_frozen(objective: Objective) -> int:
-    """Count the parameters below the frozen entries at the top of an objective's parameters."""
+    """Count the parameters in the top-level entries that are frozen."""
     kept = {n: entry for n, entry in _shapes(objective).items() if n in objective.frozen}
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(kept))
 
 
-# What a step changes of the parameters is a tree of its own. Gradients, moments, saves of a run and
-# the best parameters have its shape.
+# The trainable part of the parameters is a tree of its own: gradients, optimizer moments, a run's
+# saves and the best parameters have its structure.
 
 
 def trained(objective: Objective, tree: Tree) -> Tree:
-    """Return the part that a step changes, of a tree shaped like one run's parameters.
+    """Return the trainable part of a tree that is structured like one run's parameters.
 
-    Leaves are arrays, shapes, or anything that knows no shape (axes, shardings). The lower
+    Leaves are arrays, `ShapeDtypeStruct`s, or objects without a shape (axes, shardings). The bottom
     `frozen_layers` of the encoder's stack are cut off; dicts that become empty are left out.
     """
 
     def upper(leaf: Any) -> Any:
-        """Cut the lower layers off a stack, if the leaf has a shape."""
+        """Cut the frozen bottom layers off a stack, if the leaf has a shape."""
         count = objective.frozen_layers
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct((leaf.shape[0] - count, *leaf.shape[1:]), leaf.dtype)
@@ -340,11 +341,11 @@ def trains_all(objective: Objective) -> bool:
 
 
 def measure(metrics: tuple[Metric, ...], sums: Scalars) -> dict[str, Float[Array, ""]]:
-    """Return the value of each metric on the device."""
+    """Compute the value of each metric on the device, by name."""
     return {metric.name: ratio(sums[metric.total], sums[metric.count]) for metric in metrics}
 
 
 def evaluated(objective: Objective, sums: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that an evaluation reports, from sums over all its rows."""
+    """Return an evaluation's values by name (eval/...), from sums over all its rows."""
     values = {metric.name: metric.of(sums) for metric in objective.metrics}
     return {f"eval/{name}": value for name, value in (values | objective.aside(sums)).items()}

@@ -1,9 +1,8 @@
-"""Replaced-token detection: a small generator proposes tokens, the encoder finds the proposals.
+"""Replaced-token detection: a small generator replaces tokens, the encoder finds the replaced.
 
 Source: Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
 Generators", section 2, appendix A, and the published code: generator and discriminator share the
-tables of token, position and type embeddings with their norm; everything after the norm is each
-model's own.
+token, position and type embeddings and their norm, and nothing after the norm.
 """
 
 import dataclasses
@@ -45,7 +44,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 # Purposes of random numbers; words far from masking's words.
 _SAMPLING, _GENERATOR_DROPOUT = 0x53414D50, 0x47454E44
 SHARED = ("token", "position", "type", "norm")
-"""Embeddings that both models use."""
+"""Parts of the embeddings that both models share."""
 
 METRICS = (
     Metric(
@@ -69,7 +68,7 @@ METRICS = (
 
 
 def generator_of(model: ModelConfig, size: float) -> ModelConfig:
-    """Return the generator: as deep, with a share `size` of the widths and heads, same tables."""
+    """Return the generator's architecture: widths and heads times `size`, same depth and tables."""
     heads = max(1, round(model.num_heads * size))
     width = max(1, round(model.hidden_dim * size / heads)) * heads
     generator = dataclasses.replace(
@@ -84,7 +83,7 @@ def generator_of(model: ModelConfig, size: float) -> ModelConfig:
 
 
 def generator_params(params: Any) -> Any:
-    """Return the generator as a model of its own, with the shared embeddings: encoder and mlm."""
+    """Return the generator's full parameters, with the shared embeddings: `encoder` and `mlm`."""
     shared = {n: part for n, part in params["encoder"]["embeddings"].items() if n in SHARED}
     own = params["generator"]["encoder"]
     embeddings = {**shared, **own.get("embeddings", {})}
@@ -92,18 +91,18 @@ def generator_params(params: Any) -> Any:
 
 
 class Replaced(NamedTuple):
-    """Rows after the generator's proposals."""
+    """Rows with the generator's tokens put in."""
 
     tokens: Int[Array, "B L"]
     """Input of the discriminator."""
     is_replaced: Bool[Array, "B L"]
-    """Whether a token is another one than in the text: a proposal that equals the original is
-    original."""
+    """Whether a token differs from the text's; a generated token that equals the original is not
+    replaced."""
 
 
 @dataclass(frozen=True)
 class ReplacedTokens(Objective):
-    """Detection of tokens that a jointly trained masked LM proposed; `model` detects them."""
+    """Detection, by `model`, of tokens that a jointly trained masked LM has replaced."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
@@ -125,7 +124,7 @@ class ReplacedTokens(Objective):
 
     @property
     def proposer(self) -> MaskedLM:
-        """Objective of the generator."""
+        """Objective of the generator, a masked LM."""
         return MaskedLM(
             self.generator, self.masking, self.special_ids, self.continues_word, pairs=False,
             baseline=self.baseline,
@@ -149,7 +148,7 @@ class ReplacedTokens(Objective):
         )
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens as `MaskedLM` does, and add (B,) the seed of each row's proposals."""
+        """Mask tokens as `MaskedLM` does, and add the seed of each row's generated tokens (B,)."""
         seeds = jnp.asarray(hash_u32(seed, _SAMPLING, jnp.asarray(batch["row_index"])))
         return {**self.proposer.prepare(batch, seed), "proposals": seeds}
 
@@ -176,7 +175,7 @@ class ReplacedTokens(Objective):
         self, generator: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> Float[Array, "B P V"]:
         """Compute the generator's logits at the masked positions."""
-        if seed is not None:  # the sites of the discriminator have the same numbers
+        if seed is not None:  # the discriminator's dropout sites have the same numbers
             seed = jnp.asarray(hash_u32(seed, _GENERATOR_DROPOUT))
         if layout is not None:
             layout = layout.of("generator")
@@ -184,13 +183,13 @@ class ReplacedTokens(Objective):
         return vocabulary_logits(self.generator, generator, states, rows["positions"])
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Add the generator's loss per masked token and the weighted one per token."""
+        """Add the generator's loss per masked token and the weighted detection loss per token."""
         masked = ratio(sums["mlm_loss"], counts["mlm_count"])
         detection = ratio(sums["rtd_loss"], counts["rtd_count"])
         return masked + self.discriminator_weight * detection
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracy of always answering `original` (or `replaced`), and counts."""
+        """Return the accuracy of the best constant answer, the share replaced, and counts."""
         tokens, replaced = sums["rtd_count"], sums["rtd_replaced"]
         return {
             "rtd_majority": max(replaced, tokens - replaced) / max(tokens, 1.0),
@@ -207,12 +206,12 @@ class ReplacedTokens(Objective):
         return TRAIN_OVER_FORWARD * (encoders + heads)
 
     def shown(self, rows: Batch) -> Shown:
-        """Show the generator's input and the places for which it proposes tokens."""
+        """Return the generator's input and its predicted positions, for display."""
         return self.proposer.shown(rows)
 
 
 def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
-    """Lay out both models, without poolers, as a tree that has the shared embeddings once."""
+    """Join both models, without poolers, into one tree with the shared embeddings once."""
     encoder, own = (
         {name: part for name, part in model["encoder"].items() if name != "pooler"}
         for model in (discriminator, generator)
@@ -226,10 +225,10 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw tokens from softmax(logits) by row seed and position, without gradient (Gumbel-max)."""
+    """Draw tokens from softmax(logits), by row seed and position; no gradient (Gumbel-max)."""
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
-    # The numbers near 0 decide: a float32 has them to 2^-33, where 1 - u would have 2^-24.
+    # Numbers near 0 decide the maximum: float32 resolves them to 2^-33, numbers near 1 to 2^-24.
     uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     gumbel = -jnp.log(-jnp.log1p(-uniform))
     return jnp.argmax(jax.lax.stop_gradient(logits) + gumbel, axis=-1).astype(jnp.int32)

@@ -22,24 +22,24 @@ from bert_jax.tasks.task import HeadKind
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """Loss of classes that are rare, or of labels that are uncertain (`tasks.skew.SkewConfig`)."""
+    """Options of the loss for rare classes or uncertain labels (from `tasks.skew.SkewConfig`)."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class, or with several labels of each label's yes; (): all 1."""
+    """Weight of each class, in multi-label tasks of each label's positives; (): all 1."""
     focal_gamma: float = 0.0
-    """Exponent of 1 - p, the probability of a wrong answer (focal loss); 0: cross entropy."""
+    """Exponent of 1 - p in the focal loss, p being the label's probability; 0: cross entropy."""
     label_smoothing: float = 0.0
-    """Share of a label that is spread over all classes."""
+    """Share of a label's probability that is spread over all classes."""
 
     def of(self, labels: Integer[Array, "*rows"]) -> Float[Array, "*rows"]:
-        """Return the weight of each label."""
+        """Return the class weight of each label."""
         return jnp.array(self.weights, jnp.float32)[labels]
 
     def focal(self, losses: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
-        """Lower losses of confident predictions: (1 - p) ** gamma * -log p (Lin et al. 2017)."""
+        """Lower the losses of easy labels: (1 - p) ** gamma * -log p (Lin et al. 2017)."""
         if not self.focal_gamma:
             return losses
-        # Where p is 1 a power below 1 has no slope.
+        # The floor keeps the gradient finite where p is 1 and gamma below 1.
         wrong = jnp.maximum(-jnp.expm1(-losses), 1e-12)
         return wrong**self.focal_gamma * losses
 
@@ -49,7 +49,7 @@ _PLAIN = ClassLoss()
 
 @dataclass(frozen=True)
 class Head:
-    """A kind of prediction: its network, its loss, and which labels count."""
+    """Kind of prediction: its network, its loss, and how its labels are counted."""
 
     network: HeadNetwork
     """Network of the head (see `model.task_heads`)."""
@@ -58,20 +58,20 @@ class Head:
     unit: str = "nats per row"
     """Unit of the loss."""
     per_token: bool = False
-    """Whether each token has a label; a label below 0 pads."""
+    """Whether each token has a label; labels below 0 are padding."""
     one_class: bool = False
-    """Whether a label is one of several classes, by whose weights the mean loss divides."""
+    """Whether a label is one class of several; the mean loss then divides by class weights."""
     outputs: Callable[[Array], Array] = lambda logits: logits
-    """Function from the logits to the values that predictions read."""
+    """Function from the logits to the outputs that predictions are made from."""
 
     def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
-        """Return the weight of each loss: 0 for rows that fill the batch, and for padding."""
+        """Return the weight of each loss: 0 for padding and for rows that only fill the batch."""
         return (labels >= 0) * weights[:, None] if self.per_token else weights
 
     def count(
         self, labels: Array, counted: Float[Array, "*counted"], options: ClassLoss
     ) -> Float[Array, ""]:
-        """Return the denominator of the mean loss of labels that weigh `counted`."""
+        """Return the denominator of the mean loss; `counted` are the weights of the labels."""
         if self.one_class and options.weights:
             counted = counted * options.of(jnp.maximum(labels, 0))
         return jnp.sum(counted)
@@ -80,7 +80,7 @@ class Head:
 def _class_losses(
     logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
-    """Return weighted losses, as torch's CrossEntropyLoss; a label below 0 is not counted."""
+    """Return weighted losses as torch's CrossEntropyLoss does; labels below 0 are not counted."""
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])
@@ -96,7 +96,7 @@ def _class_losses(
 def _multi_label_losses(
     logits: Float[Array, "B C"], labels: Float[Array, "B C"], _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
-    """Return the cross entropy of sigmoids, meant over the classes."""
+    """Return the binary cross entropy of each row, averaged over the classes."""
     if options == _PLAIN:  # log(1 + e^x) - x y
         return jnp.mean(jax.nn.softplus(logits) - logits * labels, axis=-1)
     labels = labels + options.label_smoothing * (0.5 - labels)
@@ -118,10 +118,10 @@ def _span_losses(
 def _arc_losses(
     logits: Float[Array, "B L L C"], labels: Integer[Array, "B L"], segment_ids: Array, *_: Any
 ) -> Float[Array, "B L"]:
-    """Compute for each position the cross entropy of its head and of the relation to that head.
+    """Add the cross entropies of each position's head and of the relation to that head.
 
-    A label is the position of the head, which is not padding, times the number of relations, plus
-    the number of the relation; a label below 0 is not counted.
+    A label is head position * number of relations + relation number; labels below 0 are not
+    counted. Padding is never a head.
     """
     heads, relations = jnp.divmod(jnp.maximum(labels, 0), logits.shape[-1] - 1)
     arcs = jnp.where(segment_ids[:, None, :] > 0, logits[..., 0], PADDED_LOGIT)
@@ -131,7 +131,7 @@ def _arc_losses(
 
 
 def _arcs_and_best_relations(logits: Float[Array, "B L L C"]) -> Float[Array, "B L L 2"]:
-    """Return the scores of arcs, and of each arc the number of its best relation."""
+    """Return the score of each arc, and the number of its best relation."""
     best = jnp.argmax(logits[..., 1:], axis=-1).astype(logits.dtype)
     return jnp.stack([logits[..., 0], best], axis=-1)
 
@@ -153,16 +153,17 @@ HEADS: dict[HeadKind, Head] = {
         "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),
 }
-"""Heads by what they predict. The losses equal those in Transformers' classes for the same task,
-except that padding is never the answer of a span here. Adding a head is an entry here."""
+"""Heads by kind of prediction; a new head is a new entry. Losses equal those of Transformers' class
+for the same task, except that padding is never the answer of a span here."""
 
 
 @dataclass(frozen=True)
 class TaskObjective(Adapted, Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
-    Batches have the type `tasks.rows.Batch`. Outputs are logits in float32: (B, C), of tags and
-    spans (B, L, C), of the G choices of an example (B, G), of arcs (B, L, L, 2).
+    Batches have the type `tasks.rows.Batch`. Outputs are float32 logits: (B, C); for tags and spans
+    (B, L, C); for the G choices of an example (B, G); for arcs (B, L, L, 2), the score and the best
+    relation's number.
     """
 
     config: TaskHeadConfig
@@ -170,7 +171,7 @@ class TaskObjective(Adapted, Teachable):
     kind: HeadKind
     """Entry of `HEADS`."""
     classes: ClassLoss = _PLAIN
-    """Options of the loss, of heads with classes."""
+    """Options of the loss, for heads with classes."""
 
     @property
     def head(self) -> Head:
@@ -179,11 +180,11 @@ class TaskObjective(Adapted, Teachable):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the objective; those of the task need all rows (see `tasks.task.Split`)."""
+        """The loss; the task's own metrics need all rows and are in `tasks.task.Split`."""
         return (Metric("loss", "loss", "loss", "count", self.head.unit, short="loss"),)
 
     def parts(self) -> tuple[Build, Any]:
-        """Return the module of encoder and head, and its settings."""
+        """Return the module class of encoder and head, and the module's settings."""
         return TaskModel, self.config
 
     def counts(self, rows: Batch) -> Scalars:
@@ -196,7 +197,7 @@ class TaskObjective(Adapted, Teachable):
     def finish(
         self, params: Any, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Float[Array, "B ..."], Forward]:
-        """Compute logits, and the sum of losses where rows have labels."""
+        """Compute logits, and the sum of losses if the rows have labels."""
         *size, length = rows["tokens"].shape
         segments = rows["segment_ids"].reshape(-1, length)
         logits = head_logits(self.model, self.config, params, states, segments, stream)
@@ -213,7 +214,7 @@ class TaskObjective(Adapted, Teachable):
     def soft_losses(
         self, logits: Array, wanted: Array, rows: Batch, temperature: float
     ) -> Float[Array, "*counted"]:
-        """Compute the loss against a teacher's logits, of each row (B,) or token of tags (B, L)."""
+        """Compute the loss against a teacher's logits: for rows (B,), for tags of tokens (B, L)."""
         if self.kind == "regression":  # scores are not logits
             return jnp.square(logits - wanted)[:, 0]
         if self.kind == "multi_label":
@@ -231,7 +232,7 @@ class TaskObjective(Adapted, Teachable):
         return self.head.counted(rows["labels"], rows["weights"])
 
     def token_weights(self, rows: Batch) -> Float[Array, "B L"]:
-        """Return 1 for the tokens of rows that do not fill the batch."""
+        """Return each token's weight: its row's weight, or 0 for padding."""
         return super().token_weights(rows) * rows["weights"][:, None]
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
@@ -239,7 +240,7 @@ class TaskObjective(Adapted, Teachable):
         return ratio(sums["loss"], counts["count"])
 
     def has_dropout(self) -> bool:
-        """Say whether training draws random numbers for dropout."""
+        """Say whether training uses dropout, in the model or the head."""
         return bool(self.config.dropout_rate) or super().has_dropout()
 
     def flops(self, rows: Batch) -> int:
@@ -248,7 +249,7 @@ class TaskObjective(Adapted, Teachable):
         return task_flops(self.model, length, self.head.network, self.config.num_labels)
 
     def shown(self, rows: Batch) -> Shown:
-        """Show the tokens; those with a label of their own are predicted."""
+        """Return the tokens for display; tokens with a label of their own are predicted."""
         tokens = jnp.asarray(rows["tokens"])
         predicted = jnp.zeros(tokens.shape, bool)
         if self.head.per_token and "labels" in rows:

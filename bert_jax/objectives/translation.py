@@ -1,7 +1,7 @@
 """Translation: the next target token, from the source and the target tokens before (Cho 2014).
 
 Batches come from the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]; the
-labels are made here, [SEP] after the last token of each target.
+labels, made here, end with [SEP] after the last token of each target.
 """
 
 import math
@@ -43,8 +43,8 @@ METRICS = (
 class Translation(Objective):
     """Prediction of each target token and of the target's end.
 
-    `model` configures the network; `baseline` is the unigram entropy of the training targets, with
-    an end each, in nats a token. Metrics are without label smoothing, in training too.
+    `model` configures the network; `baseline` is the unigram entropy of the training targets and
+    their end tokens, in nats a token. Metrics never include label smoothing, even in training.
     """
 
     network: Network
@@ -63,18 +63,18 @@ class Translation(Objective):
         return self.network.axes()
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Make labels: adds (B, T) labels and weights."""
+        """Add labels and weights, (B, T) each."""
         del seed
         segments = jnp.asarray(batch["target_segment_ids"])
         labels = next_tokens(jnp.asarray(batch["target_tokens"]), segments, self.special_ids.sep)
         return {**batch, "labels": labels, "weights": (segments > 0).astype(jnp.float32)}
 
     def counts(self, rows: Batch) -> Scalars:
-        """Count the labels."""
+        """Count the target tokens."""
         return {"target_count": jnp.sum(rows["weights"])}
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Sum losses (nats), with label smoothing and without, right answers and counts."""
+        """Sum losses (nats) with and without label smoothing, right answers and counts."""
         stream = None if seed is None else DropoutStream(seed, rows["row_index"])
         logits = self.network.logits(params, *sides(rows), stream, layout)
         weights = rows["weights"]
@@ -86,11 +86,11 @@ class Translation(Objective):
         return Forward(sums | plain)
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Return the mean loss a target token, with label smoothing."""
+        """Return the mean loss per target token, with label smoothing, in nats."""
         return ratio(sums["smoothed_loss"], counts["target_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the perplexity, the number of target tokens, and the gain over their entropy."""
+        """Return the perplexity, the number of target tokens, and the gain over the baseline."""
         perplexity = math.exp(min(self.metrics[0].of(sums), 100.0))
         counted = {"perplexity": perplexity, "num_targets": sums["target_count"]}
         return counted | self.gain(sums)
@@ -108,7 +108,7 @@ class Translation(Objective):
 
     @staticmethod
     def shown(rows: Batch) -> Shown:
-        """Show sources; no place of theirs is predicted."""
+        """Return the sources for display; none of their positions is predicted."""
         tokens = jnp.asarray(rows["tokens"])
         return Shown(tokens, jnp.zeros(tokens.shape, bool))
 
@@ -122,7 +122,7 @@ def sides(rows: Batch) -> tuple[Side, Side]:
 def next_tokens(
     tokens: Integer[Array, "B T"], segment_ids: Integer[Array, "B T"], end: int
 ) -> Int[Array, "B T"]:
-    """Return the token after each place of packed targets, and `end` at the last of each."""
+    """Return the token after each place of packed targets; after a target's last, `end`."""
     continues = segment_ids[:, 1:] == segment_ids[:, :-1]
     labels = jnp.where(continues, tokens[:, 1:].astype(jnp.int32), end)
     return jnp.pad(labels, ((0, 0), (0, 1)), constant_values=end)

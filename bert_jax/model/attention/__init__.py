@@ -1,1 +1,1 @@
-"""Attention: its forms and the choice between them."""
+"""Attention implementations, and the choice among them."""

@@ -1,12 +1,12 @@
 """Attention over segment ids, and the choice of an implementation.
 
-Padding and packing are one thing here: a query sees the keys whose segment id equals its own. The
-(B, L, S) mask that follows from it is built inside an implementation and never leaves it.
+Padding and packing follow one rule: a query sees the keys whose segment id equals its own. Each
+implementation builds the (B, L, S) mask of this rule itself.
 
-| `attention_impl` | for | with dropout | causal | memory of its own |
+| `attention_impl` | for | with dropout | causal | extra memory |
 | --- | --- | --- | --- | --- |
-| `xla` | any device; the reference | yes | yes | (B, H, L, S), several times |
-| with a window | any device | no | yes | (B, H, L, 3 window), several times |
+| `xla` | any device; the reference | yes | yes | several (B, H, L, S) arrays |
+| `xla` with a window | any device | no | yes | several (B, H, L, 3 window) arrays |
 | `fused` | TPU, rows up to 8192 | yes | no | (B, H, L) |
 | `splash` | TPU, any length | no | yes, skips blocks | (B, H, L) |
 | `cudnn` | GPU since Ampere, even lengths | no | yes, skips blocks | (B, L, S) |
@@ -31,20 +31,20 @@ AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
 
 
 _PLATFORMS: dict[AttentionImpl, str] = {"fused": "tpu", "splash": "tpu", "cudnn": "gpu"}
-"""Implementations that `auto` tries on their platform, in this order, before `xla`."""
+"""Platform of each kernel; `auto` tries a platform's kernels in this order, then `xla`."""
 _HAS_DROPOUT = ("fused",)
 FUSED_FROM_LENGTH = 128
 """`auto` takes `fused` on TPU for rows at least this long.
 
-Cycles of a step compiled for v5e with dropout 0.1, XLA's estimates plus the kernels' scheduled
-bundles: 2 layers of base width, L=512, 16 rows, 21.8 M with `xla`, 16.2 + 1.9 M with `fused`; one
-layer of width 512, L=128, 64 rows, 8.24 M and 7.69 + 0.26 M."""
+Estimated cycles of a training step compiled for v5e with dropout 0.1, for `fused` XLA's estimate
+plus the kernels' scheduled bundles. Two layers of width 768, 16 rows of L=512: 21.8 M with `xla`,
+16.2 + 1.9 M with `fused`. One layer of width 512, 64 rows of L=128: 8.24 M and 7.69 + 0.26 M."""
 
 _SMALL_VMEM = ("tpu v3", "tpu v4")
-"""Kinds of TPUs with 16 MiB of VMEM, which has no room for the angles of a long row."""
+"""TPU kinds with 16 MiB of VMEM, too little for the rotation angles of a long row."""
 
 log = logging.getLogger("bert_jax.attention")
-"""Log of the costs of the chosen implementation; a run has its messages in `events.jsonl`."""
+"""Logger for costs of the chosen implementation; a run copies its messages to `events.jsonl`."""
 
 _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
@@ -52,12 +52,14 @@ _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 def attend(
     asked: Asked, impl: AttentionImpl = "auto", layout: OnMesh = None, layers: int = 1
 ) -> Float[Array, "B L H K"]:
-    """Attend to the keys of equal segment ids (Vaswani et al. 2017, section 3.2.1).
+    """Attend from each query to the keys with its segment id (Vaswani et al. 2017, section 3.2.1).
 
-    `auto` picks the fastest implementation that can do what is asked; a UserError says what can do
-    what another cannot. `fused` and `splash` run in Pallas's interpreter on a CPU, for tests.
-    `layout` is None on one device, and inside a shard_map. `layers`, whose scores `xla` keeps at a
-    time, are for the warning.
+    `auto` picks the fastest implementation that supports `asked`. `fused` and `splash` run in
+    Pallas's interpreter on a CPU, for tests. `layout` is None on one device, and inside a
+    shard_map. `layers` is the number of layers whose scores `xla` keeps at a time, for the warning.
+
+    Raises:
+      UserError: `impl` does not support `asked` here; the message names alternatives.
     """
     if asked.stream is None:
         asked = asked._replace(dropout_rate=0.0)
@@ -69,13 +71,13 @@ def attend(
         impl = choose(here, asked)
         if impl == "xla" and not in_band and (cause := _fell_back(here, asked)):
             when_kept = partial(_warn_once, _scores_kept(cause, asked, keeps_half, layers))
-    elif impl != "xla":  # which takes everything, sizes that are not known yet included
+    elif impl != "xla":  # which supports everything, also sizes that are still symbolic
         _refuse(impl, here, asked)
     if impl == "cudnn" and in_band:
         impl = "xla"
         _warn_once(
-            "model.attention_impl is 'cudnn', which has a window on one side of a query only: "
-            "local layers take 'xla', block by block"
+            "model.attention_impl is 'cudnn', whose window lies on one side of a query only: "
+            "local layers use 'xla', block by block"
         )
     if asked.angles is not None and not _rotates_inside(impl, layout):
         q, k = (rotate(x, *asked.angles) for x in (q, k))
@@ -103,7 +105,7 @@ def attend(
         axes += [("batch", "length", None)] * len(asked.angles or ())
 
     def run(q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array, *others: Array) -> Array:
-        """Attend with the parts of the arrays that a device has."""
+        """Attend on one device, with its shards of the arrays."""
         mine = asked._replace(q=q, k=k, v=v, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
         if impl == "splash":
             return library.splash_attention(mine)
@@ -121,8 +123,8 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    On a GPU a window that leaves out most scores goes to `xla`, which computes the others only;
-    cuDNN has a window only on one side of a query, and takes this one as a mask of all scores.
+    On a GPU a window that leaves out most scores goes to `xla`, which computes only the others:
+    cuDNN's window lies on one side of a query, so it would compute all scores and mask them.
     """
     if platform == "gpu" and is_banded(asked):
         return "xla"
@@ -135,12 +137,12 @@ def choose(platform: str, asked: Asked) -> AttentionImpl:
 
 
 def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
-    """Say of each kernel of the platform why it cannot take these arrays, or None."""
+    """Map each kernel of the platform to the reason why it does not support `asked`, or to None."""
     return {impl: _unsupported(impl, asked) for impl in _PLATFORMS if _PLATFORMS[impl] == platform}
 
 
 def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
-    """Say why `impl` cannot take such arrays on its platform; None if it can."""
+    """Name the requirement of `impl` that `asked` does not meet; None if it meets all."""
     from bert_jax.model.attention import fused, library
 
     sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
@@ -149,29 +151,29 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
     if impl == "splash":
         return library.splash_unsupported(*sizes[:2])
     if asked.causal:
-        return "queries that see the keys after them too, not the causal ones of a decoder"
+        return "queries that also see later keys, not the causal queries of a decoder"
     return fused.unsupported(*sizes)
 
 
 def _fell_back(platform: str, asked: Asked) -> str | None:
-    """Say why `auto` has taken `xla`, and what avoids it; None where nothing is lost."""
+    """Explain why `auto` chose `xla`, and how to avoid that; empty or None if nothing is lost."""
     if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
     reasons = _obstacles(platform, asked)
     for impl, reason in reasons.items():
         if reason is None:  # only the dropout stands in the way
-            return f"{impl!r} has no dropout: model.attention_dropout_rate=0 takes it"
-    return "; ".join(f"{impl!r} wants {reason}" for impl, reason in reasons.items())
+            return f"{impl!r} has no dropout: set model.attention_dropout_rate to 0 to use it"
+    return "; ".join(f"{impl!r} needs {reason}" for impl, reason in reasons.items())
 
 
 def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str:
-    """Name the float32 work of `xla`, and the size of the scores that its backward pass keeps."""
+    """Write the warning about the float32 work of `xla` and the memory of its kept scores."""
     _, queries, heads, _ = asked.q.shape
     size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
     stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"
-    kept = "model.remat=full keeps one layer's" if layers > 1 else "of one layer at a time"
+    kept = "model.remat=full keeps one layer's only" if layers > 1 else "one layer at a time"
     return (
-        f"attention takes 'xla', which computes scores in float32 and keeps {size:.2g} GiB of "
+        f"attention uses 'xla', which computes scores in float32 and keeps {size:.2g} GiB of "
         f"{stored} for each row of {queries} tokens until the backward pass ({kept}). {cause}"
     )
 
@@ -182,7 +184,7 @@ def _warn_once(message: str) -> None:
 
 
 def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
-    """Raise a UserError where `impl` cannot do what is asked."""
+    """Raise a UserError if `impl` does not support `asked` on the platform `here`."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set it to 'auto' or 'xla'"
     wanted = _PLATFORMS[impl]
@@ -195,11 +197,11 @@ def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
             f"set model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
         )
     if reason := _unsupported(impl, asked):
-        raise UserError(f"{where} wants {reason}: {instead}")
+        raise UserError(f"{where} needs {reason}: {instead}")
 
 
 def _rotates_inside(impl: AttentionImpl, layout: OnMesh) -> bool:
-    """Say whether queries and keys are left to the implementation to rotate."""
+    """Say whether the implementation itself rotates queries and keys."""
     if impl != "fused":
         return False
     kind = device_kind(layout) or jax.devices()[0].device_kind.lower()

@@ -1,9 +1,9 @@
 """Attention as one TPU kernel, forward and backward: scores, softmax, dropout, values in VMEM.
 
-With dropout on the attention probabilities, which BERT has, no library kernel applies, and plain
-XLA writes several (B, H, L, S) arrays to memory. Here a program holds the keys and values of one
-row for a group of heads; nothing of size L x S leaves the chip's VMEM, and the backward pass
-recomputes the probabilities and the dropout mask from the log of the softmax's denominator.
+BERT drops attention probabilities. No library kernel supports that, and plain XLA writes several
+(B, H, L, S) arrays to memory. Here each kernel program holds the keys and values of one row for a
+group of heads; nothing of size L x S leaves the chip's VMEM, and the backward pass recomputes the
+probabilities and the dropout mask from the log of the softmax's denominator.
 
 Two decisions shape the code:
 
@@ -45,11 +45,12 @@ from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
 _LONG_VMEM = 64 * 2**20
-"""Bytes of VMEM for a long row: eight arrays of one head, twice, its frame and a block's scores."""
+"""VMEM limit, bytes, for a long row: 8 double-buffered arrays of a head, frame, a block's
+scores."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
-    """Why these sizes cannot be run, in words; None if they can."""
+    """Name the requirement that these sizes do not meet; None if they meet all."""
     if queries % LANES or keys % LANES:
         return f"lengths that are multiples of {LANES}, not {queries} and {keys}"
     if max(queries, keys) > MAX_LENGTH:
@@ -60,9 +61,9 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
 
 
 def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device, for sizes that are not `unsupported`; heads of keys are not shared.
+    """Attend on one device; sizes must pass `unsupported`, keys have as many heads as queries.
 
-    `head_index` numbers the heads in the model: under a mesh a device has some of them only.
+    `head_index` has the model's numbers of these heads: on a mesh a device has only some heads.
     """
     q, k, v, q_segment_ids, kv_segment_ids, dropout_rate, stream, site, window, *_ = asked
     assert stream is not None
@@ -88,14 +89,14 @@ def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Arra
 
 
 def _forward(plan: Plan, q, k, v, q_ids, kv_ids, words, *angles):
-    """Return the attended values, (B, HK, L); cosines and sines are (B, J, L)."""
+    """Return the attended values (B, H*K, L) and the residuals; `angles` are cos, sin (B, J, L)."""
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((plan.rows, plan.num_heads, 1, plan.queries), jnp.float32),
     ]
     operands = [q, k, v, q_ids, kv_ids, *angles]
     call = partial(_call, plan, name="attention_forward", num_products=2, out_shapes=shapes)
-    # The second is log2 of each query's sum of exponentials.
+    # The second output is log2 of each query's sum of exponentials.
     if plan.is_long:
         scratch = fused_long.frame(plan, k.dtype)
         out, log_sum = call(fused_long.forward_kernel, operands, words, scratch)
@@ -125,7 +126,7 @@ _attention = differentiable(_forward, _backward, static=(0,))
 def _call(
     plan: Plan, kernel, operands, words, scratch=(), *, name: str, num_products: int, out_shapes
 ):
-    """Return the kernel over a grid of (rows, groups of heads), interpreted without a TPU."""
+    """Run a kernel over a grid of (rows, groups of heads); off a TPU, Pallas interprets it."""
 
     def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
         if len(shape) == 4:  # (B, H, 1, L)
@@ -168,14 +169,14 @@ def _call(
 
 
 def _visible(plan: Plan, start: int, q_ids_ref, kv_ids_ref):
-    """Return the keys that a chunk of queries sees, (reach, chunk) bool, for all heads."""
+    """Return the mask (reach, chunk) of the keys that a chunk of queries sees in every head."""
     first, end = plan.reach(start)
     q_ids = q_ids_ref[0, :, start : start + plan.chunk]
     return visible_keys(plan, q_ids, kv_ids_ref[0, :, first:end], start, first)
 
 
 def _kept(plan: Plan, words_ref, head: int, start: int):
-    """Return the dropout mask of one of a program's heads, (reach, chunk)."""
+    """Return the mask (reach, chunk) of kept probabilities for one of a program's heads."""
     first, end = plan.reach(start)
     row, first_head = pl.program_id(0), pl.program_id(1) * plan.heads
     shape = end - first, plan.chunk
@@ -259,18 +260,18 @@ class _Sums:
     """Gradients of keys and values, added up over the chunks of queries that see them."""
 
     def __init__(self, plan: Plan):
-        """Begin with zeros, in blocks that a chunk sees whole or not at all."""
+        """Begin with zeros, in blocks of keys that a chunk sees as a whole or not at all."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
         self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)
 
     def add(self, first: int, *grads: Float[Array, "K S"]) -> None:
-        """Add gradients of the keys, and of the values, from `first` on."""
+        """Add the gradients of keys and of values, of which the first key is number `first`."""
         for start in range(0, grads[0].shape[1], self.width):
             here, part = (first + start) // self.width, slice(start, start + self.width)
             both = zip(self.blocks[here], grads, strict=True)
             self.blocks[here] = tuple(old + new[:, part] for old, new in both)
 
     def total(self) -> list[Array]:
-        """Join the blocks."""
+        """Return the summed gradients of keys and of values, (K, S) each."""
         return [jnp.concatenate(blocks, axis=1) for blocks in zip(*self.blocks, strict=True)]

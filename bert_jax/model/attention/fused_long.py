@@ -1,7 +1,7 @@
 """Kernels of `fused` for rows beyond 512: loops over chunks of queries and blocks of keys.
 
-A program holds one head of one row, (K, L) with positions along the lanes as in `fused`. It first
-rotates the keys, where they are to be rotated, and queries as it comes to them. Each chunk of
+A program holds one head of one row, (K, L) with positions along the lanes as in `fused`. If it
+rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of
 queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
 1); with a window it meets one block, the keys that it can see. The backward pass adds the gradients
 of keys and values up in VMEM, in float32.
@@ -34,13 +34,13 @@ from bert_jax.model.attention.xla import MASKED_SCORE
 
 
 def frame(plan: Plan, dtype) -> list:
-    """Return the arrays for the keys and the values of a row that are not read as they come."""
+    """List the scratch arrays for rotated or framed keys and for framed values."""
     array = pltpu.VMEM((plan.head_dim, plan.frame), dtype)
     return [array] * ((plan.rotates or plan.is_framed) + plan.is_framed)
 
 
 def framed_ids(plan: Plan, ids: Integer[Array, "B 1 S"]) -> Integer[Array, "B 1 F"]:
-    """Lay the segment ids of keys into the frame, with no segment's around them."""
+    """Pad the segment ids of keys to the frame, with -1, which is no segment's id."""
     around = plan.front, plan.frame - plan.keys - plan.front
     return jnp.pad(ids, ((0, 0), (0, 0), around), constant_values=-1)
 
@@ -140,7 +140,7 @@ def backward_kernel(
         dq_ref[0, :, here] = _turned(plan, dq, angles, here, back=True).astype(dq_ref.dtype)
 
     _loop(plan.queries // plan.chunk, chunk, None)
-    # Rotated queries have the whole factor of the scores in them, others none of it.
+    # Rotated queries are already multiplied by the scores' factor, others are not.
     left = 1 / LOG2_E if plan.rotates else scale
 
     def write(number, _):
@@ -161,12 +161,12 @@ def _part(number, size: int) -> Any:
 
 
 def _keys(plan: Plan, chunk: Any, number) -> Any:
-    """Return the places of a block: in a frame, those from the chunk's own first place on."""
+    """Return the slice of a block of keys; in a frame, it begins at the chunk's own first place."""
     return pl.ds(chunk.start, plan.block) if plan.is_framed else _part(number, plan.block)
 
 
 def _visible_keys(plan: Plan):
-    """Return `visible_keys`, with less work in a frame, where blocks lie at the same distance."""
+    """Return `visible_keys`; cheaper in a frame, where blocks and chunks are equally far apart."""
     if not plan.is_framed:
         return partial(visible_keys, plan)
     near = is_near(plan.front, (plan.block, plan.chunk), -plan.front)
@@ -174,13 +174,13 @@ def _visible_keys(plan: Plan):
 
 
 def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) -> jax.Array:
-    """Return the dropout mask of a block, (block, chunk), for the row and the head at `place`."""
+    """Return a block's mask (block, chunk) of kept probabilities; `place` is (row, head)."""
     first = keys.start - plan.front
     return kept(plan, words_ref, *place, chunk.start, first, (keys.size, chunk.size))
 
 
 def _query(plan: Plan, q_ref, angles, here, factor: float):
-    """Return a chunk of queries, rotated, and the part of `factor` that is not in them yet."""
+    """Return a chunk of queries, rotated and scaled; without rotation, with the factor to apply."""
     q = q_ref[0, :, here]
     if not plan.rotates:
         return q, factor
@@ -188,7 +188,7 @@ def _query(plan: Plan, q_ref, angles, here, factor: float):
 
 
 def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: bool = False):
-    """Rotate places of a row, (K, n), as `rotation.rotate`, by -angle with `back`, then round."""
+    """Rotate `x` (K, n), in float32, if the plan says so: times `factor`, by -angle with `back`."""
     x = x.astype(jnp.float32)
     if not plan.rotates:
         return x
@@ -201,7 +201,7 @@ def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: b
 
 
 def _laid(plan: Plan, k_ref, v_ref, angles, laid):
-    """Return keys and values as functions of places, keys rotated; fills the arrays of `frame`."""
+    """Fill the scratch arrays; return readers of keys, rotated, and of values at given places."""
     keys = values = None
     if laid:
         keys = laid[0]
@@ -217,7 +217,7 @@ def _laid(plan: Plan, k_ref, v_ref, angles, laid):
 
 
 def _lay(plan: Plan, frame_ref, piece):
-    """Write a row from its pieces, which have 32 bits, `plan.front` lanes further on."""
+    """Copy a row into a scratch array, piece by piece in 32 bits, `plan.front` lanes further on."""
     if not plan.is_framed:
 
         def copy(number, _):
@@ -230,7 +230,7 @@ def _lay(plan: Plan, frame_ref, piece):
     frame_ref[...] = jnp.zeros_like(frame_ref)
 
     def shifted(before, x):
-        """Put the last lanes before a piece in front of its own; the piece's are left over."""
+        """Move a piece `part` lanes right; the last lanes of the piece before fill the gap."""
         wide = jnp.concatenate((before, x), 1)
         return pltpu.roll(wide, x.shape[1] + part, 1)[:, : x.shape[1]].astype(frame_ref.dtype)
 
@@ -246,7 +246,7 @@ def _lay(plan: Plan, frame_ref, piece):
 
 
 def _unlaid(plan: Plan, frame_ref, number):
-    """Return a piece of the row from an array of 32 bits that is laid out like the keys."""
+    """Read a piece of a row back from a 32-bit array that is laid out like the framed keys."""
     if not plan.is_framed:
         return frame_ref[:, _part(number, plan.piece)]
     whole, part = divmod(plan.front, LANES)

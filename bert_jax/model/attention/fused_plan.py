@@ -1,4 +1,4 @@
-"""Static shape of the work of the `fused` kernels, and the pieces that all of them have."""
+"""Static plan of a `fused` kernel call, and the functions that all its kernels share."""
 
 import math
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from bert_jax.model.dropout import keep_at
 
 LANES = 128
 SHORT_LENGTH = 512
-"""Longest row that is straight code. Beyond, loops are as fast and compile in less time."""
+"""Longest row whose kernel is unrolled. Beyond, loops are as fast and compile in less time."""
 MAX_LENGTH = 8192
-"""Longest row whose single head fits VMEM, with its gradients."""
+"""Longest row of which one head, with its gradients, fits in VMEM."""
 LOG2_E = math.log2(math.e)
 SCORES_PER_CHUNK = 512 * 512
 """Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
@@ -21,7 +21,7 @@ NN = (((1,), (0,)), ((), ()))
 
 
 class Plan(NamedTuple):
-    """Static shape of the work of one kernel call."""
+    """Sizes of one kernel call, and how its work is cut into chunks and blocks."""
 
     rows: int  # B
     queries: int  # L
@@ -31,26 +31,26 @@ class Plan(NamedTuple):
     dropout_rate: float
     window: int | None
     rotates: bool = False
-    """Whether the kernel rotates queries and keys by angles that it gets; long rows only."""
+    """Whether the kernel itself rotates queries and keys; for long rows only."""
 
     @property
     def is_long(self) -> bool:
-        """Whether chunks of queries and blocks of keys are loops, not straight code."""
+        """Whether the kernel loops over chunks and blocks instead of unrolling them."""
         return max(self.queries, self.keys) > SHORT_LENGTH
 
     @property
     def is_framed(self) -> bool:
         """Whether a long row's chunks of queries meet only the keys in their window.
 
-        Keys and values are then laid into a frame in which those that a chunk sees begin at the
-        chunk's own first place: whole lanes, and no more of them than the window needs.
+        Keys and values are then copied into a longer array, the frame, so that what a chunk sees
+        begins at the chunk's own first place: aligned to lanes, and no wider than the window needs.
         """
         reach = up_to_lanes(LANES + 2 * (self.window or 0))
         return self.is_long and self.window is not None and reach < self.keys
 
     @property
     def chunk(self) -> int:
-        """Queries worked on together."""
+        """Queries that are computed together."""
         narrow = self.is_framed if self.is_long else self.window is not None
         if narrow:  # so that few keys are computed in vain
             return LANES
@@ -58,14 +58,14 @@ class Plan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Keys that a long row's chunk of queries meets at a time: with a frame, all it sees."""
+        """Keys that are computed together for a chunk of a long row: in a frame, all it sees."""
         if self.is_framed:
             return up_to_lanes(self.chunk + 2 * self.front)
         return _largest(self.keys, SCORES_PER_CHUNK // self.chunk)
 
     @property
     def blocks(self) -> int:
-        """Blocks of keys that each chunk of a long row meets."""
+        """Blocks of keys that each chunk of a long row is computed against."""
         return 1 if self.is_framed else self.keys // self.block
 
     @property
@@ -75,12 +75,12 @@ class Plan(NamedTuple):
 
     @property
     def front(self) -> int:
-        """Places of a frame before the first key."""
+        """Empty places in a frame before the first key."""
         return (self.window or 0) if self.is_framed else 0
 
     @property
     def frame(self) -> int:
-        """Places of a long row's keys, including the frame around them."""
+        """Length of the array of a long row's keys, with the empty places of a frame."""
         if not self.is_framed:
             return self.keys
         around = self.front // LANES * LANES + LANES
@@ -103,7 +103,7 @@ class Plan(NamedTuple):
         return self.chunk * sum(map(len, sizes))
 
     def reach(self, start: int) -> tuple[int, int]:
-        """First and last + 1 of the keys that a chunk of a short row is computed against."""
+        """Return the range (first, end) of keys for a short row's chunk of queries at `start`."""
         if self.window is None:
             return 0, self.keys
         last = start + self.chunk + self.window
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
         return first // LANES * LANES, min(self.keys, -(-last // LANES) * LANES)
 
     def head(self, ref, head: int, start: int, size: int):
-        """(K, size) of one of a program's heads, from `start` on."""
+        """Read (K, size) of one of a program's heads, from place `start` on."""
         return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
 
 
@@ -143,13 +143,13 @@ def same_segment(q_ids, kv_ids):
 
 
 def is_near(window: int, shape: tuple[int, int], offset):
-    """Return the mask of keys in each query's window; `offset`: first key less first query."""
+    """Return the mask (keys, queries) of each query's window; `offset`: first key - first query."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in (0, 1))
     return jnp.abs(keys + offset - queries) <= window
 
 
 def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):
-    """Return a head's dropout mask, (keys, queries), from these first places on."""
+    """Return a head's mask (keys, queries) of kept probabilities, from places `key`, `query` on."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, dims, axis) for axis, dims in (
         (0, (shape[0], 1)), (1, (1, shape[1]))
     ))  # fmt: skip

@@ -23,11 +23,11 @@ _LANES, _LONGEST_BLOCK = 128, 512
 _MAX_HEAD_DIM = 128
 _AMPERE = (8, 0)
 _LEAST_VERSION = {(10, 3): 91100}
-"""cuDNN that a compute capability needs beyond what JAX's CUDA plugin asks for."""
+"""cuDNN version that a compute capability needs, where JAX's CUDA plugin accepts an older one."""
 
 
 class Gpu(NamedTuple):
-    """A GPU as far as cuDNN is concerned."""
+    """Properties of a GPU that decide whether cuDNN's attention runs."""
 
     capability: tuple[int, int] | None
     """CUDA's compute capability; None on other GPUs."""
@@ -49,10 +49,10 @@ def local_gpu() -> Gpu:
 
 
 def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
-    """Why these arrays cannot be run on the GPU at hand, in words; None if they can.
+    """Name the requirement that the arrays or the local GPU do not meet; None if all are met.
 
-    The same constraints as JAX's `check_is_flash_attention`, with a mask and in training, and the
-    compute capability, which JAX leaves to cuDNN to refuse.
+    Requirements are those of JAX's `check_is_flash_attention` for training with a mask, and the
+    compute capability, which JAX does not check.
     """
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"model.dtype 'bfloat16', not {np.dtype(dtype).name}"
@@ -83,7 +83,7 @@ def cudnn_attention(
 
 
 def splash_unsupported(queries: int, keys: int) -> str | None:
-    """Why these lengths cannot be run, in words; None if they can."""
+    """Name the requirement that these lengths do not meet; None if they meet all."""
     if queries % _LANES or keys % _LANES:
         return f"lengths that are multiples of {_LANES}, not {queries} and {keys}"
     return None
@@ -96,9 +96,9 @@ def block_sizes(
 
     One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
     for dq, dk and dv) needs no sum over blocks afterwards. For longer rows, up to four blocks of
-    keys are in memory together, so that fewer parts of dq are written and added up. With a window
-    blocks are about as wide as what a query sees, as they are computed or skipped whole; the fused
-    backward pass would skip none.
+    keys are in memory together, so that fewer parts of dq are written and added up. With a window,
+    blocks are about as wide as the range that a query sees, since each is computed or skipped as a
+    whole; the fused backward pass would skip none.
     """
     longest = _LONGEST_BLOCK
     if window is not None:
@@ -117,7 +117,7 @@ def block_sizes(
 
 
 def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
-    """Attend on one device, without dropout, for lengths of 128 n; heads of keys are not shared."""
+    """Attend on one device; no dropout, lengths divisible by 128, as many key as query heads."""
     _, queries, heads, head_dim = asked.q.shape
     window, causal = asked.window, asked.causal
     shape = (queries, asked.k.shape[1])

@@ -23,14 +23,14 @@ MASKED_SCORE = -1e30
 """Score of a key that a query must not see: finite, so that no row is ever 0/0, and far enough
 below any real score that its probability is exactly 0 in float32."""
 _SMALLEST_BLOCK = 16
-"""Queries of a block of `banded_attention`, whatever the window: smaller products cost more."""
+"""Fewest queries in a block of `banded_attention`: with fewer, the products would cost more."""
 
 
 class Asked(NamedTuple):
-    """Scaled dot-product attention of L queries to S keys, and what is known about both.
+    """Arguments of one scaled dot-product attention of L queries to S keys.
 
-    A query whose id no key has gets the plain mean of all values (from `cudnn` some other finite
-    vector): finite and without meaning.
+    A query whose segment id no key has gets a finite vector without meaning: the mean of all
+    values, from `cudnn` another one.
     """
 
     q: Float[Array, "B L H K"]
@@ -44,15 +44,15 @@ class Asked(NamedTuple):
     """Rate of the dropout of the attention probabilities."""
     stream: Stream = None
     site: Number = 0
-    """Number of this dropout in the model."""
+    """Dropout site: a number that no other dropout of the model has."""
     window: int | None = None
-    """Largest distance of a key that a query sees; None for no limit."""
+    """Largest distance between a query and a key that it sees; None: no limit."""
     causal: bool = False
     """Whether a query sees only its own place and earlier places."""
     q_places: Integer[Array, "B L"] | None = None
     """Places of the queries in the row, for `xla`; None: query i lies at i."""
     angles: Rotation | None = None
-    """Rotation of queries and keys that is part of the attention."""
+    """Rotation to apply to queries and keys before the product; None: they are used as given."""
 
 
 def visible_keys(
@@ -81,8 +81,8 @@ def xla_attention(
 ) -> Float[Array, "B L H K"]:
     """Attend, keeping float32 scores for the backward pass; keys have as many heads as queries.
 
-    `when_kept` is called where a trace is differentiated, and therefore keeps them. With
-    `keeps_half` it keeps the probabilities that values are multiplied by, in the type of `v`.
+    `when_kept` is called when the pass is traced for a gradient, where scores are kept. With
+    `keeps_half` the probabilities are kept instead, in the type of `v`.
     """
     # Heads in front of positions by hand: left to the einsums, XLA on CPU chooses transposed
     # operands (forward 7.5 against 5.1 ms at B=16, L=128, H=4, K=64); on TPU it is free.
@@ -95,7 +95,7 @@ def xla_attention(
 
 
 def is_banded(asked: Asked) -> bool:
-    """Say whether `banded_attention` can do it, with fewer scores; not for sizes still unknown."""
+    """Say whether `banded_attention` applies and saves scores; False while sizes are symbolic."""
     queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
     if window is None or asked.dropout_rate or asked.q_places is not None:
         return False
@@ -104,7 +104,7 @@ def is_banded(asked: Asked) -> bool:
 
 
 def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B L H K"]:
-    """Attend with a window, without dropout, block by block, to L keys of as many heads.
+    """Attend within a window, block by block; no dropout, as many keys and key heads as queries'.
 
     A block of queries, as long as the window, meets the keys of its own block and of those before
     and after it: 3 L window scores instead of L * L.
@@ -153,8 +153,8 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     # Scores, their scale, softmax and its sums in float32 whatever the compute type.
     scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * scale
     scores = jnp.where(visible, scores, MASKED_SCORE)
-    # The difference is kept, not the scores: a TPU writes it where it adds the powers up, which
-    # takes a quarter of the cycles of only adding them up.
+    # The difference is kept, not the scores: a TPU writes it in the pass that adds up the powers,
+    # and that pass takes a quarter of the cycles of one that only adds.
     scores = scores - scores.max(-1, keepdims=True)
     inverse = 1 / jnp.exp(scores).sum(-1, keepdims=True)
     weights = (jnp.exp(scores) * inverse).astype(v.dtype)

@@ -1,7 +1,6 @@
-"""Recurrent cells, and their way along a row.
+"""Recurrent cells, and the loop that runs a cell along a row.
 
-The products with a cell's inputs are made for all places at once; only the product with the state
-is made place by place.
+A cell's inputs are projected for all places at once; only its state is projected place by place.
 
 Sources: Elman 1990 (tanh); Cho et al. 2014, with the reset gate after the product as in cuDNN and
 torch (GRU); Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000 (LSTM). Gates
@@ -26,12 +25,12 @@ State = tuple[Float[Array, "... D"], ...]
 
 
 class Restart(NamedTuple):
-    """Places where a segment begins, and what it begins with."""
+    """Places where a segment begins, and the state that it begins with."""
 
     at: Bool[Array, "..."]
-    """Shape of the inputs without their last axis."""
+    """Mask of the places, in the shape of the inputs without their last axis."""
     fresh: Any = None
-    """Tree like the state, with the places' axes: read where `at` says so; None: zeros."""
+    """States for all places, a tree like the state; used where `at` is true. None: zeros."""
 
     def of(self, state: Any) -> Any:
         """Replace the state, a tree of arrays, where a segment begins."""
@@ -59,13 +58,14 @@ class CellKind(NamedTuple):
     """Equations of a cell."""
 
     num_gates: int
-    """Vectors of the state's width that the products with input and state have."""
+    """Number of gates: inputs and states are projected to `num_gates` times the state's width."""
     num_parts: int
-    """Vectors of a state."""
+    """Number of vectors in a state."""
     advance: Callable[[Array, Array, State], State]
-    """Map of both products and a state to the next state."""
+    """Function from (projected input, projected state, state) to the next state."""
     recurrent_bias: bool = False
-    """Whether the product with the state has a bias that differs in effect from the input's."""
+    """Whether the state's projection has a bias of its own, because its effect is not the input
+    bias's."""
 
 
 CELLS: dict[CellName, CellKind] = {
@@ -77,7 +77,7 @@ CELLS: dict[CellName, CellKind] = {
 
 
 class Cell(nnx.Module):
-    """Weights of a recurrent layer; `context` is the width of a second input, 0 for none."""
+    """Weights of a recurrent layer; `context` is the width of a second input (0: none)."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Cell(nnx.Module):
         return (jnp.zeros((*shape, self.width), jnp.float32),) * self.kind.num_parts
 
     def stepper(self) -> Callable[[Array, State], State]:
-        """Return the map of a projected input and a state to the next state, for use in a loop."""
+        """Return the function (projected input, state) -> next state, for use in a loop."""
         recurrent = looped(self.recurrent, self.dtype)
 
         def step(x: Array, state: State) -> State:
@@ -123,7 +123,7 @@ class Cell(nnx.Module):
 
 
 def looped(affine: Affine, dtype: Any) -> Callable[[Array], Array]:
-    """Return an affine map for a loop: products in `dtype`, weights and gradients in float32."""
+    """Return `affine` for use in a loop: products in `dtype`, weights and gradients in float32."""
     kernel = affine.kernel[...].astype(jnp.float32)
     bias = jnp.float32(0) if affine.bias is None else affine.bias[...]
 
@@ -141,10 +141,10 @@ def run(
     *,
     reverse: bool = False,
 ) -> tuple[Float[Array, "T ... D"], State]:
-    """Take a cell along its places, from a given state; return its outputs and the last state.
+    """Run a cell along the places of rows, from `state`; return its outputs and the last state.
 
-    `projected` are the cell's products with its inputs, places on axis 0. `restart` has the places
-    where segments begin, or end with `reverse`, which leads from the last place to the first.
+    `projected` are the cell's projected inputs, places on axis 0. `restart` marks where segments
+    begin, or with `reverse` (from the last place to the first) where they end.
     """
     step = cell.stepper()
 

@@ -35,7 +35,7 @@ SITES_PER_LAYER = 5
 SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the sites that an encoder's layer has, too
 
 Attend = Callable[[Array], Array]
-"""Attention of a layer, as a map of its input."""
+"""Function that applies one of a layer's attentions to the layer's states."""
 _GLOBAL = "G"  # letter of all layers of a decoder
 
 
@@ -48,7 +48,7 @@ class Source(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Keys and values of one layer, of a source or of the target tokens of all its beams.
+    """Keys and values of one layer: of the source, or of the target tokens of all beams.
 
     Each of G heads of width D has S slots. Target tokens lie in S = T * K slots: the tokens that K
     beams write in a step lie side by side and stay where they are.
@@ -59,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """Slots of both memories that beams see."""
+    """Masks of the slots of both memories that beams see."""
 
     target: Bool[Array, "B K S"]
     """Slots with the tokens of each beam."""
@@ -68,14 +68,14 @@ class Visible(NamedTuple):
 
 
 def memory_of(keys: Float[Array, "B S G D"], values: Float[Array, "B S G D"]) -> Memory:
-    """Lay keys and values out as they are read."""
+    """Transpose keys and values into the layout of a `Memory`."""
     return Memory(keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2))
 
 
 def attend_slots(
     query: Float[Array, "B K H D"], memory: Memory, visible: Bool[Array, "B C S"]
 ) -> Float[Array, "B K H D"]:
-    """Attend from a token of each of K beams to slots, heads in front (docs/experiments.md)."""
+    """Attend from one token of each of K beams to memory slots; C is K, or 1 for all beams."""
     keys, values = memory
     rows, beams, heads, dim = query.shape
     groups = keys.shape[1]
@@ -102,7 +102,7 @@ class CausalSelfAttention(SelfAttention):
         visible: Bool[Array, "B K S"],
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend from the token of step `at` of R = B * K beams; `memory` has those before."""
+        """Attend from the token of step `at` of R = B * K beams; return the extended memory too."""
         beams = visible.shape[:2]
 
         def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:
@@ -137,7 +137,7 @@ class CrossAttention(Attention):
     def __call__(
         self, x: Float[Array, "B T D"], context: Context, source: Source, site: Number = 0
     ) -> Float[Array, "B T D"]:
-        """Attend from all tokens."""
+        """Attend from all target tokens to the source."""
         query, key, value = self.query(x), self.key(source.states), self.value(source.states)
         asked = Asked(query, key, value, context.segment_ids, source.segment_ids, site=site)
         return self.attended(asked, context, self.config.attention_impl)
@@ -215,7 +215,7 @@ class DecoderLayer(nnx.Module):
     def _joined(
         self, x: Array, attend_target: Attend, attend_source: Attend, stream: Stream, site: Number
     ) -> Array:
-        """Join the three parts, whatever the attentions read."""
+        """Apply the attentions and the feed-forward, each with dropout, residual and norm."""
         hidden, mlp = self.config.hidden_dropout_rate, self.config.rate_of("mlp")
         post = self.config.norm_order == "post"
         for part, norm, rate, name in (
@@ -232,7 +232,7 @@ class Decoder(Stack):
     """Stack of decoder layers over looked-up tokens."""
 
     def __init__(self, config: ModelConfig, has_table: bool, rngs: nnx.Rngs):
-        """Make a decoder; without `has_table` it embeds by the table of the encoder."""
+        """Make a decoder; without `has_table`, tokens are looked up in the encoder's table."""
         super().__init__(config, DecoderLayer, has_table, rngs)
 
     def __call__(
@@ -243,7 +243,7 @@ class Decoder(Stack):
         stream: Stream = None,
         layout: OnMesh = None,
     ) -> Float[Array, "B T D"]:
-        """Return the last states, normed, of looked-up tokens, in the compute type."""
+        """Compute the normalised last states of looked-up tokens, in the compute type."""
         context = make_context(self.config, segment_ids, None, stream, layout)
         x = self._embedded(vectors, context)
         return self.run(x, context, lambda layer, x, at, _: layer(x, context, source, at))[-1]
@@ -268,7 +268,7 @@ class Decoder(Stack):
         visible: Visible,
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], list[Memory]]:
-        """Return the last states of one token of each of R = B * K beams, and what is kept."""
+        """Compute the last states of one token of each of R = B * K beams, and the new memories."""
         places = jnp.broadcast_to(at, (len(vectors), 1))
         context = make_context(self.config, jnp.ones_like(places), places)
         x, written = self._embedded(vectors, context), []
@@ -278,7 +278,7 @@ class Decoder(Stack):
         return self.end(x), written
 
     def each_layer(self) -> list[DecoderLayer]:
-        """Take the stack apart."""
+        """Return the layers of the stack as separate modules, from the bottom."""
         graphdef, stacked = nnx.split(self.layers)
         return [
             nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked))

@@ -19,7 +19,7 @@ from bert_jax.model.layout import OnMesh
 Tree = Any
 """Nested dict of arrays."""
 Tying = Literal["all", "output", "none"]
-"""Token tables: one for source, target and output; one for target and output; three."""
+"""Sharing of token tables: by source, target and output (all), by target and output, or none."""
 
 
 class Side(NamedTuple):
@@ -42,7 +42,7 @@ class Cache(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Attention weights of one forward pass, float32, each row with the sum 1."""
+    """Attention weights of one forward pass, float32; each row sums to 1."""
 
     encoder: Float[Array, "N B H S S"] | None
     """Weights among source tokens; None where a network has no such layer."""
@@ -79,13 +79,13 @@ class Network(ABC):
 
     @abstractmethod
     def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Read one source a row (segment ids 1, padding 0), and make room for so many steps."""
+        """Encode one source a row (segment ids 1, padding 0), with room for `max_length` steps."""
 
     @abstractmethod
     def step(
         self, params: Tree, cache: Cache, tokens: Integer[Array, "B K"]
     ) -> tuple[Float[Array, "B K V"], Cache]:
-        """Add a token to each beam, [CLS] first, and compute the logits of the next, float32."""
+        """Add a token to each beam ([CLS] first); compute the next token's logits, float32."""
 
     @abstractmethod
     def weights(self, params: Tree, source: Side, target: Side) -> Weights:

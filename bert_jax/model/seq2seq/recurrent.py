@@ -59,13 +59,13 @@ class Recurrent(nnx.Module):
     def memory(
         self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
-        """Return the decoder's input: the source, or without attention its summary."""
+        """Return what the decoder reads: the source for attention, or else its summary vector."""
         if not self.settings.attends:
             return summary
         return self.decoder.attention.remember(states, source.segment_ids)
 
     def write(self, readout: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
-        """Compute logits."""
+        """Compute logits from the decoder's readout."""
         return self.output(readout, self._target_table.token[...])
 
     @property
@@ -164,7 +164,7 @@ class RecurrentNetwork(Network):
     def _decoded(
         self, module: Recurrent, source: Side, target: Side, stream: Stream = None
     ) -> Decoded:
-        """Take encoder and decoder along all places of packed rows."""
+        """Run encoder and decoder over all places of packed rows."""
 
         def by_place(x: Array) -> Array:
             return x.swapaxes(0, 1)[:, :, None]

@@ -1,11 +1,11 @@
 """Recurrent encoder and decoder over packed rows, places on axis 0, a decoder's beams on axis 2.
 
-Sources: Schuster & Paliwal 1997 (an encoder of both directions); Sutskever et al. 2014 and Cho et
-al. 2014 (one vector of the source), Bahdanau et al. 2014 (attention by the previous state), Luong
+Sources: Schuster & Paliwal 1997 (bidirectional encoder); Sutskever et al. 2014 and Cho et al. 2014
+(the source as one vector), Bahdanau et al. 2014 (attention by the previous state), Luong
 et al. 2015 (attention by the current state, its result fed to the next place), Wu et al. 2016
 (GNMT: only the first layer reads both ways, residuals, the context in every layer).
 
-With a state s and source states h_i, scores of the attention are s^T h_i (dot), s^T W h_i
+With a decoder state s and source states h_i, attention scores are s^T h_i (dot), s^T W h_i
 (multiplicative; Luong et al. 2015, section 3.1) or v^T tanh(W1 h_i + W2 s) (additive; Bahdanau et
 al. 2014, appendix A.1.2). Values that depend only on the source are computed once per source.
 """
@@ -43,23 +43,24 @@ class RecurrentConfig(Bounded, section="objective"):
     cell: CellName = "gru"
     """Cell of all layers: tanh, gru or lstm."""
     attention: Score = "additive"
-    """Scores of the attention; none: the decoder has one vector of the source."""
+    """Score function of the attention; none: the decoder reads one vector of the whole source."""
     wiring: Literal["before", "after"] = "before"
-    """State that attends. before: the bottom layer's previous one; the context is an input of every
-    layer (Bahdanau et al. 2014; GNMT). after: the top layer's current one; the readout is an input
-    of the next place (Luong et al. 2015). Without attention, the use of the source's vector: an
-    input of every layer (Cho et al. 2014), or only the first state (Sutskever et al. 2014)."""
+    """Decoder state that attends. before: the bottom layer's previous state, and the context feeds
+    every layer (Bahdanau et al. 2014; GNMT). after: the top layer's current state, and the readout
+    feeds the next place (Luong et al. 2015). Without attention, the source's vector feeds every
+    layer (before: Cho et al. 2014) or only the first state (after: Sutskever et al. 2014)."""
     bidirectional: bool = True
     """Whether the encoder's first layer reads both ways, each with half of the width."""
     num_decoder_layers: Natural = 0
     """Layers of the decoder; 0: model.num_layers."""
     residual_from: Annotated[int, AtLeast(2), Or(0, "none")] = 0
-    """First layer, counted from 1, whose input is added to its output; 0: none, GNMT: 3. The very
-    first layer reads embeddings."""
+    """First layer with a residual connection, counted from 1; all layers above have one too. At
+    least 2, as layer 1 reads embeddings; 0: no layer. GNMT: 3."""
     window: Natural = 0
-    """Largest distance of a visible source place from the target's place; 0: all are visible."""
+    """Largest distance between a target place and a source place it sees; 0: no limit."""
     tying: Tying = "all"
-    """Users of one table: source, target and output (all), target and output (output), or none."""
+    """Sharing of one token table: source, target and output (all), target and output (output),
+    none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,12 +72,12 @@ class RecurrentConfig(Bounded, section="objective"):
 
     @property
     def attends(self) -> bool:
-        """Whether there is attention."""
+        """Whether the decoder attends to the source."""
         return self.attention != "none"
 
     @property
     def feeds(self) -> bool:
-        """Whether the readout of a place is an input of the next."""
+        """Whether the readout of a place feeds the next place."""
         return self.attends and self.wiring == "after"
 
     def is_residual(self, layer: int) -> bool:
@@ -89,7 +90,7 @@ Mask = Float[Array, "L B *beams D"] | None
 
 
 def dropout_mask(config: ModelConfig, stream: Stream, site: int, length: int) -> Mask:
-    """Make the mask between two layers."""
+    """Make the dropout mask between two layers; `length` is the number of places."""
     rate = config.hidden_dropout_rate
     if stream is None or not rate:
         return None
@@ -152,7 +153,7 @@ class RecurrentEncoder(nnx.Module):
         segment_ids: Integer[Array, "B S"],
         wanted: Integer[Array, "B T"],
     ) -> Float[Array, "B T D"]:
-        """Take the last states of wanted segments, of each direction where it ends."""
+        """Return the final states of the segments `wanted`: of each direction, where it ends."""
         index = jnp.arange(segment_ids.shape[1])
         is_own = wanted[..., None] == segment_ids[:, None]
         ends = jnp.max(jnp.where(is_own, index, 0), axis=-1)
@@ -166,7 +167,7 @@ class RecurrentEncoder(nnx.Module):
 
 
 class Memory(NamedTuple):
-    """Source as the states of a decoder see it."""
+    """Source as the attention of a decoder reads it."""
 
     states: Float[Array, "B S D"]
     """States of the encoder, float32."""
@@ -180,7 +181,7 @@ class Memory(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Target places, as far as attention is concerned."""
+    """Segments and positions of target tokens, which attention needs."""
 
     segment_ids: Integer[Array, "... B K"]
     at: Integer[Array, "... B K"]
@@ -188,11 +189,11 @@ class Places(NamedTuple):
 
 
 Attend = Callable[[Array, Places], tuple[Array, Array]]
-"""Map of states (B, K, D) and their places to contexts (B, K, D) and weights (B, K, S)."""
+"""Function from states (B, K, D) and their places to contexts (B, K, D) and weights (B, K, S)."""
 
 
 class Alignment(nnx.Module):
-    """Weights of the scores; a window of D source places on both sides, if it is not 0."""
+    """Attention of a recurrent decoder; `window` source places on each side are seen (0: all)."""
 
     def __init__(self, config: ModelConfig, score: Score, window: int, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -205,7 +206,7 @@ class Alignment(nnx.Module):
             self.vector = parameter(scale, None)
 
     def remember(self, states: Float[Array, "B S D"], segment_ids: Integer[Array, "B S"]) -> Memory:
-        """Make what all target places read of a source, once."""
+        """Compute once what all target places read from a source."""
         keys = states if self.score == "dot" else self.key(states)
         places = restarting_positions(segment_ids)
         to_end = restarting_positions(segment_ids[:, ::-1])[:, ::-1]
@@ -213,7 +214,7 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the attention over a source; a loop computes its large sums again backward."""
+        """Return the attention over a source; the backward pass computes its large sums again."""
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 
@@ -250,7 +251,7 @@ class Carry(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Results of a decoder's way along target places."""
+    """Results of a decoder's run along target places."""
 
     readout: Float[Array, "T B K E"]
     """Vectors that the output table maps to logits."""
@@ -261,7 +262,7 @@ class Decoded(NamedTuple):
 
 
 def readout_inputs(config: ModelConfig, settings: RecurrentConfig) -> int:
-    """Return the width of what the readout is made of: state, context and, `before`, embedding."""
+    """Return the readout's input width: the state, plus context and embedding as wired."""
     context = config.hidden_dim * (settings.feeds or settings.wiring == "before")
     embedding = config.embedding_width * (settings.wiring == "before")
     return config.hidden_dim + context + embedding
@@ -295,7 +296,7 @@ class RecurrentDecoder(nnx.Module):
         return [getattr(self, f"layer{n + 1}") for n in range(self.count)]
 
     def begin(self, summary: Float[Array, "... D"]) -> Carry:
-        """Make what comes before the first place of a segment from the summary of its source."""
+        """Make the carry before a segment's first place from the summary of its source."""
         made = jnp.tanh(self.start(summary).astype(jnp.float32))
         vectors = iter(jnp.split(made, made.shape[-1] // self.config.hidden_dim, axis=-1))
         states = tuple(
@@ -313,10 +314,10 @@ class RecurrentDecoder(nnx.Module):
         restart: Restart | None = None,
         stream: Stream = None,
     ) -> Decoded:
-        """Take the decoder along target places, from the carry before the first.
+        """Run the decoder along target places, from the carry before the first place.
 
-        Attention looks at `source`; without attention it is the source's summary at each place.
-        `restart` has a `Carry` for each place where a segment begins; None: none does.
+        `source` is what attention reads, or without attention the source's summary at each place.
+        `restart` has a `Carry` for each place where a segment begins; None: no segment begins.
         """
         sites = range(SITE_TARGET_LAYERS + 1, SITE_TARGET_LAYERS + self.count)
         masks = [dropout_mask(self.config, stream, site, len(x)) for site in sites]
@@ -347,7 +348,7 @@ class RecurrentDecoder(nnx.Module):
     def _attending(
         self, cell: Cell, gates: Array, memory: Memory, places: Places, state: State, restart
     ) -> tuple[Array, Array, Array, State]:
-        """Run the bottom layer: its previous state attends, and the context goes in."""
+        """Run the bottom layer: its previous state attends, and the context feeds the cell."""
         step, attend = cell.stepper(), self.attention.reader(memory)
         take_in = looped(cell.context, cell.dtype)
 
@@ -362,7 +363,7 @@ class RecurrentDecoder(nnx.Module):
         return found, contexts, weights, last
 
     def _feeding(self, x, memory, places, carry, restart, masks) -> Decoded:
-        """Run all layers place by place: the top state attends, the readout goes into the next."""
+        """Run all layers place by place: the top state attends, the readout feeds the next one."""
         cells, attend = self.cells, self.attention.reader(memory)
         steps = [cell.stepper() for cell in cells]
         rise = [looped(cell.input, cell.dtype) for cell in cells[1:]]

@@ -1,10 +1,11 @@
 """Beam search on the device, over any network.
 
-Rules, equal to Transformers' `generate` with `early_stopping="never"`: a step looks at the
-2 K best continuations of K beams; an end among the K best is a finished hypothesis, an end among
-the others is none; the K best that go on are the next beams. A hypothesis that reaches the greatest
-length counts as finished. A row is done once its worst finished hypothesis beats all that its best
-beam could still become: the same sum of log-probabilities over the greatest length.
+Rules, equal to Transformers' `generate` with `early_stopping="never"`: a step looks at the 2 K best
+continuations of K beams. An end token among the K best finishes a hypothesis, an end token among
+the others is ignored; the K best unfinished continuations are the next beams. A hypothesis that
+reaches the greatest length counts as finished. A row is done once its worst finished hypothesis
+beats the best score that its best beam could still reach: its present sum of log-probabilities over
+the penalty of the greatest length.
 """
 
 from dataclasses import dataclass
@@ -24,13 +25,13 @@ from bert_jax.model.seq2seq.network import Network, Side, Tree
 
 @dataclass(frozen=True)
 class SearchConfig(Bounded):
-    """The way to look for translations."""
+    """Settings of the beam search for translations."""
 
     num_beams: Count = 5
     """Hypotheses that are kept at each step (K); 1: greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent of the length penalty: a score is the sum of log-probabilities over
-    ((beta + n) / (beta + 1)) ** alpha, for n tokens with the end token; 0: no penalty."""
+    """Exponent of the length penalty: a score is the sum of log-probabilities divided by ((beta +
+    n) / (beta + 1)) ** alpha, for n tokens with the end token; 0: no penalty."""
     length_beta: NonNegative = 0.0
     """Constant of the length penalty; 5 as in Wu et al. 2016 (GNMT), equation 14."""
     max_length: Natural = 0
@@ -49,7 +50,7 @@ class SearchConfig(Bounded):
             )
 
     def limits(self, lengths: Any, most: int) -> Any:
-        """Return the greatest target lengths of sources with special tokens, at most `most`."""
+        """Return the largest target length for each source length, at most `most` tokens."""
         most = min(most, self.max_length or most)
         if not self.max_length_rate:
             return np.full_like(lengths, most)
@@ -64,7 +65,7 @@ class Found(NamedTuple):
     """Finished hypotheses, best first."""
 
     tokens: Integer[Array, "B K T"]
-    """Tokens with the end token, without the beginning; 0 behind the end."""
+    """Tokens with the end token, without the begin token; 0 after the end."""
     lengths: Integer[Array, "B K"]
     """Number of tokens; 0 where a row has fewer hypotheses than beams."""
     scores: Float[Array, "B K"]
@@ -112,8 +113,8 @@ def search(
 ) -> Found:
     """Find the best target sequences of each source by beam search; one beam is greedy search.
 
-    The source has one text a row. `limits` are the greatest numbers of target tokens of the rows,
-    of at most `max_length` steps (T). The decoder reads `begin` first; `end` ends a target.
+    The source has one text a row. `limits` is the largest number of target tokens of each row, at
+    most `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
@@ -188,7 +189,7 @@ def search(
 def continuations(
     logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Return sums, beams, tokens of the `most` best continuations, by maxima of blocks."""
+    """Find the `most` best continuations by maxima of blocks: their sums, beams and tokens."""
     rows, beams, columns = logits.shape
     blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
     maxima = blocks.max(-1)
@@ -197,7 +198,7 @@ def continuations(
     before = sums[..., None] - greatest - jnp.log(powers)
     count = maxima.shape[-1]
     _, best = jax.lax.top_k((maxima + before).reshape(rows, -1), min(most, beams * count))
-    best = jnp.sort(best, axis=-1)  # of equal sums the first column counts
+    best = jnp.sort(best, axis=-1)  # among equal sums the first column wins
     found = _picked(blocks.reshape(rows, -1, VOCAB_MULTIPLE), best)
     found = found + _picked(before[..., 0], best // count)[..., None]
     sums, at = jax.lax.top_k(found.reshape(rows, -1), most)
@@ -207,14 +208,14 @@ def continuations(
 
 
 def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
-    """Return entries of axis 1, chosen for each row."""
+    """Pick entries of axis 1 by each row's own indices."""
     pick = jax.vmap(lambda row, chosen: row.at[chosen].get(mode="promise_in_bounds"))
     picked: Array = pick(values, index)
     return picked
 
 
 def _best(found: Found, new: Found, beams: int) -> Found:
-    """Keep the best of what was found and of the first new hypotheses, as many as beams each."""
+    """Keep the best `beams` of the found and of the first `beams` new hypotheses."""
     both = Found(
         *(jnp.concatenate([old, more[:, :beams]], 1) for old, more in zip(found, new, strict=True))
     )

@@ -1,7 +1,7 @@
-"""The Transformer of two stacks, one that reads and one that writes (Vaswani et al. 2017).
+"""The Transformer with an encoder and a decoder (Vaswani et al. 2017).
 
-The encoder is the one that masked words pretrain, with the same parameters. The decoder's layers
-are the encoder's with a cross-attention in between; the output is the masked-LM head.
+The encoder has the parameters of a pretrained masked-LM encoder. A decoder's layer is an encoder's
+layer with a cross-attention in between; the output is the masked-LM head.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ class TransformerNetwork(Network):
     """Layers of the decoder; 0: as many as the encoder has."""
     tying: Tying = "all"
     feature_dim: int = 0
-    """Width of the vectors (B, S, F) that the encoder reads in the place of tokens, such as those
-    of an image; 0: tokens."""
+    """Width of the vectors (B, S, F), such as an image's, that the encoder reads in place of
+    tokens; 0: it reads tokens."""
 
     def __post_init__(self) -> None:
         if self.feature_dim and self.tying == "all":
@@ -77,7 +77,7 @@ class TransformerNetwork(Network):
 
     @property
     def decoder(self) -> ModelConfig:
-        """Architecture of the decoder: the encoder's, with global layers and one kind of text."""
+        """Architecture of the decoder: the encoder's, all layers global, without token types."""
         return dataclasses.replace(
             self.model,
             num_layers=self.num_decoder_layers or self.model.num_layers,
@@ -106,7 +106,11 @@ class TransformerNetwork(Network):
         return self._output(params, states)
 
     def start(self, params: Any, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Read one source a row, and make room for `max_length` tokens of each beam."""
+        """Encode one source a row, with room for `max_length` tokens a beam.
+
+        Raises:
+          UserError: `max_length` is beyond `num_positions`.
+        """
         decoder = self.decoder
         if max_length > decoder.num_positions:
             raise UserError(
@@ -133,7 +137,7 @@ class TransformerNetwork(Network):
     def step(
         self, params: Any, cache: Cache, tokens: Integer[Array, "B K"]
     ) -> tuple[Float[Array, "B K V"], Cache]:
-        """Add a token to each beam, [CLS] first, and compute the logits of the next, float32."""
+        """Add a token to each beam ([CLS] first); compute the next token's logits, float32."""
         shared, length = cache.shared, cache.beams["length"]
         at, numbers = length[0, 0], jnp.arange(tokens.shape[1])
         writers = cache.beams["writers"].at[:, :, at].set(numbers)
@@ -157,7 +161,7 @@ class TransformerNetwork(Network):
         return Weights(outputs.weights, *weights)
 
     def decoder_from(self, encoder: Any, head: Any) -> Any:
-        """Make `decoder` and `output` of a masked LM's encoder and head; no cross-attention."""
+        """Make the entries `decoder`, without cross-attention, and `output` from a masked LM."""
         embeddings = dict(encoder.get("embeddings", {}))
         if "type" in embeddings and "position" in embeddings:
             # A decoder has no types: all its tokens are of the first.
