@@ -104,7 +104,7 @@ class MaskedLM(Teachable):
         return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens, by any `masking_rates` (B,): adds (B, P) positions, labels and weights."""
+        """Mask tokens, at any `masking_rates` (B,) given; add positions, labels, weights (B, P)."""
         masked = mask_tokens(
             batch["tokens"],
             batch["segment_ids"],

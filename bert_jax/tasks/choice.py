@@ -19,7 +19,7 @@ from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
 def read_choices(
     source: str, config: ChoiceConfig, read: Any = read_labelled, **options: Any
 ) -> Data[TextExample]:
-    """Read texts with choices from a table by one of the functions of `text.tables`."""
+    """Read texts with choices from a table; `read` is a function of `text.tables`."""
     columns = [*filter(None, [config.beginning]), *config.choices]
 
     def choices(origin: Origin, values: Sequence[Any]) -> list[str]:
@@ -33,7 +33,7 @@ def read_choices(
 
 
 class ChoiceSplit(Split):
-    """Texts of one file with their choices."""
+    """Examples of one file, each a text with its choices."""
 
     _task: "ChoiceTask"
 
@@ -47,7 +47,7 @@ class ChoiceSplit(Split):
         ]
         found = text_rows(pairs, task.tokenizer, length, None)
         long = sorted({row // group for row in found.long})
-        what = f"texts of which a choice makes more than {length} tokens, cut there"
+        what = f"texts that have more than {length} tokens with one of their choices, cut there"
         warnings = counted(what, [data.examples[number].origin for number in long])
         labels = None if data.truth is None else np.array(data.truth, np.int32)
         rows = replace(found.rows, labels=labels, group=group)
@@ -65,7 +65,7 @@ class ChoiceSplit(Split):
         return {"accuracy": float(self._hits(outputs).mean())}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for the interval of the accuracy."""
+        """Return the data from which the accuracy's confidence interval is computed."""
         hits = self._hits(outputs)
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits), {})
 

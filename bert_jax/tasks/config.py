@@ -20,13 +20,13 @@ METRICS: dict[ProblemType, tuple[str, ...]] = {
     "multi_label": ("f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman"),
 }
-"""Metrics that can choose a checkpoint, the default first."""
+"""Metrics of each problem type that can select the best checkpoint, the default first."""
 _SEVERAL = "which is for several labels a row (task.problem_type='multi_label')"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableConfig(SkewConfig, WrittenConfig):
-    """A table of texts with labels.
+    """Settings of the task kind `table`: a table of texts with labels.
 
     A column is a name; without a header, its number from 1.
     """
@@ -39,7 +39,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     text: str = "text"
     """Column of the text."""
     text_pair: str = ""
-    """Column of the second text of a pair; empty: there is none."""
+    """Column of the second text of a pair; empty: texts are single."""
     label: str = "label"
     """Column of the label."""
     label_columns: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class TableConfig(SkewConfig, WrittenConfig):
             (self.label_columns and not several,
              f"label_columns is {self.label_columns}, {_SEVERAL}, not {kind!r}"),
             (several and not self.separator.strip(),
-             f"separator is {self.separator!r}; a mark is needed"),
+             f"separator is {self.separator!r}; expected a mark such as a comma"),
             (self.thresholds != "half" and not several,
              f"thresholds is {self.thresholds!r}, {_SEVERAL}, not {kind!r}"),
             (self.long != "windows" and windowed,
@@ -105,7 +105,7 @@ class TableConfig(SkewConfig, WrittenConfig):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics of the kind of prediction; f1 is for two labels."""
+        """Metrics of the problem type; f1 needs a task with exactly two labels."""
         return METRICS[self.problem_type]
 
     @property
@@ -121,12 +121,12 @@ EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
     "pairs": RANKING_METRICS, "scores": ("spearman", "pearson"), "classes": RANKING_METRICS,
     "texts": RANKING_METRICS,
 }  # fmt: skip
-"""Metrics that can choose a checkpoint, the default first."""
+"""Metrics of each kind of rows that can select the best checkpoint, the default first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTaskConfig(WrittenConfig):
-    """Texts that belong together.
+    """Settings of the task kind `embedding`: texts that belong together.
 
     A column is a name; without a header, its number from 1.
     """
@@ -181,7 +181,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
     @property
     def kind_of_dev(self) -> PairKind:
-        """Kind of the dev rows."""
+        """Content of a dev row: `dev_rows`, or `rows` where that is auto."""
         return self.rows if self.dev_rows == "auto" else self.dev_rows
 
     @property
@@ -195,7 +195,7 @@ class EmbeddingTaskConfig(WrittenConfig):
         return min(self.max_query or self.length, self.length)
 
     def with_folds(self) -> TaskConfig:
-        """Refuse folds."""
+        """Raise a UserError: embeddings are scored on all dev texts at once, never in folds."""
         raise UserError(
             f"task.folds is {self.folds}, but embeddings are scored by a search among all dev "
             "texts, not example by example; leave folds out, and name task.dev"
@@ -204,9 +204,9 @@ class EmbeddingTaskConfig(WrittenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceConfig(FileTaskConfig):
-    """Texts with several continuations, one of them right; the default columns are SWAG's.
+    """Settings of the task kind `choice`: texts with several choices, one of them right.
 
-    Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT.
+    Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT; the default columns are SWAG's.
     """
 
     FILES: ClassVar = "a file of texts with choices (.csv, .tsv, .jsonl, .parquet)"
@@ -245,7 +245,7 @@ class ChoiceConfig(FileTaskConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SquadConfig(FileTaskConfig):
-    """Questions about texts, in SQuAD's JSON."""
+    """Settings of the task kind `squad`: questions about texts, in SQuAD's JSON."""
 
     LENGTH: ClassVar = 384
     FILES: ClassVar = "a file in SQuAD's JSON"
@@ -269,7 +269,7 @@ class SquadConfig(FileTaskConfig):
     def __post_init__(self) -> None:
         """Refuse windows that leave tokens out."""
         super().__post_init__()
-        _ = self.windows  # refuses its own errors
+        _ = self.windows  # raises its own errors
 
     @property
     def windows(self) -> "WindowOptions":
@@ -312,14 +312,14 @@ class WindowOptions(Bounded):
             raise UserError(
                 f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
                 f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), and stride "
-                f"{self.stride} would leave tokens between windows out. Let max_length be at least "
+                f"{self.stride} would leave tokens between windows out. Set max_length to at least "
                 f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingConfig(SkewConfig, FileTaskConfig):
-    """Words with tags: named entities, parts of speech."""
+    """Settings of the task kind `tagging`: words with tags, such as named entities."""
 
     FILES: ClassVar = "a file of words with tags"
 
@@ -349,7 +349,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     """Scheme of the tags. auto: detect IOB1, IOB2 and IOBES; anything else is plain. plain: tags
     are not entities; the metric is accuracy."""
     lenient: bool = False
-    """Whether to read tags that follow no scheme as the CoNLL script does."""
+    """Whether to accept tags that follow no scheme, and read them as the CoNLL script does."""
     stride: Natural = 0
     """Sub-words from one window to the next where a sentence is longer than max_length; 0: half of
     max_length."""
@@ -358,11 +358,13 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
         """Refuse a stride that leaves words out, and entity options for plain tags."""
         super().__post_init__()
         if self.lenient and self.scheme == "plain":
-            raise UserError("task.lenient is about entities, task.scheme is 'plain'; drop one")
+            raise UserError(
+                "task.lenient is set, which is for entities, but task.scheme is 'plain'; drop one"
+            )
         if not 1 <= self.tag_stride <= self.length - 2:
             raise UserError(
                 f"task.stride is {self.stride}; it must be from 1 to {self.length - 2}, which is "
-                "task.max_length less 2"
+                "task.max_length minus 2"
             )
 
     @property
@@ -373,7 +375,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ParsingConfig(FileTaskConfig):
-    """Words with heads and relations, in CoNLL-U.
+    """Settings of the task kind `parsing`: words with heads and relations, in CoNLL-U.
 
     Subtypes of relations (nsubj:pass) are learned and written, and do not count in scores.
     """

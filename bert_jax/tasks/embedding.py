@@ -1,4 +1,4 @@
-"""Texts that belong together: pairs, scored pairs, classes, single texts; their rows and scores."""
+"""Embedding tasks, over pairs, scored pairs, classes or single texts: reading, rows, scores."""
 
 import hashlib
 import math
@@ -23,18 +23,18 @@ from bert_jax.tasks.text.tables import read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 _SHORTEST_HALVES = 8
-"""Characters of the shortest text that has two halves."""
+"""Fewest characters of a text that can be cut into two halves."""
 
 
 @dataclass(frozen=True)
 class GroupData(Data[TextExample]):
-    """Rows of one file: a query, a document and hard negatives; two texts; or one text."""
+    """Examples of one file: query, document and hard negatives; two texts; or one text."""
 
     kind: PairKind = "pairs"
 
 
 def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
-    """Read training and dev data, or hold dev data out."""
+    """Read the training file, and the dev file or else held-out rows of the training file."""
     train = config.source("train")
     data = read_groups(train, config, config.rows)
     if config.dev:
@@ -45,7 +45,7 @@ def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
 def read_dev_groups(
     source: str, config: EmbeddingTaskConfig, labels: LabelSet | None, *, labelled: bool = True
 ) -> GroupData:
-    """Read a file of the kind of the dev rows; of single texts, both halves belong together."""
+    """Read a file whose rows are dev rows; each single text is cut into a pair of halves."""
     data = read_groups(source, config, config.kind_of_dev, labels, labelled=labelled)
     return halved(data) if data.kind == "texts" else data
 
@@ -58,13 +58,13 @@ def read_groups(
     *,
     labelled: bool = True,
 ) -> GroupData:
-    """Read a file of one kind; rows with an empty text are left out and counted in a warning.
+    """Read a file of rows of a kind; rows with an empty text are skipped and counted in a warning.
 
     `labels` are the classes of the training file; None: the classes of this file. Unless
     `labelled`, neither scores nor classes are read.
 
     Raises:
-        UserError: The file cannot be read, or rows are wrong.
+        UserError: the file cannot be read, has wrong rows, or lacks the column of labels.
     """
     is_pair = kind in ("pairs", "scores")
     table = TableConfig(
@@ -107,7 +107,7 @@ def text_key(text: str) -> bytes:
 
 
 def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
-    """Hold out some documents with all their rows; for kinds classes and texts, some texts."""
+    """Hold out a share of the documents with all their rows; without documents, of the texts."""
     keys = [text_key(each.text_pair or each.text) for each in data.examples]
     held = held_out(source, keys, rate, 2, "documents")
     pairs = list(zip(data.examples, held, strict=True))
@@ -122,9 +122,10 @@ def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
 
 
 def halved(data: GroupData) -> GroupData:
-    """Make pairs of the first and the second half of each text, cut at a blank where there is one.
+    """Make pairs of the first and the second half of each text, cut at a blank if there is one.
 
-    A `UserError` where fewer than two texts are long enough.
+    Raises:
+        UserError: fewer than two texts are long enough.
     """
     found: list[TextExample] = []
     short: list[Origin] = []
@@ -153,7 +154,7 @@ _NO_ROW = np.zeros(0, np.int32)
 def group_rows(
     data: GroupData, config: EmbeddingTaskConfig, tokenizer: Tokenizer
 ) -> tuple[Rows, list[str]]:
-    """Return the rows of the texts of one file, and warnings of texts that were cut.
+    """Return the rows of one file's texts, and warnings that count cut texts.
 
     All groups have as many rows as the largest group; empty rows stand for missing texts. Texts
     begin with the prefix of queries or documents, and are cut at their end. In training, a single
@@ -218,7 +219,7 @@ def _of_side(examples: Iterable[TextExample], side: str, is_pair: bool) -> Itera
 
 
 class EmbeddingSplit(Split):
-    """Texts of one file."""
+    """Texts of one file, their rows and their scores."""
 
     _task: "EmbeddingTask"
     _data: GroupData
@@ -231,7 +232,7 @@ class EmbeddingSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of randomly ordered documents, or of one constant for all pairs; NaN unlabelled."""
+        """Score of a random ranking, or of a constant for all pairs; NaN if labels are missing."""
         if self._data.kind in ("scores", "classes") and self._data.truth is None:
             return math.nan
         if self._data.kind == "scores":
@@ -245,10 +246,10 @@ class EmbeddingSplit(Split):
     def _search(
         self,
     ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
-        """Return positions of the queries and of the documents among all rows (N G).
+        """Return queries and documents, as positions among all N * G rows, and what relates them.
 
-        The numbers of the documents that answer each query, and the number of each query's own
-        text, or -1, follow.
+        Third: for each query, the numbers of the documents that answer it. Fourth: for each query,
+        the number of the document with the query's own text, or -1.
         """
         group = self.rows.group
         assert self.rows.text_ids is not None
@@ -284,7 +285,7 @@ class EmbeddingSplit(Split):
         return {name: float(scores[name].mean()) for name in self._score_names}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for intervals over pairs or queries."""
+        """Return the data for confidence intervals over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
             truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
@@ -302,8 +303,8 @@ class EmbeddingSplit(Split):
         queries, documents, relevant, hidden = self._search
         if not any(relevant):
             raise UserError(
-                f"{self.name} has no two texts of a class, so no text has one to find; give texts "
-                "with a class that occurs twice"
+                f"{self.name} has no two texts of the same class, so no text has another to find; "
+                "at least one class must occur twice"
             )
         flat = vectors.reshape(-1, vectors.shape[-1])
         return search_scores(flat[queries], flat[documents], relevant, hidden)
@@ -312,7 +313,7 @@ class EmbeddingSplit(Split):
         """Return the cosine of the two texts of each row."""
         if self.rows.group == 1:
             raise UserError(
-                f"{self.name} has texts alone, and no pairs to compare; `bert-jax embed` writes "
+                f"{self.name} has single texts, and no pairs to compare; `bert-jax embed` writes "
                 "the vectors of texts"
             )
         return [{"cosine": round(float(x), 6)} for x in self._cosines(self._vectors(outputs))]

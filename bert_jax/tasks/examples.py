@@ -1,4 +1,4 @@
-"""Examples of fine-tuning tasks, names of labels, and the faults of a file in one message."""
+"""Examples of fine-tuning tasks, names of labels, and messages about all faults of a file."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from bert_jax.errors import UserError, nearest
 from bert_jax.files.untrusted.whole_file import read_text
 
 SHOWN = 5
-"""Number of lines that a message names; the rest are counted."""
+"""Number of lines that a message names; further lines are only counted."""
 MAX_BYTES = 512 << 20
-"""Largest file of tagged or parsed words."""
+"""Largest size, in bytes, of a file of tagged or parsed words."""
 Example = TypeVar("Example", bound=Any)
 
 
 class Origin(NamedTuple):
-    """Place where an example was read, for messages."""
+    """File and line from which an example was read, for messages."""
 
     path: str
     """File, or name of a data set."""
     line: int
-    """Number of the line, or of the record where there are no lines; from 1."""
+    """Number of the line, from 1; of the record, if the source has no lines."""
 
     @property
     def unit(self) -> str:
@@ -45,8 +45,8 @@ class TextExample:
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | None
-    """Number of a class or choice, a score, or the ascending numbers of all classes that hold
-    (multi-label); None where the file has no labels."""
+    """Number of a class or choice, a score, or the ascending numbers of all classes of the text
+    (multi-label); None if the file has no labels."""
     origin: Origin
     group: str | None = None
     """Group of the example; None where the table has none."""
@@ -62,7 +62,7 @@ class TextExample:
 
 @dataclass(frozen=True)
 class TaggedExample:
-    """A sentence whose words have tags."""
+    """A sentence of words, with a tag for each."""
 
     id: str
     """Name of the example in the file, else its number from 0."""
@@ -72,7 +72,7 @@ class TaggedExample:
     origin: Origin
     """Place of the first word."""
     document: int = 0
-    """Number of the document in the file; 0 for all where the file marks none."""
+    """Number of the document in the file; always 0 if the file marks no documents."""
 
     @property
     def texts(self) -> tuple[str]:
@@ -86,7 +86,7 @@ class TaggedExample:
 
 
 class Answer(NamedTuple):
-    """A reference answer."""
+    """A reference answer: its text, and where it stands."""
 
     text: str
     start: int
@@ -126,11 +126,11 @@ class Data(Generic[Example]):
     labels: "LabelSet | None" = None
     """Names of the classes; None for scores, and for examples without labels."""
     warnings: tuple[str, ...] = ()
-    """Examples that were skipped, or kept although they look wrong, counted, with lines."""
+    """Warnings that count examples skipped, or kept although they look wrong, with line numbers."""
     submission: tuple[str, str] | None = None
-    """Task and split of GLUE for which the leaderboard takes predictions of these texts."""
+    """GLUE task and test split, if the leaderboard takes predictions for these texts."""
     trains: bool = False
-    """Whether a model learns from them."""
+    """Whether a model is trained on the examples."""
 
     @cached_property
     def truth(self) -> list[Any] | None:
@@ -161,7 +161,7 @@ class LabelSet:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "LabelSet":
-        """Sort the labels met in data: numbers in numerical order, other labels as text."""
+        """Make a sorted set of labels found in data: numbers in numerical order, others as text."""
         met = set(names)
         if all(name.isascii() and name.isdigit() and len(name) < 10 for name in met):
             return cls(tuple(sorted(met, key=lambda name: (int(name), name))))
@@ -171,7 +171,7 @@ class LabelSet:
         return len(self.names)
 
     def id(self, name: str, origin: Origin | str) -> int:
-        """Return the number of a label met at `origin`; a `UserError` gives the nearest label."""
+        """Return a label's number; a `UserError` names `origin` and suggests the nearest label."""
         number = self.find(name)
         if number is None:
             raise UnknownLabel(name, origin, self.names)
@@ -187,10 +187,10 @@ class LabelSet:
 
 
 class UnknownLabel(UserError):
-    """A label that a set does not have.
+    """Error for a label that is not in a set.
 
-    A file may have a million unknown labels, and a message names only five of them: the text is
-    made only when somebody reads it.
+    A file may have a million unknown labels, of which a message names five: the text, which is slow
+    to make, is made only when it is read.
     """
 
     def __str__(self) -> str:
@@ -214,7 +214,7 @@ def file_name(source: str) -> str:
 
 
 class MissingColumn(UserError):
-    """A table lacks `column`."""
+    """Error for a table without the column `column`."""
 
     def __init__(self, column: str, message: str) -> None:
         super().__init__(message)
@@ -222,7 +222,7 @@ class MissingColumn(UserError):
 
 
 class Problems:
-    """Faults of a file, gathered while the file is read; `what` is faulty, in the plural."""
+    """Faults of a file, collected while the file is read; `what` is a noun such as "rows"."""
 
     def __init__(self, path: str, what: str = "rows") -> None:
         self._path = path
@@ -231,13 +231,13 @@ class Problems:
         self.count = 0
 
     def add(self, message: str | UserError) -> None:
-        """Add a problem; its message begins with the file and line."""
+        """Add a problem, whose message begins with the file and line."""
         self.count += 1
         if self.count <= SHOWN:
             self._first.append(str(message))
 
     def check(self) -> None:
-        """Raise a `UserError` if there was a problem."""
+        """Raise a `UserError` if any problem was added."""
         if self.count == 1:
             raise UserError(self._first[0])
         if self.count:
@@ -247,7 +247,7 @@ class Problems:
 
 
 def counted(what: str, origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return a warning for each file of the origins: their number, and the first lines."""
+    """Return a warning for each file: the number of its `origins`, and the first lines."""
     found = []
     for path, group in groupby(sorted(origins), key=attrgetter("path")):
         lines = list(group)
@@ -259,6 +259,6 @@ def counted(what: str, origins: Iterable[Origin]) -> tuple[str, ...]:
 
 
 def text_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 file; a carriage return ends a line, too."""
+    """Read the lines of a UTF-8 file, which end with a line feed, a carriage return or both."""
     text = read_text(path, max_bytes=MAX_BYTES)
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

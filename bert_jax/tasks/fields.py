@@ -1,4 +1,4 @@
-"""The fields of all kinds of tasks, and the questions that a run asks of any task."""
+"""The configuration fields that all kinds of tasks share, and properties that runs read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(Bounded, section="task"):
-    """The data of a task and their format; each kind adds its own fields."""
+    """Settings that all kinds of tasks share: data and format; each kind adds its own fields."""
 
     CHOSEN_BY: ClassVar[str] = "kind"
     VARIANTS: ClassVar[Mapping[str, "type[TaskConfig]"]] = {}
@@ -26,9 +26,9 @@ class TaskConfig(Bounded, section="task"):
     """Default of `max_length`."""
     METRICS: ClassVar[tuple[str, ...]] = ()
     FILES: ClassVar[str] = ""
-    """Description of a file of the kind."""
+    """Description of the files of this kind, for messages."""
     PATHS: ClassVar[Sequence[str]] = ("train", "dev", "test")
-    """Fields that name files."""
+    """Names of the fields that name files."""
 
     kind: str = "table"
     """Kind of the data: a table of texts, a task of GLUE, tagged words, questions about texts
@@ -41,7 +41,8 @@ class TaskConfig(Bounded, section="task"):
     """Number of folds of the training data; one run holds out each fold. Folds have the same mix of
     labels and keep groups together. 0: no folds."""
     fold: Natural = 0
-    """Fold that the run holds out, from 1; 0: one run after another, one for each fold."""
+    """Number of the fold that the run holds out, from 1; 0: a run for each fold, one after
+    another."""
     metric: str = ""
     """Metric that selects the best checkpoint; empty: the task's first metric. glue: the
     leaderboard's metrics. table: single_label has accuracy, f1 (of the second of two labels),
@@ -53,12 +54,12 @@ class TaskConfig(Bounded, section="task"):
     """File (for GLUE, a split with labels) scored once, after training; empty: none."""
 
     def __post_init__(self) -> None:
-        """Refuse a fold and a metric that the task does not have."""
+        """Raise a UserError for a fold or a metric that the task does not have."""
         super().__post_init__()
         if self.fold > self.folds:
             raise UserError(
-                f"task.fold is {self.fold}, and task.folds {self.folds}; fold must be one of the "
-                "folds from 1, or 0 for all"
+                f"task.fold is {self.fold}, but task.folds is {self.folds}; expected a fold from 1 "
+                f"to {self.folds}, or 0 for all"
             )
         if self.metrics:
             self.choose_metric(self.metrics)
@@ -69,7 +70,7 @@ class TaskConfig(Bounded, section="task"):
         return self.METRICS
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
-        """Return the configured metric, or the first; a `UserError` unless the task has it."""
+        """Return the configured metric, by default the first; a UserError for an unknown metric."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
             hint = "; f1 is for two labels" if metric == "f1" and "macro_f1" in metrics else ""
@@ -81,7 +82,7 @@ class TaskConfig(Bounded, section="task"):
 
     @property
     def skew(self) -> SkewConfig:
-        """Treatment of rare classes; the defaults where the kind has no such options."""
+        """Options for rare classes; the defaults if this kind of task has no such options."""
         return self if isinstance(self, SkewConfig) else SkewConfig()
 
     @property
@@ -95,7 +96,7 @@ class TaskConfig(Bounded, section="task"):
         return self.max_length or self.LENGTH
 
     def fitted(self, max_positions: int) -> "TaskConfig":
-        """Lower the default length to the positions of a model."""
+        """Lower the default `max_length` to the number of a model's positions."""
         if self.max_length or self.length <= max_positions:
             return self
         return replace(self, max_length=max_positions)
@@ -118,22 +119,23 @@ class TaskConfig(Bounded, section="task"):
     def with_folds(self) -> "TaskConfig":
         """Return the task with all training data, from which folds can be held out.
 
-        A `UserError` where it names dev data, or its scores need all dev data at once.
+        Raises:
+            UserError: the task names dev data, or its scores need all dev data at once.
         """
         return self
 
     def located(self) -> "TaskConfig":
-        """Return the configuration with absolute paths, for another working directory."""
+        """Return the configuration with absolute paths, for use from any working directory."""
         named = {name: getattr(self, name) for name in self.PATHS}
         paths: Any = {n: os.path.abspath(v) for n, v in named.items() if v and not self._is_name(v)}
         return replace(self, **paths)
 
     def _is_name(self, source: str) -> bool:
-        """Say whether a source is a name, not a local path."""
+        """Say whether a source is the name of a data set or split, or a URL, not a local path."""
         return source.startswith("tfds:") or scheme(source) is not None
 
     def source(self, field: str) -> str:
-        """Return a field that must not be empty, such as "train"."""
+        """Return the value of a field such as "train"; a UserError if it is empty."""
         value: str = getattr(self, field)
         if not value:
             what = self.FILES
@@ -146,7 +148,7 @@ class TaskConfig(Bounded, section="task"):
 
 @dataclass(frozen=True, kw_only=True)
 class FileTaskConfig(TaskConfig):
-    """The fields of the kinds that read the user's files."""
+    """Fields of the kinds of tasks that read the user's files."""
 
     train: str = ""
     """File to train on."""
@@ -160,7 +162,7 @@ class FileTaskConfig(TaskConfig):
         return {"dev": self.dev} if self.dev and not self.folds else {}
 
     def with_folds(self) -> TaskConfig:
-        """Return the task with all training data; see `TaskConfig.with_folds`."""
+        """Return the task with all training data (see `TaskConfig.with_folds`)."""
         if self.dev:
             raise UserError(
                 f"task.dev is set, and task.folds is {self.folds}: each fold is held out of the "
@@ -171,7 +173,7 @@ class FileTaskConfig(TaskConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenConfig(TableFormat, FileTaskConfig):
-    """The fields of the kinds that read tables of any format."""
+    """Fields of the kinds of tasks that read tables in any format."""
 
     id: str = ""
     """Column that names the rows; empty numbers them from 0."""

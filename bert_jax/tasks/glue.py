@@ -1,8 +1,7 @@
 """The nine tasks of GLUE and its diagnostic set: files, columns, labels, metrics, submissions.
 
-Labels are in the order of TensorFlow Datasets and of the published checkpoints. The files of the
-test sets have no labels; the leaderboard scores predictions for them, in the files that
-`submission_file` makes.
+Labels are in the order of TensorFlow Datasets and of the published checkpoints. Test files have no
+labels; the leaderboard scores predictions in the files that `submission_file` makes.
 """
 
 import math
@@ -32,14 +31,14 @@ class GlueTask:
     """Definition of a GLUE task."""
 
     directory: str
-    """Directory of its files, in the official archives."""
+    """Directory of the task's files in the official archives."""
     text: str
     """Column of the text."""
     text_pair: str
-    """Column of the second text; empty where there is one text."""
+    """Column of the second text; empty if the task has single texts."""
     label: str
     labels: tuple[str, ...]
-    """Names of the classes; none where a score is predicted."""
+    """Names of the classes; () if scores are predicted."""
     written: tuple[str, ...]
     """Classes as the files and the leaderboard write them."""
     metrics: tuple[str, ...]
@@ -96,20 +95,20 @@ TASKS: Mapping[str, GlueTask] = {
         "WNLI", "sentence1", "sentence2", "label", ("not_entailment", "entailment"), _DIGITS,
         ("accuracy",), {"test": ("WNLI.tsv", 146)}, ("wnli", "sentence1", "sentence2"),
     ),
-    # A model of MNLI predicts it.
+    # The diagnostic set, predicted by a model of MNLI.
     "ax": GlueTask(
         "diagnostic", "sentence1", "sentence2", "", _NLI, _NLI,
         ("matthews",), {"test": ("AX.tsv", 1104)}, ("ax", "premise", "hypothesis"),
         {"test": "diagnostic.tsv"},
     ),
 }  # fmt: skip
-"""Tasks by their names at TensorFlow Datasets."""
+"""Tasks by their names in TensorFlow Datasets."""
 
 
 def glue_task(name: str) -> GlueTask:
     """Look up a task by name; the `UserError` for an unknown name lists the tasks."""
     if name not in TASKS:
-        raise UserError(f"{name!r} is no task of GLUE; there are {', '.join(TASKS)}")
+        raise UserError(f"{name!r} is no task of GLUE; expected one of {', '.join(TASKS)}")
     return TASKS[name]
 
 
@@ -133,10 +132,10 @@ def submission_file(
     ids: Sequence[str],
     predictions: Sequence[int] | Sequence[float] | np.ndarray,
 ) -> tuple[str, str]:
-    """Return name and content of a file for the leaderboard: a header, then index and prediction.
+    """Return the name and content of a leaderboard file: a header, then index and prediction.
 
-    `ids` of the examples have any order. A prediction is the number of a class, or a score, which
-    is cut to 0...5 and written with three digits.
+    `ids` are in the order of `predictions`, which may be any. A prediction is the number of a
+    class, or a score, which is clipped to 0...5 and written with three digits.
 
     Raises:
         UserError: not a test split, or not exactly one prediction for each of its rows.
@@ -149,7 +148,7 @@ def submission_file(
     if len(ids) != len(predictions) or len(ids) != rows:
         raise UserError(
             f"{file}: {len(predictions):,} predictions for {len(ids):,} examples; the leaderboard "
-            f"wants {rows:,}, one for each row of {task.files[split]}"
+            f"expects {rows:,}, one for each row of {task.files[split]}"
         )
     numbers = np.asarray(predictions).tolist()
     found = {index: _written(file, task, number)
@@ -168,7 +167,7 @@ def _written(file: str, task: GlueTask, prediction: int | float) -> str:
     if task.score_range is not None:
         low, high = task.score_range
         if not math.isfinite(prediction):
-            raise UserError(f"{file}: a prediction is {prediction}; scores are numbers")
+            raise UserError(f"{file}: a prediction is {prediction}; expected a finite number")
         return f"{min(max(float(prediction), low), high):.3f}"
     if int(prediction) != prediction or not 0 <= prediction < len(task.written):
         raise UserError(
@@ -180,7 +179,7 @@ def _written(file: str, task: GlueTask, prediction: int | float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class GlueConfig(SkewConfig, TaskConfig):
-    """A task of GLUE."""
+    """Settings of the task kind `glue`: a task of GLUE."""
 
     FILES: ClassVar = "the directory of its TSV files, or say tfds"
     PATHS: ClassVar = ("test", "data")
@@ -196,7 +195,7 @@ class GlueConfig(SkewConfig, TaskConfig):
     that TensorFlow Datasets has prepared."""
 
     def __post_init__(self) -> None:
-        """Refuse a task without training data, and options for classes with scores."""
+        """Raise a UserError for a task without training data, or class options of a score task."""
         super().__post_init__()
         if self.name and "train" not in glue_task(self.name).files:
             raise UserError(
@@ -207,7 +206,7 @@ class GlueConfig(SkewConfig, TaskConfig):
             self.check_has_classes(f"task.name {self.name!r}")
 
     def source(self, field: str) -> str:
-        """Return a field that must not be empty: "name" or "data"."""
+        """Return the value of the field "name" or "data"; a UserError if it is empty."""
         if field == "name" and not self.name:
             known = ", ".join(name for name in TASKS if name != "ax")
             raise UserError(f"task.name is empty; name one of {known}")
@@ -215,7 +214,7 @@ class GlueConfig(SkewConfig, TaskConfig):
 
     @property
     def problem_type(self) -> ProblemType:
-        """Kind of prediction."""
+        """Kind of prediction: one label or, for stsb, a number."""
         has_classes = not self.name or glue_task(self.name).labels
         return "single_label" if has_classes else "regression"
 

@@ -1,4 +1,4 @@
-"""Rows of token ids from texts and pairs of texts, and one answer for several rows of a text."""
+"""Rows of token ids from texts and pairs, and the pooling of a long text's windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,22 +23,22 @@ class LongTexts:
     """Treatment of texts with more tokens than a row."""
 
     how: Literal["cut", "head_tail", "windows"] = "cut"
-    """Tokens that are read. cut: the beginning. head_tail: the beginning and the end. windows:
-    everything, in overlapping rows."""
+    """What is read of a long text. cut: the beginning. head_tail: the beginning and the end.
+    windows: everything, in overlapping rows."""
     pooling: Pooling = "mean"
     """Pooling of the logits of a text with several rows."""
     stride: int = 0
     """Tokens from the start of a window to the start of the next; 0: half a window."""
 
     def __post_init__(self) -> None:
-        """Refuse a stride that goes backwards."""
+        """Raise a UserError for a negative stride."""
         if self.stride < 0:
             raise UserError(f"the stride of windows is {self.stride}; it must be at least 0")
 
     def parts(self, lengths: Sequence[int], room: int) -> list[list[list[Span]]]:
-        """Return the spans of tokens that each row has of one or two texts of these lengths.
+        """Cut one or two texts of these lengths into rows: for each row and text, spans of tokens.
 
-        Together the texts have more than `room` tokens, and each row has at most `room`.
+        The texts have more than `room` tokens together; each row gets at most `room`.
         """
         if self.how == "windows":
             return _windows(lengths, room, self.stride)
@@ -50,7 +50,7 @@ class LongTexts:
     def pooled(
         self, logits: Float[np.ndarray, "R C"], owners: Int64[np.ndarray, " R"]
     ) -> Float[np.ndarray, "N C"]:
-        """Pool the logits of each example's rows, which follow each other."""
+        """Pool the logits of each example's rows; `owners` is the ascending example of each row."""
         first = np.flatnonzero(np.diff(owners, prepend=-1))
         if len(first) == len(logits):
             return logits
@@ -66,7 +66,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Shorten two texts to `room` tokens: the longer loses tokens; of equal texts, the second."""
+    """Return the lengths of a pair cut to `room` tokens: the longer text, or the second, loses."""
     if first + second <= room:
         return first, second
     kept = min(first, max(room - second, room - room // 2))
@@ -74,7 +74,7 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _ends(length: int, keep: int) -> list[Span]:
-    """Return the head and the tail of a text: 128 and 382 of 510 tokens (Sun et al. 2019)."""
+    """Return a text's head and tail, in the ratio 128 to 382 (Sun et al. 2019)."""
     if length <= keep:
         return [(0, length)]
     head = keep * 128 // 510
@@ -97,7 +97,7 @@ def _windows(lengths: Sequence[int], room: int, stride: int) -> list[list[list[S
 
 
 def covered(rows: Sequence[Sequence[Sequence[Span]]]) -> int:
-    """Count the tokens that are in a row at least once."""
+    """Count the tokens that at least one row contains."""
     total = 0
     for spans in zip(*rows, strict=True):  # the rows of one text
         end = 0
@@ -109,21 +109,22 @@ def covered(rows: Sequence[Sequence[Sequence[Span]]]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TextRows:
-    """Rows of the examples of one file, in their order; all rows of an example weigh 1 together."""
+    """Rows of one file's examples, in order; the rows of an example have the total weight 1."""
 
     rows: Rows
     owners: Int64[np.ndarray, " R"]
     """Number of the example of each row."""
     long: Sequence[int] = ()
-    """Numbers of the examples that did not fit a row."""
+    """Numbers of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Tokens of the long examples, special tokens excluded; `left_out` are in no row."""
+    """Number of tokens of the long examples, special tokens excluded; `left_out` of them are in no
+    row."""
     left_out: int = 0
 
     def warnings(
         self, examples: Sequence[TextExample], room: int, long: LongTexts
     ) -> tuple[str, ...]:
-        """Return a warning with the lines of the long examples, and their treatment."""
+        """Return a warning that names the lines of long examples and how they were cut."""
         is_pair = examples[0].text_pair is not None
         what = f"{'pairs of texts' if is_pair else 'texts'} of more than {room} tokens, "
         share = f"{self.left_out:,} of their {self.num_tokens:,} tokens are left out"
@@ -144,10 +145,10 @@ def text_rows(
     labels: np.ndarray | None,
     long: LongTexts = CUT,
 ) -> TextRows:
-    """Return rows of at most `max_length` tokens.
+    """Encode examples as rows of at most `max_length` tokens.
 
-    In a pair that is cut, the longer text loses tokens first, as in BERT's `run_classifier.py`.
-    Windows of a pair go over the longer text; every window has the other text, up to half a row.
+    When a pair is cut, the longer text loses tokens first, as in BERT's `run_classifier.py`. With
+    windows, each row has a part of the pair's longer text and all of the other, up to half a row.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

@@ -1,4 +1,4 @@
-"""Opening of the task that a configuration or a saved model names."""
+"""Opening a task from a configuration or from a saved model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ TASKS: Mapping[str, type[Task[Any]]] = {
 
 
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:
-    """Read training and dev data; the default length is lowered to the model's positions.
+    """Open a task and read its data; the default length is lowered to the model's positions.
 
     Raises:
         UserError: a file is missing, unreadable or wrong (see the readers); nothing can be learned
@@ -48,14 +48,15 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
 
 def fold_parts(split: Split, count: int) -> np.ndarray:
-    """Return each example's fold, (N,) from 1; it depends only on texts, labels and groups.
+    """Return each example's fold, (N,) from 1, which depends only on texts, labels and groups.
 
-    A `UserError` where there are fewer groups than folds.
+    Raises:
+        UserError: there are fewer groups than folds.
     """
     groups = joined(*split.group_keys())
     if (there := len(np.unique(groups))) < count:
         raise UserError(
-            f"task.folds is {count}, and the training data are {there} groups that stay together; "
+            f"task.folds is {count}, but the training data have only {there} groups to hold out; "
             f"set task.folds to {there} or less"
         )
     keys = [example_key(texts) for texts in split.texts()]
@@ -63,9 +64,10 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
 
 
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
-    """Return the task that `Task.describe` described; it has nothing to train on.
+    """Return the task that `Task.describe` described, without training data.
 
-    A `UserError` where `Task.describe` did not make the description.
+    Raises:
+        UserError: `Task.describe` did not make the description.
     """
     where = "the description of the task"
     unknown = [name for name in ("task", "learned") if name not in description]

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import connected_components
 
 from bert_jax.errors import UserError
 
-_BINS = 5  # of scores: as many of each are in every part
+_BINS = 5  # quantiles of scores, which every part holds in equal shares
 
 Texts = Sequence[tuple[str, ...]]
 """Texts of each example, as `Split.texts` returns them."""
@@ -32,7 +32,7 @@ def example_keys(examples: Texts) -> np.ndarray:
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
-    """Warn of the examples of a split that share their texts with training; empty for none.
+    """Write a warning about a split's examples that have the texts of training examples, or "".
 
     `known` are the keys of the training examples.
     """
@@ -42,8 +42,8 @@ def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
     first = " | ".join(examples[shared[0]])
     short = f"{first[:60]}..." if len(first) > 60 else first
     return (
-        f"{name}: {len(shared):,} of {len(examples):,} examples have the texts of examples trained "
-        f"on (the first: {short!r}); their scores say less about new texts"
+        f"{name}: {len(shared):,} of {len(examples):,} examples have the texts of training "
+        f"examples (the first: {short!r}); their scores say less about new texts"
     )
 
 
@@ -56,7 +56,7 @@ def strata(labels: Sequence[Any]) -> list[Hashable]:
 
 
 def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
-    """Return the number of each example's group; examples that share a key share a group."""
+    """Return each example's group number; examples that share any key share a group."""
     count = len(keys[0])
     nodes: list[np.ndarray] = []
     total = count
@@ -71,9 +71,10 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
 
 
 def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
-    """Choose a share of the distinct keys of a file, at least `least`, whatever their order.
+    """Hold out a share of a file's distinct keys, at least `least`; order does not matter.
 
-    A `UserError` where as many could not stay; `what` is the noun for the keys.
+    Raises:
+        UserError: fewer than `least` keys would remain; `what` is the noun for the keys.
     """
     ranked = sorted(set(keys))
     if len(ranked) < 2 * least:
@@ -92,15 +93,16 @@ def deal(
     keys: Sequence[bytes],
     shares: Sequence[float],
 ) -> Int64[np.ndarray, " N"]:
-    """Deal examples into parts; the result does not depend on the order of the examples.
+    """Divide examples into parts with equal mixes of kinds, whatever the examples' order.
 
-    Groups with the same content are dealt evenly, the largest first. Each remaining group goes to
-    the part that lacks its content most: the part that minimises the squared differences from the
-    shares, relative to the number of examples of each kind.
+    Groups of the same content (numbers of examples of each kind) are divided evenly, the largest
+    first. Each remaining group goes to the part that lacks its content most: the part that
+    minimises the squared differences from the shares, relative to the number of examples of each
+    kind.
 
-    Each example has a kind (see `strata`), the number of its group, which is in one part, and a
-    hash of its content, which orders groups. The shares of the parts sum to 1. The result has the
-    number of each example's part.
+    Each example has a kind (see `strata`), a group, all of which stays in one part, and a hash of
+    its texts (`keys`), which orders groups. `shares` are the parts' sizes and sum to 1. The result
+    is the number of each example's part, from 0.
     """
     number = {kind: n for n, kind in enumerate(sorted(set(kinds), key=repr))}
     kind_of = np.array([number[kind] for kind in kinds])

@@ -1,8 +1,8 @@
-"""Rows of token ids with labels, and padded batches of rows in a few lengths, the buckets.
+"""Rows of token ids with labels, and batches of rows padded to a few lengths, the buckets.
 
 A row is padded to the shortest bucket that holds it, and XLA compiles the step once a bucket. Rows
 that do not fill a batch of their bucket move up to the next bucket, so every epoch has ceil(N / B)
-batches, all full but at most one. Integers decide which rows meet.
+batches, at most one of them not full. Only integer arithmetic assigns rows to batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
 NO_LABEL = -1
-"""Label of positions without a tag."""
+"""Label of positions that have no label."""
 
 Batch = dict[str, np.ndarray]
 """Rows of one length as arrays, with a leading axis of trials (M) where several are trained.
@@ -37,25 +37,25 @@ class Rows:
     """N examples of `group` rows, unpadded; each row has its own length n."""
 
     tokens: Sequence[Int32[np.ndarray, " _"]]
-    """N * group arrays (n,): [CLS] ... [SEP]. Rows of an example follow one another; of several,
-    a row without tokens stands for none."""
+    """N * group arrays (n,): [CLS] ... [SEP]. Rows of an example follow one another; an empty row
+    fills up a group that has fewer texts."""
     second_start: Int32[np.ndarray, " rows"]
     """Position in a row where type 1 begins; n for a row without a second part."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None = None
     """Labels to predict, None where they are not known. By kind of head: single_label: (N,) int32;
     multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
     int32, positions of the first and the last token; tags: N arrays (n,) int32 with `NO_LABEL`
-    where a position has none; arcs: the same, the position of a word's head times the number of
-    relations plus the relation; choice: (N,) int32, number of the right row of the group."""
+    where a position has none; arcs: N such arrays of head position * number of relations + relation
+    number; choice: (N,) int32, number of the right row of the group."""
     group: int = 1
     """Rows of an example, such as a query with its documents, or a question with its choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None
-    """Number of each row's text: equal texts have equal numbers."""
+    """Identifying number of each row's text; equal texts have equal numbers."""
     weights: Float32[np.ndarray, " N"] | None = None
     """Weight of each row in the loss, above 0; None: 1 each."""
 
     def __post_init__(self) -> None:
-        """Refuse lists without exactly one entry a row."""
+        """Raise a ValueError unless all lists have one entry a row."""
         if self.group < 1 or len(self.tokens) % self.group:
             raise ValueError(f"{len(self.tokens)} rows in groups of {self.group}")
         for name in ("second_start", "text_ids"):
@@ -82,7 +82,7 @@ class Rows:
 
     @property
     def has_tags(self) -> bool:
-        """Whether the labels are one array a row."""
+        """Whether the labels are one array a row, with a label for each token."""
         return self.labels is not None and not isinstance(self.labels, np.ndarray)
 
 
@@ -94,10 +94,13 @@ _ROWS, _ORDER, _DRAWN = 0x726F7773, 0x6F726465, 0x64726177
 def choose_buckets(
     lengths: Integer[np.ndarray, " N"], max_buckets: int, *, limit: int | None = None
 ) -> tuple[int, ...]:
-    """Choose the lengths that leave the fewest tokens of padding: exact, by dynamic programming.
+    """Choose the bucket lengths with the least padding, exactly, by dynamic programming.
 
-    `limit` is the number of the model's positions: the longest bucket, which need not be a multiple
-    of 8. The lengths found ascend, and the last holds the longest row.
+    Lengths are multiples of 8, ascending; the last holds the longest row. `limit`, the number of
+    the model's positions, caps the longest, which then need not be a multiple of 8.
+
+    Raises:
+        UserError: there are no rows.
     """
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
@@ -106,7 +109,7 @@ def choose_buckets(
     if limit is not None and lengths.max() > limit:
         raise ValueError(f"a row of {lengths.max()} tokens, and {limit} positions")
     rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
-    # A bucket between two of these holds the same rows as the lower one and pads them more.
+    # A bucket between two of these would hold the rows of the lower one, with more padding.
     ends, counts = np.unique(rounded.clip(max=limit or rounded.max()), return_counts=True)
     below = np.concatenate([[0], np.cumsum(counts)])
     num_ends = len(ends)
@@ -128,7 +131,7 @@ def choose_buckets(
 
 
 class TrainBatches:
-    """Batches of the epochs of training, for several trials at once.
+    """Training batches, epoch by epoch, for several trials at once.
 
     The lengths of an epoch's batches are the same for all trials, so that they run as one array
     program; their rows depend only on (rows, batch size, seed of the trial, epoch).
@@ -144,9 +147,9 @@ class TrainBatches:
         pad_id: int,
         repeats: Float[np.ndarray, " N"] | None = None,
     ):
-        """Take rows; the buckets ascend, and the last holds the longest row.
+        """Plan batches; `buckets` ascend, and the last holds the longest row.
 
-        `repeats` says how often an epoch has each row on average, at least 1; None: each row once.
+        `repeats` is how often an epoch has each row on average, at least 1; None: each row once.
         """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
@@ -161,7 +164,7 @@ class TrainBatches:
         self.batches_of = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
 
     def epoch(self, epoch: int, seeds: Sequence[int], start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of one epoch from number `start` on, arrays (M, B, ...) for M seeds."""
+        """Yield an epoch's batches from number `start` on, arrays (M, B, ...) for M trial seeds."""
         if not 0 <= start <= self.num_batches:
             raise ValueError(f"start is {start}; an epoch has {self.num_batches} batches")
         plans = np.stack([self._trial(epoch, seed) for seed in seeds])
@@ -187,10 +190,10 @@ class TrainBatches:
 def eval_batches(
     rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int
 ) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
-    """Yield every row once, in order of buckets; rows that fill no batch move up as in training.
+    """Yield batches with every example once, by bucket; rows move up as in training.
 
-    The numbers of the rows in a batch come with the batch, (B, ...) in this order; rows of weight 0
-    fill the last batch.
+    Each batch, arrays (B, ...), comes with the numbers of its examples, in the same order. Rows of
+    weight 0 fill the last batch.
     """
     if len(rows) == 0:
         return
@@ -202,7 +205,7 @@ def eval_batches(
 
 
 class _Buckets:
-    """Plan of an epoch: the length of each batch, and the rows that the batch may hold.
+    """Plan of an epoch: the length of each batch, and which rows fit in it.
 
     `batch_lengths` (T,) ascends; only the last batch may hold fewer than B rows.
     """
@@ -216,7 +219,7 @@ class _Buckets:
         self.batch_size = batch_size
         self.num_rows = len(lengths)
         bucket_of = np.searchsorted(ascending, lengths)
-        # No batch is longer than the longest row: the last rows move up to its bucket at most.
+        # No batch is longer than the longest row's bucket, to which the last rows move up at most.
         self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
         held = np.cumsum([len(own) for own in self._own])
         full = held // batch_size
@@ -224,14 +227,14 @@ class _Buckets:
         self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
 
     def num_real(self, batch: int) -> int:
-        """Count the rows of a batch without the rows that only fill it."""
+        """Count the rows of a batch, except for the rows that only fill it."""
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
-        """Return the rows of each batch; copies of its first row fill the last batch.
+        """Return the rows of each batch; the last batch is filled with copies of its first row.
 
-        In the order of `shuffle`, the rows that could be in a bucket fill its batches; the rest
-        moves up to the next bucket.
+        A bucket's batches are filled with its own rows and the rows left from the bucket below, in
+        the order of `shuffle`; rows that do not fill a batch move up to the next bucket.
         """
         batches: list[np.ndarray] = []
         rest = np.zeros(0, np.int64)
@@ -246,11 +249,11 @@ class _Buckets:
 
 
 class _Oversampled:
-    """Rows of an epoch with some rows repeated.
+    """Rows of an epoch, with rows of rare classes repeated.
 
-    Each row occurs as often as the whole part of `repeats` says. Of the rows of a bucket with equal
-    `repeats`, some are drawn once more, so that together they come to the rounded total. Entry i
-    lies in the same bucket in every epoch.
+    Each row occurs as often as the whole part of its `repeats`. Among the rows of a bucket with
+    equal `repeats`, some are drawn once more, so that their total is the rounded sum of `repeats`.
+    Entry i of an epoch lies in the same bucket in every epoch.
     """
 
     def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
@@ -276,7 +279,7 @@ class _Oversampled:
 
 
 class _Padded:
-    """Rows as flat arrays, from which padded blocks are taken."""
+    """Rows as flat arrays, from which padded batches are gathered."""
 
     def __init__(self, rows: Rows, pad_id: int):
         self._pad_id = pad_id
@@ -296,7 +299,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the examples `index` to `length`; the first `num_real` of each trial's count."""
+        """Pad the examples `index` to `length`; each trial's first `num_real` have a weight."""
         at = np.arange(length)
         group = np.arange(self._group)
         each = index if self._group == 1 else index[..., None] * self._group + group

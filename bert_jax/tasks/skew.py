@@ -1,4 +1,4 @@
-"""Skewed classes: weights in the loss, and rows that an epoch repeats.
+"""Imbalanced classes: class weights in the loss, and oversampling of rows.
 
 Everything is a function of the training labels, so that it is the same on any mesh.
 """
@@ -20,34 +20,35 @@ BALANCED = "balanced"
 
 @dataclass(frozen=True, kw_only=True)
 class SkewConfig(Bounded, section="task"):
-    """Treatment of rare classes and of doubtful labels in training; predictions are not changed."""
+    """Options for rare classes and uncertain labels, used in training only."""
 
     class_weights: str = ""
     """Weights of the classes in the loss: label=2.5,other=1 (labels not named weigh 1), or
-    balanced, rows / (classes * rows of the class). With several labels a row, the weight applies to
-    a yes, and balanced is the ratio of no to yes; each tag has its weight. Empty: all weigh 1."""
+    balanced, rows / (classes * rows of the class). With several labels a row (multi_label), a
+    label's weight applies to rows that have it, and balanced is rows without the label / rows with
+    it. Tags have weights as classes do. Empty: all weigh 1."""
     focal_gamma: NonNegative = 0.0
     """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of confident predictions;
     2 is usual. 0: cross entropy."""
     label_smoothing: Rate = 0.0
     """Share of each label to spread over all classes, such as 0.1."""
     oversampling: Fraction = 0.0
-    """Power from 0 to 1: an epoch has a row (most / own) ** power times, where most counts the rows
-    of the most frequent class and own the rows of the row's (rarest) class. 1: all classes are
-    equally frequent. 0: each row occurs once."""
+    """Power from 0 to 1: an epoch has each row (most / own) ** power times, where `most` is the
+    number of rows of the most frequent class and `own` of the row's (rarest) class. 1: all classes
+    are equally frequent. 0: each row occurs once."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Raise a UserError for values out of range, or a focal loss with smoothed labels."""
         super().__post_init__()
         gamma, smoothing = self.focal_gamma, self.label_smoothing
         if gamma and smoothing:
             raise UserError(
-                f"{self.SECTION}.focal_gamma is {gamma:g} and label_smoothing {smoothing:g}; a "
-                "smoothed label has no one probability to be confident of: set one of them to 0"
+                f"{self.SECTION}.focal_gamma is {gamma:g} and label_smoothing {smoothing:g}; the "
+                "focal loss needs labels without smoothing: set one of them to 0"
             )
 
     def check_has_classes(self, where: str) -> None:
-        """Refuse the first option that is set, for a task without classes, named by `where`."""
+        """Raise a UserError for the first option that is set; the task `where` has no classes."""
         for name in ("class_weights", "focal_gamma", "label_smoothing", "oversampling"):
             if value := getattr(self, name):
                 raise UserError(
@@ -58,12 +59,12 @@ class SkewConfig(Bounded, section="task"):
 def class_weights(
     given: str, rows: Rows, names: Sequence[str], where: str = "class_weights"
 ) -> tuple[float, ...]:
-    """Return the weight of each class in the loss; () where all count 1.
+    """Return the weight of each class in the loss; () if all weigh 1.
 
-    `names` are the labels in the order of the outputs, `where` is the field in messages.
+    `names` are the labels in the order of the outputs; `where` is the field's name in messages.
 
     Raises:
-        UserError: A part of `given` is not LABEL=NUMBER with a positive number; names the part.
+        UserError: a part of `given` is not LABEL=NUMBER with a positive number and a known label.
     """
     if not given:
         return ()
@@ -92,9 +93,9 @@ def class_weights(
 
 
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
-    """Return weights that make all classes count the same; 1 for a class without labels."""
+    """Return weights that make all classes count equally; 1 for a class that no row has."""
     labels = rows.labels
-    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # several labels: a yes against a no
+    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # several labels a row: without / with
         held = labels.sum(axis=0, dtype=np.float64)
         counts = np.where((held > 0) & (held < len(rows)), held, len(rows) / 2)
         return tuple(((len(rows) - counts) / counts).tolist())
@@ -109,8 +110,8 @@ def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
 def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:
     """Compute the average number of times an epoch has each row, at least 1.
 
-    The rarest class of a row counts (Gupta et al. 2019, repeat factor sampling, with the most
-    frequent class for the threshold); a row without a class occurs once.
+    A row's rarest class decides (Gupta et al. 2019, repeat factor sampling, with the most frequent
+    class as the threshold); a row without a class occurs once.
     """
     has = _membership(rows, num_classes)
     counts = has.sum(axis=0)

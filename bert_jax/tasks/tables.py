@@ -1,4 +1,4 @@
-"""Columns of tables: CSV, TSV, JSON lines, parquet, and prepared TensorFlow Datasets."""
+"""Reading columns of tables: CSV, TSV, JSON lines, parquet, and prepared TensorFlow Datasets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from bert_jax.tasks.examples import MissingColumn, Origin, listed
 
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20
-"""Most characters in a field; an unclosed quote would swallow the rest of the file."""
+"""Most characters in a field: a limit against unclosed quotes, which swallow the rest of a file."""
 _DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
 
 
@@ -27,14 +27,14 @@ class TableFormat:
     """Format of a table."""
 
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """Format of the files; auto goes by the suffix, and takes `tfds:` before a name for a prepared
+    """Format of the files; auto goes by the suffix, or by `tfds:` before the name of a prepared
     data set."""
     header: bool | None = None
     """Whether line 1 of CSV or TSV names the columns. None: true where columns are given by name;
     required where they are given by number."""
     quoting: bool | None = None
-    """Whether fields may stand in double quotes, which are no part of them. None: in CSV yes, in
-    TSV no (there quotes are text, as in the files of GLUE)."""
+    """Whether double quotes around a field are not part of it. None: true in CSV, false in TSV
+    (where quotes are text, as in the files of GLUE)."""
     delimiter: str = ""
     """Character between the fields; empty: a comma in CSV and a tab in TSV."""
     ragged: Literal["fail", "skip"] = "fail"
@@ -46,24 +46,24 @@ class Row(NamedTuple):
 
     origin: Origin
     values: tuple[Any, ...]
-    """Fields; None for an optional column that is missing."""
+    """Values in the order of the requested columns; None for a missing optional column."""
     missing: bool = False
-    """Whether the row has too few or too many fields, which `ragged` permits."""
+    """Whether the row is to be skipped: it has too few or too many fields, and `ragged` is skip."""
     problem: str = ""
-    """Fault of the row, with its origin; the row then has no values."""
+    """Message about the row's fault, with its origin; the row then has no values."""
 
 
 def read_delimited(
     name: str, columns: Sequence[str], table: TableFormat, kind: str, optional: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """Read columns of a CSV or TSV file; see `read_rows`."""
+    """Yield the rows of a CSV or TSV file (see `read_rows`)."""
     delimiter = table.delimiter or ("," if kind == "csv" else "\t")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise UserError(f"{name}: the delimiter is {delimiter!r}; one character is needed")
+        raise UserError(f"{name}: the delimiter is {delimiter!r}; expected one character")
     quoting = kind == "csv" if table.quoting is None else table.quoting
     text = decode_text(read_plain(Path(name), max_bytes=MAX_BYTES), where=name)
     if "\n" not in text and "\r" in text:
-        raise UserError(f"{name}: lines end in a carriage return alone; save it with line feeds")
+        raise UserError(f"{name}: lines end in carriage returns; save the file with line feeds")
     lines = text.split("\n")
     del text
     while lines and lines[-1] in ("", "\r"):
@@ -75,8 +75,8 @@ def read_delimited(
         raise UserError(f"{name} has no rows")
     if table.header is None and all(_number(c) is not None for c in columns if c not in optional):
         raise UserError(
-            f"{name}: columns are given by number, so say whether line 1 has their names "
-            f"(header=True) or is an example (header=False). It is: {listed(first[1])}"
+            f"{name}: columns are given by number, so set whether line 1 has their names "
+            f"(header=True) or is an example (header=False). Line 1: {listed(first[1])}"
         )
     header = table.header is not False
     positions = [
@@ -109,15 +109,15 @@ def read_delimited(
 def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
     mark = _DELIMITERS.get(delimiter, repr(delimiter))
     if not quoting and any(field.startswith('"') for field in fields):
-        return "; if quotes hold fields together in this file, say quoting=True"
+        return "; if quotes hold fields together in this file, set quoting=True"
     if quoting:
         return f"; a text with a {mark} needs double quotes around it"
     return f"; a text cannot hold a {mark} or a line end here"
 
 
 def _quoted(name: str, lines: list[str], delimiter: str) -> list[tuple[int, list[str]]]:
-    hint = "; where quotes are part of the text, say quoting=False"
-    records = []  # all are read before the limit of a field goes back
+    hint = "; where quotes are part of the text, set quoting=False"
+    records = []  # all are read while the csv module has the larger limit of a field
     for line, fields in csv_records(name, lines, MAX_FIELD, delimiter=delimiter, hint=hint):
         # Texts have line ends and commas, but hardly tabs.
         if delimiter != "," and any(delimiter in field and "\n" in field for field in fields):
@@ -125,7 +125,7 @@ def _quoted(name: str, lines: list[str], delimiter: str) -> list[tuple[int, list
             last = line + sum(field.count("\n") for field in fields)
             raise UserError(
                 f"{Origin(name, line)}: a quoted field runs to line {last} and holds a {mark}: a "
-                "stray quote has joined rows. Where quotes are part of the text, say quoting=False"
+                "stray quote has joined rows. Where quotes are part of the text, set quoting=False"
             )
         records.append((line, fields or [""]))
     return records
@@ -166,11 +166,11 @@ def _position(
         if other is not None and other != delimiter:
             hint = f" Is the delimiter a {_DELIMITERS[other]} (delimiter={other!r})?"
     elif not quoting and any(field.startswith('"') for field in first):
-        hint = " If quotes hold fields together in this file, say quoting=True."
+        hint = " If quotes hold fields together in this file, set quoting=True."
     raise MissingColumn(
         column,
         f"{name}: no column {column!r}. Line 1 was read as the header: {listed(first)}.{hint} If "
-        "line 1 is an example, say header=False and give columns by number",
+        "line 1 is an example, set header=False and give columns by number",
     )
 
 
@@ -183,15 +183,15 @@ _SUFFIXES = {
 def read_rows(
     name: str, columns: Sequence[str], table: TableFormat, optional: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """Read columns of a table.
+    """Yield the rows of a table, with the requested columns.
 
-    The file may be compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`. Columns have names, in
-    CSV and TSV also numbers from 1; the file may lack `optional` ones. Values are in the order of
-    `columns`: text from CSV and TSV, else what the file has. A row with a problem, or that `ragged`
-    lets pass, has no values.
+    The source is a file, perhaps compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`. Columns
+    are names, in CSV and TSV also numbers from 1; the file may lack `optional` columns. Values are
+    in the order of `columns`: text from CSV and TSV, else what the file has. A row with a problem,
+    or skipped by `ragged`, has no values.
 
     Raises:
-        UserError: the file cannot be read, a column is not there, or the format contradicts it.
+        UserError: the file cannot be read, lacks a column, or does not fit the format.
     """
     kind = _kind(name, table)
     if kind in ("csv", "tsv"):
@@ -199,13 +199,13 @@ def read_rows(
         return
     for field in ("header", "quoting", "delimiter"):
         if getattr(table, field) not in (None, ""):
-            raise UserError(f"{name}: {field} is set, but {kind} has none; leave it out")
+            raise UserError(f"{name}: {field} is set, which is for csv and tsv; leave it out")
     yield from {"jsonl": _json, "parquet": _parquet, "tfds": _tfds}[kind](name, columns, optional)
 
 
 def _kind(name: str, table: TableFormat) -> str:
     if name.startswith("tfds:") != (table.format == "tfds") and table.format != "auto":
-        raise UserError(f"{name}: the kind is {table.format!r}; only tfds:NAME:SPLIT is 'tfds'")
+        raise UserError(f"{name}: the format is {table.format!r}; only tfds:NAME:SPLIT is 'tfds'")
     if table.format != "auto":
         return table.format
     if name.startswith("tfds:"):
@@ -213,8 +213,8 @@ def _kind(name: str, table: TableFormat) -> str:
     kind = _SUFFIXES.get(plain_suffix(name))
     if kind is None:
         raise UserError(
-            f"{name}: tables are read from {', '.join(_SUFFIXES)}; give the kind (csv, tsv, jsonl "
-            "or parquet) of a file with another name"
+            f"{name}: tables are read from {', '.join(_SUFFIXES)}; for a file with another name, "
+            "set the format to csv, tsv, jsonl or parquet"
         )
     return kind
 
@@ -241,7 +241,7 @@ def _json(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterato
     rows = 0
     for origin, value, problem in values:
         if not problem and not isinstance(value, dict):
-            problem = f"{origin}: a JSON {type(value).__name__}; an object is needed"
+            problem = f"{origin}: a JSON {type(value).__name__}; expected an object"
         if not problem:
             lacks = [name for name in columns if name not in value and name not in optional]
             rows += 1
@@ -260,13 +260,13 @@ def _json_lines(name: str, raw: bytes) -> Iterator[tuple[Origin, Any, str]]:
         origin = Origin(name, number)
         try:
             yield origin, parse_json(line, where=f"{origin}"), ""
-        except UserError as error:  # it counts lines within what it was given
+        except UserError as error:  # which counts lines from the line that it was given
             yield origin, None, str(error).replace(f"{origin}, line 1", f"{origin}")
 
 
 def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     if Path(name).suffix.lower() in COMPRESSED:
-        raise UserError(f"{name}: a parquet file is compressed inside; decompress this one first")
+        raise UserError(f"{name}: a parquet file is already compressed inside; decompress it first")
     with open_parquet(name) as file:
         present = file.schema_arrow.names
         for column in columns:

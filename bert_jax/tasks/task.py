@@ -25,18 +25,18 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 HeadKind = Literal[
     "single_label", "multi_label", "regression", "tags", "span", "arcs", "choice", "embedding"
 ]
-"""Kind of prediction: one class, any number of classes, a number, a tag for each word, a span, a
-head with a relation for each word, one of the rows that belong together; or the vector of a
-text."""
+"""Kind of prediction, in this order: one class, any number of classes, a number, a tag for each
+word, an answer span, a head and relation for each word, one choice of several; or a text's
+vector."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
-"""float32 logits of the rows in their order: (N, C); for tags and spans N times (n, C), for arcs
-(n, n, 2), where what follows the row's tokens is padding and not read; for choices (N, G); vectors
-(D,) or, of a group, (G, D)."""
+"""Model outputs of N rows, in order, float32: logits (N, C); for tags and spans N arrays (n, C),
+for arcs N arrays (n, n, 2), in which entries after the row's tokens are padding; for choices (N,
+G); for embeddings vectors (N, D) or, in groups, (N, G, D)."""
 
 
 class Examined(NamedTuple):
-    """Data for the intervals of a split's scores, and details as JSON values."""
+    """Data for the confidence intervals of a split's scores, and report details as JSON values."""
 
     grounds: Grounds | None
     details: dict[str, Any]
@@ -46,11 +46,11 @@ class Split(ABC):
     """Examples of one file and their rows.
 
     Args:
-        data: examples of the file; their name is the name in messages and metrics: train, dev,
-            dev_mismatched, the name of a file.
+        data: examples of the file; `data.name` names the split in messages and metrics: train, dev,
+        dev_mismatched, or a file's name.
         rows: rows of the examples.
         owners: number of each row's example; None: each example has one row.
-        warnings: counts of examples that do not fit a row, with file and lines.
+        warnings: messages that count examples cut to fit in a row, with file and lines.
         score_names: names of the scores.
     """
 
@@ -85,7 +85,7 @@ class Split(ABC):
         return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
 
     def _best_constant(self, gold: list[Any]) -> float:
-        """Return the constant score, from the labels of all examples."""
+        """Compute `constant_score` from the labels of all examples."""
         raise NotImplementedError
 
     @property
@@ -97,14 +97,17 @@ class Split(ABC):
 
     @property
     def num_scored(self) -> int:
-        """Number of predictions that a score averages, for its uncertainty."""
+        """Number of predictions that a score averages over."""
         return len(self.rows)
 
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the metrics by name; all are NaN where a logit is not finite.
+        """Return the metrics by name; all are NaN if a logit is not finite.
 
-        Another split is scored with the thresholds and the temperature among the `saved` scores of
-        the dev split; None finds them on this split. A `UserError` where the file has no labels.
+        Thresholds and temperature come from the `saved` scores of the dev split; None fits them on
+        this split.
+
+        Raises:
+            UserError: the file has no labels.
         """
         if not self._is_finite(outputs):
             return dict.fromkeys(self._score_names, math.nan)
@@ -112,16 +115,16 @@ class Split(ABC):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Name of the sampled units, in the plural, and the key of each example's unit."""
+        """Plural noun for the units of confidence intervals, and the key of each example's unit."""
         return "examples", range(len(self._examples))
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Number of the unit of each example."""
+        """Number of each example's unit, (N,)."""
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
-        """Return the data for intervals; arguments and errors as in `score`."""
+        """Return the data for confidence intervals; arguments and errors as in `score`."""
         if not self._is_finite(outputs):
             return None
         return self._examine(outputs, self._score(outputs, saved)).grounds
@@ -131,9 +134,9 @@ class Split(ABC):
     ) -> Mapping[str, Any]:
         """Return scores, their intervals and the details behind them, as JSON values.
 
-        Keys of all splits are `examples`, `scores`, `intervals` (95%), `no_intervals` (reasons),
+        All splits have the keys `examples`, `scores`, `intervals` (95%), `no_intervals` (reasons),
         `units` (name and number of the resampled units) and `constant`; each kind of task adds its
-        own, see `reports.lines`. Arguments and errors as in `score`.
+        own (see `reports.lines`). Arguments and errors as in `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
@@ -153,7 +156,7 @@ class Split(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the texts and labels of the examples, whatever the tokenizer."""
+        """SHA-256 of the examples' texts and labels; the tokenizer does not matter."""
         digest = hashlib.sha256()
         for each in zip(self.texts(), self.truth(), strict=True):
             digest.update(json.dumps(each).encode())
@@ -164,11 +167,11 @@ class Split(ABC):
     ) -> list[Path]:
         """Write the predictions into the directory `out`, and return the files.
 
-        The directory is made, and files of the same name are replaced. `scores` of the dev split
-        hold the null threshold.
+        The directory is created if needed; files of the same name are replaced. `scores` are the
+        dev split's, with the null threshold.
 
         Raises:
-            UserError: a logit is not finite, the disk is full or the directory cannot be written.
+            UserError: a logit is not finite, or the files cannot be written.
         """
         if not self._is_finite(outputs):
             raise UserError(f"{self.name}: outputs are not finite; the model has diverged")
@@ -191,15 +194,16 @@ class Split(ABC):
         return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return keys of each example by one or more rules; equal keys share a fold."""
+        """Return one or more lists of a key for each example; equal keys stay in one fold."""
         return [[example_key(texts) for texts in self.texts()]]
 
     def select(
         self, examples: Sequence[int], *, trains: bool = False
     ) -> "tuple[Split, np.ndarray]":
-        """Return a split of some examples, given by ascending numbers, and its rows in this split.
+        """Return a split of the examples with these ascending numbers, and its rows' numbers here.
 
-        The rows are (n,) numbers of rows of this split; `trains`: see `Data`.
+        The second result, (n,), numbers the new split's rows among this split's; for `trains` see
+        `Data`.
         """
         some = tuple(self._examples[number] for number in examples)
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
@@ -207,16 +211,16 @@ class Split(ABC):
 
     @abstractmethod
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Score finite logits."""
+        """Compute the scores; the outputs are finite (see `score`)."""
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data behind the scores of finite logits; some kinds of task have none."""
+        """Return interval data and report details of finite outputs; empty by default."""
         return Examined(None, {})
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
-        """Yield names and contents of the files of predictions: an entry for each example."""
+        """Yield names and contents of prediction files; by default predictions.jsonl."""
         entries = zip(self._examples, self._entries(outputs, scores), strict=True)
         lines = [json.dumps({"id": each.id, **e}, ensure_ascii=False) for each, e in entries]
         yield "predictions.jsonl", "\n".join(lines) + "\n"
@@ -237,7 +241,7 @@ class Split(ABC):
         """Return the outputs as an array; a `ValueError` unless its first axes have `shape`."""
         found = np.asarray(outputs, dtype)
         if found.shape[: len(shape)] != shape:
-            raise ValueError(f"{self.name}: outputs {found.shape}, {shape} are needed")
+            raise ValueError(f"{self.name}: outputs {found.shape}; expected {shape}")
         return found
 
 
@@ -252,7 +256,7 @@ class LabelSpec:
     deviation: float = 1.0
     """Standard deviation of the training scores."""
     scheme: Literal["iob2", "plain"] = "iob2"
-    """Scheme of the tags."""
+    """Scheme of the tags: entities in IOB2, or plain tags."""
     rules: Literal["v1.1", "v2.0"] = "v2.0"
     """Rules for scoring answers; only v2.0 allows questions without an answer."""
 
@@ -261,15 +265,15 @@ Config = TypeVar("Config", bound=TaskConfig)
 
 
 class Task(ABC, Generic[Config]):
-    """A task whose labels are known; `tokenizer` is the model's."""
+    """A task with known labels, which reads data, encodes rows and scores outputs."""
 
     SPLIT: Callable[[Any, Any], Split]
-    """Class of the task's splits, made from the task and the data of a file."""
+    """Class of the task's splits; called with the task and the data of a file."""
     objective: HeadKind
     num_outputs: int
     """Columns of the logits."""
     metrics: Sequence[str]
-    """Metrics that can choose the best checkpoint, keys of `Split.score`; more is better."""
+    """Metrics that can select the best checkpoint, keys of `Split.score`; higher is better."""
 
     def __init__(self, config: Config, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         self.config = config
@@ -285,7 +289,7 @@ class Task(ABC, Generic[Config]):
 
     @classmethod
     def open(cls, config: Config, tokenizer: Tokenizer) -> "Task[Config]":
-        """Read training and dev data; see `opening.open_task`."""
+        """Make the task, with its training and dev data (see `opening.open_task`)."""
         spec, [train, *devs] = cls._read(config)
         task = cls(config, spec, tokenizer)
         task._train = cls.SPLIT(task, replace(train, name="train", trains=True))
@@ -297,21 +301,22 @@ class Task(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def _read(cls, config: Config) -> tuple[LabelSpec, Sequence[Data[Any]]]:
-        """Read the training data and all dev data."""
+        """Read the training data and all dev data, and what the task learns from them."""
 
     def open_split(self, source: str, *, labelled: bool = True) -> Split:
         """Read another file with the same columns, or a split of GLUE by its name.
 
-        Unless `labelled`, wrong labels do no harm; else a label that was not learned is refused.
+        Raises:
+            UserError: the file cannot be read; with `labelled`, also a label that was not learned.
         """
         return self.SPLIT(self, self._read_other(source, labelled))
 
     @abstractmethod
     def _read_other(self, source: str, labelled: bool) -> Data[Any]:
-        """Read another file; see `open_split`."""
+        """Read the examples of another file (see `open_split`)."""
 
     def hold_out(self, parts: np.ndarray, fold: int) -> None:
-        """Make one of the `parts` of the training data, (N,) numbers, the dev data."""
+        """Make the training examples whose entry in `parts`, (N,), is `fold` the dev data."""
         whole = self.train_split()
         self._train, dev = (
             whole.select(np.flatnonzero((parts == fold) == held).tolist(), trains=not held)[0]
@@ -326,16 +331,17 @@ class Task(ABC, Generic[Config]):
         return self._train
 
     def dev_splits(self) -> list[Split]:
-        """Return the splits that score checkpoints; the first chooses the best.
+        """Return the splits that score checkpoints; the first selects the best checkpoint.
 
-        A `UserError` if the task was restored.
+        Raises:
+            UserError: the task was restored, without data.
         """
         if not self._devs:
             raise UserError("a task read from a checkpoint has no dev data; name a file")
         return self._devs
 
     def test_splits(self) -> list[Split]:
-        """Read the test data that the configuration names; they must have labels."""
+        """Read the test data that the configuration names; a UserError if they have no labels."""
         found = []
         for name, source in self.config.test_sources.items():
             split = self.open_split(source)
@@ -349,15 +355,15 @@ class Task(ABC, Generic[Config]):
         return found
 
     def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return shift and factor from logits to predictions, by scores of the dev data."""
+        """Return (shift, factor) that turn logits into predictions, given the dev data's scores."""
         return 0.0, 1.0
 
     def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the least probability of each of several labels; () means one half."""
+        """Return the least probability of a predicted label, for each label; () means one half."""
         return ()
 
     def describe(self) -> dict[str, Any]:
-        """Return everything that `restore_task` needs as JSON, without the training data."""
+        """Return all that `restore_task` needs, as JSON values."""
         return {"task": to_dict(self.config), "learned": to_dict(self.spec)}
 
 

@@ -1,7 +1,7 @@
-"""Scores of translations: BLEU and chrF as sacreBLEU computes them, intervals, floors.
+"""Scores of translations: sacreBLEU's BLEU and chrF, intervals, and a constant's score.
 
-Texts are scored as they are: cased, not tokenized; sacreBLEU's tokenizer 13a (Post 2018, "A Call
-for Clarity in Reporting BLEU Scores") is applied once, by sacreBLEU.
+Texts are passed to sacreBLEU cased and untokenized; sacreBLEU tokenizes them by its tokenizer 13a
+(Post 2018, "A Call for Clarity in Reporting BLEU Scores").
 """
 
 from collections import Counter
@@ -21,17 +21,17 @@ _ORDERS = range(1, 5)
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of some translations, on a scale to 100."""
+    """A metric of translations, from 0 to 100."""
 
     value: float
     interval: tuple[float, float] | None
-    """Bounds of the 95% interval over sentences; None where there is none."""
+    """Bounds of the 95% confidence interval over sentences; None if there is none."""
     signature: str
-    """Settings as sacreBLEU writes them, for comparison with other figures."""
+    """Settings of the metric as sacreBLEU writes them, to be quoted with the score."""
 
 
 class Constant(NamedTuple):
-    """Caption with the best BLEU as the translation of every sentence."""
+    """Text that, as the translation of every sentence, has the best BLEU."""
 
     text: str
     bleu: float
@@ -40,21 +40,21 @@ class Constant(NamedTuple):
 def bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, with_interval: bool = False
 ) -> Score:
-    """Compute BLEU (13a, cased)."""
+    """Compute BLEU (tokenizer 13a, cased), with a 95% interval if asked for."""
     return _score(_metrics().BLEU(), hypotheses, references, with_interval)
 
 
 def chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, with_interval: bool = False
 ) -> Score:
-    """Compute chrF2."""
+    """Compute chrF2, with a 95% interval if asked for."""
     return _score(_metrics().CHRF(), hypotheses, references, with_interval)
 
 
 def by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Score the pairs of each of `BUCKETS` that has pairs, by number of source words."""
+    """Score pairs by number of source words: a row for each of `BUCKETS` with any pairs."""
     rows: list[dict[str, Any]] = []
     counts = [len(source.split()) for source in sources]
     for words, (first, last) in BUCKETS.items():
@@ -81,7 +81,7 @@ def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constan
         length += len(tokens)
         for ngram, count in _ngrams(tokens):
             for least in range(1, count + 1):
-                held[ngram, least] += 1  # references that have the n-gram so often
+                held[ngram, least] += 1  # references with the n-gram at least this often
     best = Constant("", 0.0)
     for caption in dict.fromkeys(captions):
         tokens = tokenize(caption).split()
@@ -123,6 +123,6 @@ def _score(
             return {"": np.array([metric._compute_score_from_stats(s).score for s in w @ stats])}
 
         same = [a == b for a, b in zip(hypotheses, references, strict=True)]
-        right = np.where(same, 1.0, 0.5)  # how far a translation is right is not known
+        right = np.where(same, 1.0, 0.5)  # 0.5: other translations are neither right nor wrong
         ends = intervals(Grounds(score, np.arange(len(stats)), right, most=100.0)).found.get("")
     return Score(value, ends, metric.get_signature().format())

@@ -1,1 +1,1 @@
-"""Dependency parsing: rows from CoNLL-U, trees from scores of arcs, and scores of trees."""
+"""Dependency parsing: reading CoNLL-U, finding the best trees, and scoring trees."""

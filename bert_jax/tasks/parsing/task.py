@@ -48,7 +48,7 @@ class ParsingSplit(Split):
         super().__init__(data, rows, task.metrics, cut)
 
     def _best_constant(self, gold: list[Tree]) -> float:
-        """Return the score of the best constant arc: to the root or to a word at a distance."""
+        """Return the best score of one constant arc: to the root, or over a fixed distance."""
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
             for tree in gold
@@ -62,7 +62,7 @@ class ParsingSplit(Split):
         return {"las": both / words, "uas": heads / words}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for intervals, and precision and recall by relation."""
+        """Return the data for confidence intervals, and precision and recall by relation."""
         trees = self._trees(outputs)
         each = self._counts(trees).astype(float)
 
@@ -87,7 +87,7 @@ class ParsingSplit(Split):
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
     ) -> Iterator[tuple[str, str]]:
-        """Yield predictions.conllu: the sentences that were read, with the predicted trees."""
+        """Yield predictions.conllu: the input sentences with the predicted trees."""
         pairs = zip(self._examples, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 
@@ -148,10 +148,10 @@ def parsing_rows(
     relations: Mapping[str, int],
     max_length: int,
 ) -> tuple[Rows, list[np.ndarray], tuple[str, ...]]:
-    """Return a row for each sentence, positions of its words, and warnings of the cut sentences.
+    """Return a row for each sentence, the positions of its words, and warnings of cut sentences.
 
-    A word stands at its first sub-word, the root at the first token. A sentence longer than a row
-    is cut; the words after the cut have no position.
+    A word's position is the position of its first sub-word, the root's is 0. A sentence longer than
+    a row is cut; the words after the cut have no position.
     """
     words = list(dict.fromkeys(word for each in sentences for word in each.words))
     unknown = np.array([tokenizer.special_ids.unk], np.int32)
@@ -174,8 +174,8 @@ def parsing_rows(
     lengths = np.array([len(ids) for ids in tokens], np.int32)
     known = all(sentence.tree is not None for sentence in sentences)
     what = (
-        f"sentences of more than {room} sub-words, cut there: each word behind the cut is "
-        "attached to the word before"
+        f"sentences of more than {room} sub-words, cut there: each word after the cut is "
+        "attached to the word before it"
     )
     pairs = zip(sentences, read, strict=True)
     cut = counted(what, [each.origin for each, mine in pairs if len(mine) < len(each.words)])

@@ -1,8 +1,8 @@
-"""Sentences with dependency trees in CoNLL-U, the best tree of a sentence, and right arcs.
+"""Sentences with dependency trees in CoNLL-U, the search for the best tree, and right arcs.
 
 Sources: https://universaldependencies.org/format.html; Chu and Liu 1965, Edmonds 1967 (best
 arborescence); the evaluation of the CoNLL 2018 shared task (Zeman et al. 2018, section 5): all
-words count, punctuation too; of a relation, only the part before the colon counts.
+words count, punctuation too; subtypes of relations, after the colon, do not.
 """
 
 import re
@@ -40,15 +40,15 @@ def universal(relation: str) -> str:
 
 
 def tree_fault(heads: Sequence[int]) -> str:
-    """Explain why heads make no tree with a single root; "" where they make one."""
+    """Explain why `heads` are not a tree with a single root; "" if they are."""
     if (roots := sum(head == 0 for head in heads)) != 1:
         return f"{roots} words have the head 0"
     cycle = find_cycle(np.array([0, *heads]))
-    return f"the heads of words {', '.join(map(str, cycle))} go round" if len(cycle) else ""
+    return f"the heads of words {', '.join(map(str, cycle))} form a cycle" if cycle else ""
 
 
 def find_cycle(heads: Int64[np.ndarray, " n"]) -> list[int]:
-    """Return the nodes of a cycle, ascending; none where all nodes lead to node 0."""
+    """Return the nodes of a cycle, ascending; [] if all nodes lead to node 0."""
     state = np.zeros(len(heads), int)  # the walk that met a node first
     for start in range(1, len(heads)):
         node = start
@@ -80,7 +80,7 @@ def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
 
 
 def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
-    """Return the best parent of each node but node 0; `scores[i, j]` scores the arc from j to i."""
+    """Return each node's best parent, node 0 as the root; `scores[i, j]` is for parent j of i."""
     parents = scores.argmax(axis=1)
     parents[0] = 0
     cycle = find_cycle(parents)
@@ -153,8 +153,8 @@ class Sentence:
 def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]:
     """Read CoNLL-U: ten tab-separated columns, a blank line after each sentence.
 
-    Lines of a range, which repeat the words after them as they are written, and empty nodes are
-    skipped. Where all heads are `_`, or unless `labelled`, the sentences have no trees.
+    Ranges, which give the written form of the words after them, and empty nodes are skipped. If all
+    heads are `_`, or without `labelled`, the sentences have no trees.
 
     Raises:
         UserError: no such file or not UTF-8; no words; and, all in one message, lines without ten
@@ -171,7 +171,7 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
             problems.add(error)
     problems.check()
     if not found:
-        raise UserError(f"{path}: no words; a line of ten columns for each word is needed")
+        raise UserError(f"{path}: no words; expected a line of ten columns for each word")
     columns = [_columns(each) for each in found]
     if not labelled or all(row[_HEAD] == "_" for rows in columns for row in rows):
         return found
@@ -186,7 +186,7 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line, from 1, and the lines of each block without blank."""
+    """Yield each block of non-blank lines, with the number of its first line, from 1."""
     block: list[str] = []
     for number, line in enumerate([*text_lines(path), ""], 1):
         if line.strip():
@@ -205,7 +205,7 @@ def _sentence(path: Path, id: str, first: int, lines: Sequence[str]) -> Sentence
             continue
         where, columns = f"{path}, line {first + place}", line.split("\t")
         if len(columns) != _COLUMNS:
-            raise UserError(f"{where}: {len(columns)} columns apart by tabs; CoNLL-U has 10")
+            raise UserError(f"{where}: {len(columns)} columns separated by tabs; CoNLL-U has 10")
         number = columns[_ID]
         if re.fullmatch(r"\d+[-.]\d+", number, re.ASCII):
             continue
@@ -238,7 +238,7 @@ def _with_labels(sentence: Sentence, rows: Sequence[Sequence[str]]) -> Sentence:
                 f"{where}: the head is {head[:40]!r}; expected a number from 0 to {len(rows)}"
             )
         if row[_RELATION].strip() in ("", "_"):
-            raise UserError(f"{where}: the relation is {row[_RELATION]!r}; a name is needed")
+            raise UserError(f"{where}: the relation is {row[_RELATION]!r}; expected a name")
         heads.append(int(head))
     if fault := tree_fault(heads):
         raise UserError(f"{sentence.origin}: {fault}; a sentence is a tree with one root")

@@ -1,1 +1,1 @@
-"""Reports on a model's answers: counts by class, intervals, mistakes, tables, pictures."""
+"""Reports on a model's predictions: counts by class, intervals, mistakes, tables, plots."""

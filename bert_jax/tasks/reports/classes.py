@@ -15,7 +15,7 @@ MOST_CONFUSED = 60
 
 
 def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
-    """Return precision, recall and F1 of counts; 0 where a denominator is 0."""
+    """Return precision, recall and F1 from counts; 0 where a denominator is 0."""
     total = predicted + support
     return {
         "precision": correct / predicted if predicted else 0.0,
@@ -27,7 +27,7 @@ def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
 def class_rows(
     labels: Sequence[str], correct: _Counts, predicted: _Counts, support: _Counts
 ) -> list[dict[str, Any]]:
-    """Return a row for each class from the counts of the classes, (C,)."""
+    """Return a report row for each class, from counts by class, (C,) each."""
     rows = []
     for label, *each in zip(labels, correct, predicted, support, strict=True):
         counts = [int(count) for count in each]
@@ -37,7 +37,7 @@ def class_rows(
 
 
 def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Average over the classes that occur in labels or predictions, as `macro_f1` does."""
+    """Average the rows of classes that occur in labels or predictions, as `macro_f1` does."""
     met = [row for row in rows if row["support"] or row["predicted"]]
     names = ("precision", "recall", "f1")
     return {name: sum(row[name] for row in met) / max(len(met), 1) for name in names}
@@ -63,7 +63,7 @@ def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -
 
 
 def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """Return class rows, their mean and the confusion, where an example has one class, (N,)."""
+    """Return class rows, their mean and the confusion matrix, for one class an example, (N,)."""
     size = len(labels)
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
@@ -74,14 +74,14 @@ def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) 
 def of_label_sets(
     labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray
 ) -> dict[str, Any]:
-    """Return class rows and their mean, where an example has several labels, (N, K) bool."""
+    """Return class rows and their mean, for several labels an example, (N, K) bool."""
     counts = (truth & predicted).sum(axis=0), predicted.sum(axis=0), truth.sum(axis=0)
     rows = class_rows(labels, *counts)
     return {"classes": rows, "macro": macro(rows)}
 
 
 def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Make the weighted metrics of `text.metrics`, where an example has one class."""
+    """Make a function that computes the single-label metrics from weights of the examples."""
     size = int(max(truth.max(), predicted.max())) + 1
     cells, codes = np.unique(truth * size + predicted, return_inverse=True)
     which = csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes.ravel())))
@@ -106,7 +106,7 @@ def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
 
 def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Make weighted F1, macro F1 and accuracy, where an example has several labels."""
+    """Make a function that computes F1, macro F1 and accuracy of label sets from weights."""
     parts = [truth & predicted, truth, predicted]
     values = np.concatenate([*parts, (truth == predicted).all(axis=1)[:, None]], axis=1)
 
@@ -128,13 +128,13 @@ _LONGEST = 600  # characters of a text
 
 
 def most_confident(wrong: np.ndarray, confidence: np.ndarray) -> list[int]:
-    """Return the numbers of the wrong answers, (N,) bool, with the greatest confidence, (N,)."""
+    """Return the numbers of the `SHOWN` most confident wrong answers, the surest first."""
     found = np.flatnonzero(wrong)
     return found[np.argsort(-confidence[found], kind="stable")[:SHOWN]].tolist()
 
 
 def shortened(text: str) -> str:
-    """Return a text; a long text loses its middle."""
+    """Return a text, without its middle if it is long."""
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 

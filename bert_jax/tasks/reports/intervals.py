@@ -1,10 +1,10 @@
 """Confidence intervals of scores over the sampled units: examples, or groups of examples.
 
-Shares of single examples have Wilson's interval. For other scores units are resampled whole (Efron
-and Tibshirani 1993), and the interval is Student's t on the scale of log-odds (of correlations,
-Fisher's z). `docs/experiments.md` has the intervals' measured coverage of the true score; where
-coverage would be too low, a reason replaces the interval. Resamples depend only on the number of
-units, so two models on the same examples are paired.
+A share of right examples has Wilson's interval. For other scores, whole units are resampled
+(bootstrap, Efron and Tibshirani 1993), and the interval is Student's t on the scale of log-odds
+(for correlations, Fisher's z). `docs/experiments.md` has the measured coverage of these intervals;
+where it would be too low, a reason replaces the interval. Resamples depend only on the number of
+units, so two models on the same examples are compared pairwise.
 """
 
 import math
@@ -24,8 +24,8 @@ LEAST = 10
 """Least number of units for an interval."""
 _LEAST_KNOWN = 0.99  # share of the resamples that have a score
 _LEAST_SPREAD = 1e-9
-_SIGNED = {"pearson", "spearman", "matthews"}  # scores from -1 on
-_PURPOSE = 0x6578616D  # of the random numbers
+_SIGNED = {"pearson", "spearman", "matthews"}  # scores that range from -1
+_PURPOSE = 0x6578616D  # key of these random numbers
 _BLOCK = 1 << 22  # numbers drawn at a time
 
 Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
@@ -33,15 +33,17 @@ Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 class Grounds(NamedTuple):
-    """Data for an interval."""
+    """Data from which the confidence intervals of scores are computed."""
 
     score: Score
     units: np.ndarray
     """(N,) number of the unit of each example."""
     right: np.ndarray | None = None
-    """(N,) share of each example that is right; None where such a share has no meaning."""
+    """(N,) share of each example that is right, from 0 to 1; None if examples are not right or
+    wrong."""
     rarest: float = math.inf
-    """Examples of the rarest class, for scores other than `accuracy`."""
+    """Number of examples of the rarest class, which limits the intervals of all scores but
+    accuracy."""
     most: float = 1.0
     """Greatest possible score."""
 
@@ -54,7 +56,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield the multiplicity of each of `count` units in each resample, (d, count) at a time."""
+    """Yield how often each of `count` units is in each resample, (d, count) at a time."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
@@ -64,13 +66,13 @@ def weights(count: int) -> Iterator[np.ndarray]:
 
 
 def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
-    """Divide; `otherwise` where the denominator is not above 0."""
+    """Divide element by element; `otherwise` where the denominator is not above 0."""
     shape = np.broadcast_shapes(above.shape, below.shape)
     return np.divide(above, below, out=np.full(shape, otherwise), where=below > 0)
 
 
 def means(names: Sequence[str], each: np.ndarray) -> Score:
-    """Make the statistic that averages each column of `each`, (N, S); NaN without weight."""
+    """Make a score function: the weighted mean of each column of `each` (N, S); NaN at weight 0."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         found = ratio(w @ each, w.sum(axis=1, keepdims=True), np.nan)
@@ -80,8 +82,8 @@ def means(names: Sequence[str], each: np.ndarray) -> Score:
 
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
-    """Return the intervals of our scores, or of our scores less theirs on the same examples."""
-    from scipy.stats import binomtest  # takes half a second, which answers need not pay
+    """Return the intervals of our scores, or of ours minus theirs on the same examples."""
+    from scipy.stats import binomtest  # takes half a second to import
 
     _, unit = np.unique(ours.units, return_inverse=True)
     count = int(unit.max()) + 1

@@ -1,4 +1,4 @@
-"""A report as Markdown that reads well in a terminal, too."""
+"""A report as Markdown, readable in a terminal too."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,23 +6,23 @@ from typing import Any
 from bert_jax.tasks.reports.intervals import LEVEL
 from bert_jax.terminal import markdown_table
 
-_MOST_COLUMNS = 12  # classes up to which the matrix of confusion is printed
+_MOST_COLUMNS = 12  # most classes for a printed confusion matrix
 _MOST_PAIRS = 20
 _INERT, _JOINERS = str.maketrans("|`<>", "/'\u2039\u203a"), "\u200c\u200d"
 _TITLES = {
-    "dev": "the set that chose the epoch", "test": "data that chose nothing",
+    "dev": "the set that selected the epoch", "test": "data that selected nothing",
 }  # fmt: skip
 
 
 def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True) -> list[str]:
-    """Describe the report of the split `name`, a result of `Split.report`."""
+    """Write the report of the split `name`, made by `Split.report`, as lines of Markdown."""
     role = _TITLES.get(name.partition("_")[0] if report.get("chose", True) else "test")
     title = f"{name}, {role}" if role else name
     lines = [f"## {title}: {report['examples']:,} examples", "", *_scores(report)]
     if classes := report.get("classes"):
         lines += ["", *_classes(classes, report, "scores by class")]
     if strict := report.get("strict"):
-        lines += ["", *_classes(strict["classes"], strict, "strict: tags that keep to IOB2 alone")]
+        lines += ["", *_classes(strict["classes"], strict, "strict: only tags that follow IOB2")]
     if report.get("confusion"):
         lines += ["", *_confusion(report["confusion"])]
     if calibration := report.get("calibration"):
@@ -31,7 +31,7 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
         values = {**residuals, **{f"{k} quantile": v for k, v in residuals["quantiles"].items()}}
         del values["quantiles"]
         rows = [[name.replace("_", " "), _number(value)] for name, value in values.items()]
-        lines += ["", *_table(["prediction less label", "value"], rows)]
+        lines += ["", *_table(["prediction minus label", "value"], rows)]
     if groups := report.get("groups"):
         rows = [
             [row["by"], row["group"], f"{row['questions']:,}", _number(row["exact"]),
@@ -49,14 +49,14 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
 def difference_lines(
     ours: str, theirs: str, differences: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Describe paired differences of two models: `difference`, `interval` by split and score."""
+    """Write a table of the paired differences of two models, by split and score."""
     rows = [
         [split, name, f"{each['difference']:+.4f}",
          _interval(each["interval"], each.get("no_interval"), signed=True)]
         for split, scores in differences.items()
         for name, each in scores.items()
     ]  # fmt: skip
-    heads = ["split", f"{ours} less {theirs}", "difference", f"{LEVEL:.0%}, paired"]
+    heads = ["split", f"{ours} minus {theirs}", "difference", f"{LEVEL:.0%}, paired"]
     return _table(heads, rows)
 
 
@@ -107,7 +107,7 @@ def _confusion(found: Mapping[str, Any]) -> list[str]:
 
 
 def _calibration(found: Mapping[str, Any]) -> list[str]:
-    """Describe the non-empty bins of probabilities, after the temperature."""
+    """Write the calibration errors, and a table of the non-empty bins at the temperature."""
     after, before = found["after"], found["before"]
     bins = zip(after["counts"], after["confidence"], after["accuracy"], strict=True)
     rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]
@@ -129,7 +129,7 @@ def _mistake(each: Mapping[str, Any]) -> str:
 
 
 def _flat(text: str) -> str:
-    """Flatten a text to one line without controls, HTML, links, pictures, cell ends and code."""
+    """Make a text one line without control characters or any Markdown or HTML markup."""
     shown = "".join(c if c.isprintable() or c in _JOINERS else " " for c in text)
     return " ".join(shown.translate(_INERT).replace("](", "] (").split())
 

@@ -1,4 +1,4 @@
-"""Pictures of a report: confusion, labels against predictions, probabilities against hits."""
+"""Plots of a report: confusion matrix, predictions against labels, calibration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +7,12 @@ import numpy as np
 
 from bert_jax.files.pictures import INK, MARK, new_figure
 
-_MOST_NUMBERS = 15  # classes up to which each cell has its count
+_MOST_NUMBERS = 15  # most classes for counts in the cells
 _COLOUR = "#2b6cb0"
 
 
 def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> Any:
-    """Return a matplotlib `Figure` of a part of a report: confusion, points or calibration."""
+    """Draw a part of a report (confusion, points or calibration) as a matplotlib `Figure`."""
     draw = {
         "confusion": _confusion_figure, "points": _scatter_figure,
         "calibration": _calibration_figure,
@@ -21,7 +21,7 @@ def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> A
 
 
 def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
-    """Draw each row's shares as shades, with the counts where there is room."""
+    """Draw each row's shares as shades, with the counts if there are few classes."""
     labels = [name if len(name) <= 24 else f"{name[:23]}…" for name in confusion["labels"]]
     counts = np.array(confusion["counts"], float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -44,7 +44,7 @@ def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
 
 
 def _scatter_figure(points: Any, title: str) -> Any:
-    """Draw predictions over labels; on the dashed line both are equal."""
+    """Draw predictions against labels; both are equal on the dashed line."""
     labels, predicted = np.array(points, float).T
     figure = new_figure((5.2, 4.8), title)
     axis = figure.subplots()
@@ -61,9 +61,9 @@ def _scatter_figure(points: Any, title: str) -> Any:
 
 
 def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
-    """Draw the shares that came true against probabilities, before and after the temperature.
+    """Draw the share of right answers against probability, before and after the temperature.
 
-    Below, the number of probabilities in each bin.
+    Below it, draw the number of probabilities in each bin.
     """
     figure = new_figure((7.6, 4.6), title)
     names = {"before": "as trained", "after": f"temperature {calibration['temperature']:.3g}"}

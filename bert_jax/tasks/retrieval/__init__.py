@@ -1,1 +1,1 @@
-"""Retrieval on the host: scores of rankings, files of test collections, BM25, clusters."""
+"""Retrieval on the host: ranking metrics, test collections, BM25, clustering."""

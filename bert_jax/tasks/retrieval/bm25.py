@@ -13,13 +13,13 @@ K1, B = 1.2, 0.75
 
 
 class BM25:
-    """Postings of the words of all documents.
+    """Index of the words of all documents, for BM25 scores.
 
-    score(q, d) = sum over the words t of q, repeated ones again, of
+    score(q, d) = sum over all words t of q, repeats included, of
     ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5)) * f(t, d) / (f(t, d) + k1 (1 - b + b |d| / mean |d|))
 
-    where n(t) counts the documents with t, f(t, d) is how often t stands in d, and |d| is the
-    number of words of d. k1 is the saturation of repeated words, b the weight of the length.
+    where n(t) counts the documents with t, f(t, d) counts t in d, and |d| is the number of words of
+    d. k1 sets the saturation of repeated words, b the weight of the length.
     """
 
     def __init__(self, documents: Iterable[Sequence[str]], k1: float = K1, b: float = B) -> None:
@@ -51,7 +51,7 @@ class BM25:
         return found
 
     def ranked(self, query: Sequence[str], k: int) -> Int64[np.ndarray, " K"]:
-        """Return the best documents that share a word, at most k; equal scores keep their order."""
+        """Return the k best documents that share a word, the best first; ties keep their order."""
         scores = self.scores(query)
         some = np.flatnonzero(scores)
         if len(some) > k:

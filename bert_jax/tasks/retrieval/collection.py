@@ -24,10 +24,10 @@ _HEADER = ["query-id", "corpus-id", "score"]
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, queries, and judgements of some documents for some queries."""
+    """Documents, queries, and judgements of which documents are relevant to a query."""
 
     documents: Mapping[str, str]
-    """Texts by id; a title stands before the text, a blank between them."""
+    """Texts by id, after their titles and a blank."""
     queries: Mapping[str, str]
     """Texts of the judged queries by id."""
     relevant: Mapping[str, Mapping[str, float]]
@@ -35,10 +35,10 @@ class Collection:
 
 
 def read_collection(path: str | Path) -> Collection:
-    """Read a collection; files may be compressed, with .gz, .xz or .zst behind their names.
+    """Read a collection; files may be compressed, with .gz, .xz or .zst added to their names.
 
-    The path is the directory of a collection, whose judgements are qrels/test.tsv or the only file
-    there, or a file of judgements in the directory's `qrels`.
+    The path is a collection's directory, where the judgements are qrels/test.tsv or the only file
+    in qrels, or a file of judgements in `qrels`.
 
     Raises:
         UserError: A file is missing, a line is wrong, or a judgement names an unknown id.
@@ -54,12 +54,12 @@ def read_collection(path: str | Path) -> Collection:
         f"document {id!r}" for grades in relevant.values() for id in grades if id not in documents
     ]
     if unknown:
-        raise UserError(f"{judgements} judges what {directory} does not hold: {first_few(unknown)}")
+        raise UserError(f"{judgements} has ids that {directory} lacks: {first_few(unknown)}")
     return Collection(documents, {id: queries[id] for id in relevant}, relevant)
 
 
 def write_collection(directory: Path, collections: Mapping[str, Collection]) -> None:
-    """Write collections that share their documents, the judgements of each under a name."""
+    """Write collections that share documents into one directory, with qrels/NAME.tsv for each."""
     documents: dict[str, str] = {}
     queries: dict[str, str] = {}
     for name, collection in collections.items():
@@ -105,7 +105,7 @@ def _file(directory: Path, name: str) -> Path:
 
 
 def _texts(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
-    """Read the lines of a corpus or of queries: id, text, all fields."""
+    """Read a corpus or queries: for each line the id, the text and all fields."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     seen: set[str] = set()
     for number, line in enumerate(read_plain(path, max_bytes=MAX_BYTES).split(b"\n"), 1):
@@ -117,9 +117,9 @@ def _texts(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
             raise UserError(f'{where}: expected an object such as {{"_id": "1", "text": "..."}}')
         id = row.get("_id")
         if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
-            raise UserError(f"{where}: the field '_id' holds {id!r:.60}; it must name the text")
+            raise UserError(f"{where}: the field '_id' is {id!r:.60}; expected a name or number")
         if f"{id}" in seen:
-            raise UserError(f"{where}: the id {id!r:.60} stands twice; each text has its own")
+            raise UserError(f"{where}: the id {id!r:.60} occurs twice; expected one id a text")
         if not isinstance(row.get("title") or "", str):
             raise UserError(f"{where}: the field 'title' holds {row['title']!r:.60}, not text")
         seen.add(f"{id}")
@@ -130,7 +130,7 @@ def _texts(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def _judgements(path: Path) -> dict[str, dict[str, float]]:
-    """Read the grades of documents by query; line 1 may be a header."""
+    """Read the grades of documents, by query and document; line 1 may be a header."""
     relevant: dict[str, dict[str, float]] = {}
     text = decode_text(read_plain(path, max_bytes=MAX_BYTES), where=f"{path}")
     for number, line in enumerate(text.split("\n"), 1):

@@ -1,4 +1,4 @@
-"""Scores of rankings, as trec_eval and BEIR define them, of vectors by cosine, and of clusters.
+"""Ranking metrics as in trec_eval and BEIR, for rankings and for vectors, and clustering.
 
 Sources: Arthur and Vassilvitskii 2007 (k-means++); Rosenberg and Hirschberg 2007 (V-measure).
 """
@@ -15,14 +15,14 @@ from bert_jax.errors import UserError
 _Id = TypeVar("_Id", str, int)
 
 DEPTH = 1000
-"""Number of documents ranked for a query; MAP reads all of them, as in BEIR."""
+"""Number of documents to rank for a query; MAP reads all of them, as in BEIR."""
 _NDCG_AT, _MRR_AT, _RECALL_AT = 10, 10, 100
 
 
 def ranking_scores(
     ranked: Mapping[_Id, Sequence[_Id]], relevant: Mapping[_Id, Mapping[_Id, float]]
 ) -> dict[str, float]:
-    """Return the means over the judged queries; see `query_scores`."""
+    """Return each metric's mean over the judged queries (see `query_scores`)."""
     return {name: float(values.mean()) for name, values in query_scores(ranked, relevant).items()}
 
 
@@ -32,9 +32,9 @@ def query_scores(
     """Score the ranking of each query.
 
     A document is relevant where its grade is above 0; only nDCG reads the grade itself, with linear
-    gains (Järvelin and Kekäläinen, 2002). A query without ranking, or without a relevant document,
-    scores 0. Rankings of queries that nobody judged do not count. A document that is ranked twice
-    counts at its better rank. The given order decides: the ranker breaks ties.
+    gains (Järvelin and Kekäläinen, 2002). A query without a ranking, or without a relevant
+    document, scores 0. Rankings of unjudged queries are ignored. A document ranked twice counts at
+    its better rank. Rankings are ordered lists, so ties are already broken.
 
     Returns:
         `ndcg@10`, `mrr@10`, `recall@100` and `map`, each of (Q,), in the order of `relevant`.
@@ -69,7 +69,7 @@ def _dcg(gains: np.ndarray) -> float:
 
 
 CUTOFF = 100
-"""Number of documents scored in a ranking."""
+"""Number of nearest documents that `search_scores` ranks for a query."""
 _BLOCK = 1024
 """Number of queries compared with all documents at a time."""
 
@@ -86,11 +86,11 @@ def search_scores(
     relevant: Sequence[Sequence[int]],
     hidden: Sequence[int],
 ) -> dict[str, Float[np.ndarray, " q"]]:
-    """Score each query's ranking by cosine (see `retrieval.metrics.query_scores`).
+    """Rank the documents for each query by cosine, and score the rankings by `query_scores`.
 
-    `relevant` numbers the documents that answer each query; a query without any is left out.
-    `hidden` numbers a document to leave out of each query's ranking, such as the query's own text;
-    -1: none.
+    `relevant` lists the numbers of the documents that answer each query; queries without any are
+    left out. `hidden` is the number of a document to leave out of each query's ranking, such as the
+    query's own text; -1: none.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
     ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))
@@ -114,9 +114,10 @@ def _rankings(
 
 
 def chance(metric: str, counts: Integer[np.ndarray, " Q"], documents: int) -> float:
-    """Return the expected score of documents in random order.
+    """Return the expected score when documents are ranked at random.
 
-    `metric` is a score of `search_scores`; each of `counts` is at least 1.
+    `metric` is a score of `search_scores`; `counts`, each at least 1, are the queries' numbers of
+    relevant documents, `documents` is the number of all documents.
     """
     distinct, which = np.unique(counts, return_inverse=True)
     scores = np.array([_chance(metric, int(count), documents) for count in distinct])
@@ -148,9 +149,9 @@ _MAX_STEPS = 100
 
 
 def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int64[np.ndarray, " N"]:
-    """Return the cluster of each vector: Lloyd's algorithm from k-means++'s centres.
+    """Return the cluster of each vector, by Lloyd's algorithm from k-means++ centres.
 
-    There must be as many vectors as clusters; fewer clusters come out where vectors are equal.
+    There must be at least as many vectors as clusters; equal vectors may yield fewer clusters.
     """
     random = np.random.default_rng(seed)
     vectors = vectors.astype(np.float32)
@@ -176,7 +177,7 @@ def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int6
 
 
 def v_measure(classes: Integer[np.ndarray, " N"], clusters: Integer[np.ndarray, " N"]) -> float:
-    """Return the harmonic mean of homogeneity and completeness; 1 where the two agree."""
+    """Return the harmonic mean of homogeneity and completeness; 1 if clusters equal classes."""
     _, rows = np.unique(classes, return_inverse=True)
     _, columns = np.unique(clusters, return_inverse=True)
     joint = np.zeros((rows.max() + 1, columns.max() + 1))

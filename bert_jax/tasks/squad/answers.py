@@ -1,8 +1,8 @@
-"""Answers from start and end logits: candidates, the score of no answer, thresholds, files.
+"""Answers from start and end logits: candidates, "no answer", its threshold, and files.
 
 A candidate is a run of context tokens; its score is the start logit of its first token plus the end
 logit of its last. Its text is the slice of the context from the first token's first character to
-the last token's last, never a text put together from tokens.
+the last token's last character; no text is put together from tokens.
 """
 
 import json
@@ -27,9 +27,9 @@ class Candidate(NamedTuple):
     start: int
     end: int
     start_logit: float
-    """Logit of its first token; of [CLS] for "no answer"."""
+    """Start logit of the first token; of [CLS] for "no answer"."""
     end_logit: float
-    """Logit of its last token; of [CLS] for "no answer"."""
+    """End logit of the last token; of [CLS] for "no answer"."""
 
     @property
     def score(self) -> float:
@@ -43,10 +43,10 @@ class Prediction:
 
     id: str
     candidates: tuple[Candidate, ...]
-    """Candidates, best first, at least one, each text once."""
+    """Candidates with different texts, best first; at least one."""
     null: Candidate
-    """Candidate "no answer": [CLS] in the window where its score is least, for a question has no
-    answer only if none of its windows holds one."""
+    """Candidate "no answer": [CLS] in the window where its score is lowest, since a question has no
+    answer only if none of its windows has one."""
 
     @property
     def null_odds(self) -> float:
@@ -54,7 +54,7 @@ class Prediction:
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
-        """Return the answer; empty where a `threshold` is given and `null_odds` is above it."""
+        """Return the answer; empty if `null_odds` is above the `threshold` (None: never empty)."""
         if threshold is not None and self.null_odds > threshold:
             return ""
         return self.candidates[0].text
@@ -75,12 +75,12 @@ def find_answers(
     token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
     ends of a window only, and so can miss a candidate; it finds none with a higher score.)
 
-    The windows have any order. Each has a row of start and one of end logits, in which numbers
-    behind its tokens are padding and not read. `num_best` candidates are kept.
+    Windows may be in any order. Each has a row of start logits and a row of end logits; what
+    follows the window's tokens is padding. `num_best` candidates are kept for each question.
 
     Raises:
-        ValueError: rows and windows do not fit, a logit is not a finite number, or a question has
-            no window.
+        ValueError: windows and rows of logits differ in number or length, a logit is not finite, or
+        a question has no window.
     """
     if not len(windows) == len(start_logits) == len(end_logits):
         raise ValueError(
@@ -117,7 +117,7 @@ class _Row(NamedTuple):
 def _candidates(
     context: str, rows: Sequence[_Row], num_best: int, max_tokens: int
 ) -> tuple[Candidate, ...]:
-    """Return the best runs of tokens, each text once."""
+    """Return the best runs of tokens, at most one for each text."""
     scores = np.concatenate([_scores(row, max_tokens).ravel() for row in rows])
     sizes = [len(row.window.spans) * max_tokens for row in rows]
     begins = np.concatenate([[0], np.cumsum(sizes)])
@@ -139,7 +139,7 @@ def _candidates(
 
 
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
-    """Score runs of tokens, (c, max_tokens): entry (i, j) is tokens i to i + j; -inf for none."""
+    """Score runs of tokens, (c, max_tokens): entry (i, j) is tokens i to i + j, -inf if invalid."""
     window = row.window
     c = len(window.spans)
     inside = slice(window.context_at, window.context_at + c)
@@ -151,7 +151,7 @@ def _scores(row: _Row, max_tokens: int) -> np.ndarray:
 def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
     """Yield the positions of the scores above -inf, highest first; ties keep their order.
 
-    The first few are found without sorting all.
+    The `few` highest are found without sorting all scores.
     """
     limit = np.partition(scores, -few)[-few] if few < len(scores) else -np.inf
     for chosen in (scores >= limit, scores < limit):
@@ -162,17 +162,17 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
-    The threshold is the least of equally good questions' odds, as in SQuAD's script. Two
-    differences from the script make the score attainable: of questions with equal odds all or none
-    are answered, and where answering nothing is best, the threshold is just below the least odds
-    (the script says 0).
+    The threshold is a question's odds; of equally good thresholds, the lowest, as in SQuAD's
+    script. Unlike the script, so that the F1 is really reached, questions with equal odds are all
+    answered or none, and if answering nothing is best, the threshold is just below the lowest odds
+    (script: 0).
 
     Raises:
-        UserError: a question without known answers.
-        ValueError: predictions of other questions.
+        UserError: a question has no known answers.
+          ValueError: predictions are not for these questions, in their order.
     """
     if not questions or [each.id for each in questions] != [each.id for each in predictions]:
-        raise ValueError("predictions are needed for the questions given, in their order")
+        raise ValueError("expected a prediction for each question, in the order of the questions")
     empty, gain = 0.0, np.zeros(len(questions))
     for i, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):
         without = best_scores("", question)[1]
@@ -182,7 +182,7 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     order = np.argsort(odds, kind="stable")
     odds = odds[order]
     totals = empty + np.cumsum(gain[order])
-    totals[:-1][odds[:-1] == odds[1:]] = -np.inf  # no threshold parts equal odds
+    totals[:-1][odds[:-1] == odds[1:]] = -np.inf  # no threshold separates equal odds
     best = int(totals.argmax())
     if totals[best] <= empty:
         return float(np.nextafter(odds[0], -np.inf))
@@ -194,11 +194,11 @@ def answer_files(
 ) -> Iterator[tuple[str, str]]:
     """Yield names and contents of predictions.json, nbest.json and null_odds.json.
 
-    predictions.json is what SQuAD's scripts and its leaderboard take: texts by question id.
-    null_odds.json, made with a threshold only, is what the script for 2.0 takes as
-    `--na-prob-file`. nbest.json has a list for each id, best first: text, start and end in the
-    context, the two logits, and the probability among the candidates listed; with a threshold "no
-    answer" is one of them, text "".
+    predictions.json has texts by question id, for SQuAD's scripts and leaderboard. null_odds.json,
+    written only with a threshold, is for the option `--na-prob-file` of the script for 2.0.
+    nbest.json lists candidates for each id, best first: text, start and end in the context, the two
+    logits, and the probability among the candidates listed; with a threshold, "no answer" is a
+    candidate with text "".
 
     The threshold (see `Prediction.text`) is None for data in which every question has an answer.
     """
@@ -213,7 +213,7 @@ def answer_files(
 
 
 def _entry(item: tuple[str, Any]) -> str:
-    """Return one question's line of JSON: `indent` would take 20 times as long."""
+    """Return one question's line of JSON; json.dumps with `indent` takes 20 times as long."""
     id, value = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in item)
     return f"{id}: {value}"
 

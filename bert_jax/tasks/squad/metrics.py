@@ -1,22 +1,22 @@
 """Exact match and F1 as SQuAD's two evaluation scripts compute them.
 
 An answer is compared after normalisation: lower case, ASCII punctuation deleted, the words "a",
-"an" and "the" deleted, whitespace made single. Exact match: the two normalised texts are equal. F1:
-of the words of one among the words of the other. A question with several references counts with the
-best of them.
+"an" and "the" deleted, runs of whitespace made one space. Exact match: the two normalised texts are
+equal. F1: the overlap of the words of both. A question with several references counts with the best
+reference.
 
-The scripts of versions 1.1 and 2.0 differ where a text has no word left and where a prediction is
-missing (see `SquadRules`).
+The scripts of versions 1.1 and 2.0 differ in texts that have no words left, and in missing
+predictions (see `SquadRules`).
 
-The rules were made for English, and XQuAD scores its other languages with them as they are:
+The rules were made for English; XQuAD applies them unchanged to its other languages:
 
-- Chinese and Japanese have no spaces, so an answer is one word and its F1 is its exact match,
-  unless it holds a space or a Latin word apart from the rest.
+- Chinese and Japanese have no spaces, so an answer is one word, and F1 equals exact match unless
+the answer contains a space.
 - Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
 - Articles of other languages stay, Arabic "ال" among them. A Latin "a" before a combining accent
   is a separate word to the script and goes: "a" + U+0301 leaves the accent, "á" stays.
-- Nothing is brought to one Unicode form: "é" in one character and in two differ, as do full-width
-  and ASCII digits, and Arabic with and without vowel marks.
+- Unicode is not normalised: "é" in one character and in two differ, as do full-width and ASCII
+digits, and Arabic with and without vowel marks.
 - Lower case is Python's `str.lower`: "İ" becomes two characters, "ß" and "ss" differ.
 """
 
@@ -33,9 +33,9 @@ from bert_jax.tasks.squad.sources import question_name
 SquadRules = Literal["v1.1", "v2.0"]
 """Rules of the official scripts.
 
-Missing predictions: v1.1 counts them as wrong, v2.0 leaves the questions out. Texts without a word
-("the", "."): v1.1 gives them F1 0 and compares them with references as they are; v2.0 gives F1 1 to
-two of them, and drops such references; of a question without any, the reference is the empty text.
+Missing predictions: v1.1 counts them as wrong, v2.0 leaves the questions out. Texts that have no
+words after normalisation ("the", "."): v1.1 gives them F1 0. v2.0 gives F1 1 if both texts have no
+words, drops such references, and uses the empty text for a question that then has none.
 """
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -48,7 +48,7 @@ def normalized_words(text: str) -> list[str]:
 
 
 def _f1(predicted: list[str], right: list[str], rules: SquadRules) -> float:
-    """Return the harmonic mean of precision and recall over words, each as often as it occurs."""
+    """Return the harmonic mean of precision and recall over words; repeated words count again."""
     if rules == "v2.0" and not (predicted and right):
         return float(predicted == right)
     same = sum((Counter(predicted) & Counter(right)).values())
@@ -62,10 +62,10 @@ def _f1(predicted: list[str], right: list[str], rules: SquadRules) -> float:
 def best_scores(
     prediction: str, question: Question, *, rules: SquadRules = "v2.0"
 ) -> tuple[float, float]:
-    """Return exact match and F1 of a text, each with the reference that suits it best.
+    """Return the exact match and the F1 of a text, each against its best reference.
 
     Raises:
-        UserError: nothing is known about the question's answers, or it has none under v1.1.
+        UserError: the question's answers are unknown, or it has none and the rules are v1.1.
     """
     if question.answers is None:
         raise UserError(
@@ -77,8 +77,8 @@ def best_scores(
         references = [words for words in references if words] or [[]]
     elif not references:
         raise UserError(
-            f"{question_name(question)} has no answer, which the rules of version 1.1 do not know; "
-            "score it with v2.0"
+            f"{question_name(question)} has no answer, which the rules of version 1.1 do not "
+            "allow; score it with v2.0"
         )
     predicted = normalized_words(prediction)
     return (
@@ -96,11 +96,12 @@ def score(
 
     Returns:
         Percentages and numbers of questions under the names of the script for 2.0: exact, f1 and
-        total; HasAns_exact and so on of questions with reference answers, NoAns_exact and so on of
-        questions without, where there are any.
+        total; HasAns_exact and so on for questions with reference answers, NoAns_exact and so on
+        for questions without, if there are any.
 
     Raises:
-        UserError: no question, a question without known answers, or no prediction for any.
+        UserError: there are no questions, a question has no known answers, or no prediction is for
+        any of the questions.
     """
     if not questions:
         raise UserError("there are no questions to score")

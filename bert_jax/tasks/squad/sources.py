@@ -6,8 +6,8 @@ Versions 1.1 and 2.0, and data sets in the same layout, XQuAD among them:
         {"id": "...", "question": "...", "is_impossible": false,
          "answers": [{"text": "...", "answer_start": 12}]}]}]}]}
 
-`answer_start` counts characters (code points). Other fields are not read, `plausible_answers` among
-them.
+`answer_start` counts characters (code points). Other fields, such as `plausible_answers`, are not
+read.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.tasks.examples import Answer, Data, Origin, Question, file_name
 
 MAX_BYTES = 512 << 20
-"""Largest file that is read; the training part of SQuAD 2.0 has 42 MB."""
+"""Largest file that is read, in bytes; the training file of SQuAD 2.0 has 42 MB."""
 
 Misplaced = Literal["fail", "skip", "keep"]
 """Treatment of an answer that is not at its offset (see `read_squad`)."""
@@ -29,7 +29,7 @@ _Kind = TypeVar("_Kind", str, bool, list)
 
 
 def question_name(question: Question) -> str:
-    """Name a question in messages: its file, its number there, its id."""
+    """Name a question for messages, by its file, number and id."""
     return f"{question.origin.path}, {_number_and_id(question)}"
 
 
@@ -40,30 +40,30 @@ def _number_and_id(question: Question) -> str:
 def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Question]:
     """Read a file of questions; the questions of one paragraph share one context string.
 
-    A question without `answers`, or with an empty list where `is_impossible` is not true, has
-    `answers=None`: the file does not say, as SQuAD's test set does not.
+    A question without `answers`, or with an empty list while `is_impossible` is not true, has
+    `answers=None`: its answers are unknown, as in SQuAD's test set.
 
-    An answer that is not at its offset is `misplaced`. `fail`: an error. `skip`: the answer is left
-    out, and so is a question with no other one. `keep`: the answer stays; such a file can be
-    scored, since scores compare only texts; where a question has no answer at its offset, its
-    windows have no target.
+    `misplaced` is the treatment of answers that are not at their offsets. `fail`: an error. `skip`:
+    the answer is left out, and so is a question with no other answer. `keep`: the answer stays, for
+    scores, which compare only texts; a question with no answer at its offset is not trained on.
 
     Raises:
-        UserError: names what is wrong, where, and how often.
+        UserError: the file cannot be read, has no questions, or has faults, which the message names
+        with their places and numbers.
     """
     reader = _Reader(Path(path), misplaced)
     found = reader.read()
     if reader.problems:
         raise UserError(_listed(path, reader.problems, "thing", "to fix"))
     if misplaced == "fail" and reader.misplaced:
-        remedy = ". Fix the offsets, or choose what becomes of them: misplaced=skip or keep"
+        remedy = ". Fix the offsets, or set misplaced to skip or keep"
         raise UserError(
             _listed(path, reader.misplaced, "answer", "not at the offset given") + remedy
         )
     if not found:
         why = " that can be used" if reader.misplaced else ""
         raise UserError(f"{path} has no question{why}; give a file with at least one")
-    became = "left out" if misplaced == "skip" else "kept for scores alone"
+    became = "left out" if misplaced == "skip" else "kept only for scores"
     warnings = [
         _listed(path, reader.misplaced, "answer", f"not at the offset given, {became}"),
         _listed(path, reader.blank, "question", "without text"),
@@ -72,13 +72,13 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
 
 
 def _listed(path: str | Path, items: list[str], noun: str, what: str) -> str:
-    """Return a count and the first few; empty without any."""
+    """Write the number of items, and the first few; "" if there are none."""
     plural = noun if len(items) == 1 else f"{noun}s"
     return f"{path}: {len(items):,} {plural} {what}: {first_few(items)}" if items else ""
 
 
 class _Reader:
-    """Walks one file; collects what is wrong instead of stopping at it."""
+    """Reader of one file, which collects faults instead of stopping at the first."""
 
     def __init__(self, path: Path, misplaced: Misplaced) -> None:
         self.path = path
@@ -103,8 +103,8 @@ class _Reader:
                 continue
             if (earlier := first.setdefault(question.id, number)) != number:
                 self.problems.append(
-                    f"question {number}: the id {question.id[:80]!r} is that of question "
-                    f"{earlier} too; an id names one question"
+                    f"question {number}: the id {question.id[:80]!r} is also the id of question "
+                    f"{earlier}; expected a different id for each question"
                 )
             named = _number_and_id(question)
             if not question.question.strip():
@@ -121,7 +121,7 @@ class _Reader:
         return found
 
     def _entries(self, top: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield path in the file, context and entry of each question."""
+        """Yield each question's path in the file, context and JSON object."""
         for where, article in self._items(top, "data", ""):
             for inner, paragraph in self._items(article, "paragraphs", where):
                 context = self._member(paragraph, "context", str, inner)
@@ -136,24 +136,24 @@ class _Reader:
     def _items(
         self, owner: dict[str, Any], key: str, where: str
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the objects of a list with their paths; any other value is a problem."""
+        """Yield the objects of a list with their paths; any other value is added as a problem."""
         inside = f"{where}.{key}" if where else key
         for i, item in enumerate(self._member(owner, key, list, where) or []):
             if isinstance(item, dict):
                 yield f"{inside}[{i}]", item
             else:
-                self.problems.append(f"{inside}[{i}] is {_kind(item)}, an object is needed")
+                self.problems.append(f"{inside}[{i}] is {_kind(item)}; expected an object")
 
     def _member(
         self, owner: dict[str, Any], key: str, kind: type[_Kind], where: str
     ) -> _Kind | None:
-        """Return a required value; None, with a problem, where the value is missing or wrong."""
+        """Return a required value; add a problem and return None if it is missing or wrong."""
         value = owner.get(key)
         if isinstance(value, kind):
             return value
         needed = {str: "a string", bool: "true or false", list: "a list"}[kind]
         met = f"{key!r} is {_kind(value)}" if key in owner else f"{key!r} is missing"
-        self.problems.append(f"{where}: {met}, {needed} is needed")
+        self.problems.append(f"{where}: {met}; expected {needed}")
         return None
 
     def _question(
@@ -181,8 +181,8 @@ class _Reader:
             start = item.get("answer_start")
             if type(start) is not int:
                 self.problems.append(
-                    f"{named}, answers: 'answer_start' is {_kind(start)}, a number of characters "
-                    "is needed"
+                    f"{named}, answers: 'answer_start' is {_kind(start)}; expected a number of "
+                    "characters"
                 )
             elif text is not None and not text.strip():
                 self.problems.append(
@@ -194,28 +194,28 @@ class _Reader:
 
 
 def is_placed(answer: Answer, question: Question) -> bool:
-    """Say whether the context has the answer's text at the answer's offset."""
+    """Say whether the answer's text stands at the answer's offset in the context."""
     return answer.start >= 0 and question.context.startswith(answer.text, answer.start)
 
 
 def _whereabouts(answer: Answer, question: Question) -> str:
-    """Describe the text at an answer's offset, and where the answer is."""
+    """Describe the text at an answer's offset, and where the answer really stands."""
     context, text, start = question.context, answer.text, answer.start
     said = f"{text[:40]!r} is said to be at character {start}"
     if 0 <= start < len(context):
         said += f", where the context has {context[start : start + min(len(text), 40)]!r}"
     else:
-        said += f", and the context has {len(context)}"
+        said += f", but the context has {len(context)} characters"
     starts: list[str] = []
     at = context.find(text)
     while at >= 0 and len(starts) < 3:
         starts.append(f"{at}")
         at = context.find(text, at + 1)
-    return said + (f"; it is at {', '.join(starts)}" if starts else "; it is nowhere in it")
+    return said + (f"; it is at {', '.join(starts)}" if starts else "; the context lacks it")
 
 
 def _kind(value: Any) -> str:
-    """Return a JSON value's kind, for messages."""
+    """Describe the kind of a JSON value, for messages."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):

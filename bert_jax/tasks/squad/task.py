@@ -27,7 +27,7 @@ _ASKING = ("what", "who", "whose", "whom", "when", "where", "which", "why", "how
 class SpanSplit(Split):
     """Questions of one file; a question has a row for each of its windows.
 
-    Windows without a known target are left out of training data.
+    Windows without a known target are not trained on.
     """
 
     _task: "SpanTask"
@@ -58,7 +58,7 @@ class SpanSplit(Split):
         super().__init__(data, rows, names, notes, owners)
 
     def _best_constant(self, gold: list[Any]) -> float:
-        """Return the score of answering no question."""
+        """Return the score of predicting "no answer" for every question."""
         if self._task.spec.rules == "v1.1":
             return 0.0
         which = ("exact", "f1").index(self._task.metric)
@@ -71,11 +71,11 @@ class SpanSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Paragraphs, since questions on one paragraph have much in common."""
+        """Paragraphs as sampled units, since questions on one paragraph are alike."""
         return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Score in percent, with the null threshold that is best for F1."""
+        """Score in percent, with the saved null threshold or else the one with the best F1."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
         threshold = None
@@ -96,7 +96,7 @@ class SpanSplit(Split):
         return scores
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return scores by kind of question, and mistakes."""
+        """Return the data for intervals, scores by kind of question, and mistakes."""
         predictions = self._predictions(outputs, self._task.config.num_best)
         rules = self._task.spec.rules
         threshold = scores.get(_THRESHOLD)
@@ -137,15 +137,15 @@ class SpanTask(Task[SquadConfig]):
         unknown = [question for question in dev.examples if question.answers is None]
         if unknown:
             raise UserError(
-                f"{question_name(unknown[0])} has no reference answers, nor {len(unknown) - 1} "
-                "others; checkpoints are chosen by a file with answers"
+                f"{question_name(unknown[0])} has no reference answers, nor have "
+                f"{len(unknown) - 1} others; task.dev needs answers, to select the best checkpoint"
             )
         empty = [q for file in (train, dev) for q in file.examples if q.answers == ()]
         rules = config.rules if config.rules != "auto" else "v2.0" if empty else "v1.1"
         if rules == "v1.1" and empty:
             raise UserError(
                 f"task.rules is 'v1.1', but {question_name(empty[0])} has no answer, which "
-                "they do not know; say v2.0"
+                "they do not allow; set it to 'v2.0'"
             )
         return LabelSpec(rules=rules), [train, dev]
 
@@ -156,7 +156,7 @@ class SpanTask(Task[SquadConfig]):
 def _saved_threshold(scores: Mapping[str, float]) -> float:
     if _THRESHOLD not in scores:
         raise UserError(
-            f"the saved scores have no {_THRESHOLD}, by which questions without answer are told; "
+            f"the saved scores have no {_THRESHOLD}, which decides that a question has no answer; "
             "evaluate the model on a file with answers first"
         )
     return scores[_THRESHOLD]
@@ -174,9 +174,9 @@ def answer_report(
 ) -> tuple[Grounds, dict[str, Any]]:
     """Return the data for intervals, and the details of a report.
 
-    Questions have reference answers and a prediction each, in the same order; `units` are the
-    numbers of their paragraphs. Above the threshold of the null odds there is no answer; None:
-    always an answer.
+    Questions have reference answers; predictions are in the order of the questions, and `units` are
+    the questions' paragraph numbers. Null odds above the threshold mean no answer; None: always an
+    answer.
     """
     texts = [each.text(threshold) for each in predictions]
     each = 100.0 * np.array(
@@ -203,7 +203,7 @@ def answer_report(
 
 
 def _asks(question: Question) -> str:
-    """Return the question word; other where there is none."""
+    """Return the question word, or "other" if there is none."""
     words = normalized_words(question.question)
     return next((word for word in words if word in _ASKING), "other")
 

@@ -2,8 +2,8 @@
 
 A context that does not fit is cut into windows that overlap, as in BERT's `run_squad.py`: each
 begins `stride` tokens after the window before, and the last reaches the end. No part of a context
-is lost. A token in several windows is judged in the window where its shorter side has the most
-context.
+is lost. A token in several windows is scored in the window that has the most context on the token's
+shorter side.
 """
 
 import unicodedata
@@ -25,44 +25,43 @@ class Window:
     """A row of n tokens, c of them from the context."""
 
     question: int
-    """Position of its question in the list of questions."""
+    """Number of the window's question, from 0."""
     ids: Int32[np.ndarray, " n"]
     """[CLS] question [SEP] context [SEP]."""
     context_at: int
     """Position in `ids` where the context begins."""
     spans: Int32[np.ndarray, "c 2"]
-    """Characters [start, end) of each context token in the context."""
+    """Characters [start, end) of the context that each context token covers."""
     has_most_context: Bool[np.ndarray, " c"]
-    """Whether no other window has more context around this token; true in exactly one window for
-    each token of the context."""
+    """Whether this window scores the token, having the most context around it; true in exactly one
+    window for each token of the context."""
     target: tuple[int, int] | None
-    """Positions in `ids` of the first and the last token of the answer, both 0 ([CLS]) where this
-    window does not hold all of it or there is none. None where the answer is not known: such a
-    window is for prediction, not for training."""
+    """Positions in `ids` of the answer's first and last token; both 0 ([CLS]) if there is no answer
+    or the window does not contain all of it; None if the answer is unknown, as in prediction."""
 
 
 @dataclass(frozen=True, eq=False)
 class SquadWindows:
-    """The windows of some questions, in the order of the questions and of the context."""
+    """Windows of questions, in the order of the questions and of their contexts."""
 
     windows: tuple[Window, ...]
     """All windows; each question has at least one."""
     cut_questions: tuple[int, ...]
-    """Positions of the questions that were longer than the limit."""
+    """Numbers of the questions that were cut to `max_question` tokens."""
     warnings: tuple[str, ...]
-    """Counts of questions that were cut or have no target, with the first few ids."""
+    """Warnings that count questions cut or without a target, with the first few ids."""
 
 
 def build_windows(
     questions: Sequence[Question], tokenizer: Tokenizer, options: WindowOptions | None = None
 ) -> SquadWindows:
-    """Return the rows of all questions.
+    """Cut questions and contexts into windows.
 
-    The target is the first of a question's answers that is at its offset: the fewest tokens that
-    hold all of its characters.
+    The target is the question's first answer that is at its offset: the shortest run of tokens that
+    covers all of the answer's characters.
 
     Raises:
-        UserError: a context has no token in which an answer could stand.
+        UserError: a context has no token that could be part of an answer.
     """
     options = options or WindowOptions()
     contexts: dict[str, Encoding] = {}  # questions of one paragraph share its context
@@ -75,8 +74,8 @@ def build_windows(
         ids, spans = contexts[question.context]
         if not (spans[:, 0] < spans[:, 1]).any():
             raise UserError(
-                f"{question_name(question)}: the context {question.context[:40]!r} has no token of "
-                "this vocabulary with a character of its own; give one with words"
+                f"{question_name(question)}: the context {question.context[:40]!r} has no token in "
+                "the model's vocabulary; expected a context with words"
             )
         asked = tokenizer.encode(question.question).ids
         if len(asked) > options.max_question:
@@ -113,10 +112,10 @@ def build_windows(
 
 
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
-    """Return ids and character spans; a span holds the marks on its last character too.
+    """Encode a context; a token's span includes combining marks after its last character.
 
-    Normalisation drops accents and vowel signs, and a span ends before a dropped mark. An answer is
-    a slice of the context, and a slice that ends there would lack the mark.
+    Normalisation drops accents and vowel signs, so the tokenizer's span ends before a dropped mark,
+    and an answer, which is a slice of the context, would lack the mark.
     """
     ids, spans = tokenizer.encode(context)
     spans = spans.copy()
@@ -130,9 +129,9 @@ def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
 
 
 def token_range(spans: Int32[np.ndarray, "n 2"], start: int, end: int) -> tuple[int, int] | None:
-    """Find the shortest run of tokens that holds the characters [start, end): first and last.
+    """Find the first and last token of the shortest run that covers characters [start, end).
 
-    None where no token holds any of them. Starts and ends of `spans` never decrease.
+    None if no token covers any of the characters. Starts and ends of `spans` never decrease.
     """
     first = int(np.searchsorted(spans[:, 1], start, side="right"))
     last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
@@ -145,10 +144,9 @@ def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
 
 
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
-    """Choose each token's window, (num_tokens,): the most context on the token's shorter side.
+    """Choose each token's window, (num_tokens,), by the context on the token's shorter side.
 
-    A longer window is a little better: its length counts for a hundredth. The first window wins
-    ties.
+    A hundredth of the window's length is added, so that longer windows win; the first wins ties.
     """
     at = np.arange(num_tokens)
     first = np.array(begins)[:, None]

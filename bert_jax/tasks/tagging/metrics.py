@@ -1,14 +1,14 @@
-"""Precision, recall and F1 of entities (right words, right type), and the reports of taggings.
+"""Precision, recall and F1 of entities (right words and type), and reports on tags.
 
-Two readings of tags, as in seqeval, and equal to it on all tags that it knows:
+Entities are read from tags in two ways, both as in seqeval:
 
-- lenient (`scheme=None`), the CoNLL script's: an I that continues nothing begins an entity. On the
-  prefixes B, I and O it is what conlleval does. That script knows no S (two in a row are one entity
-  to it) and lets a B continue an entity that ended in E; here, as in seqeval, S is an entity and an
-  entity ends at E. The letters L, U and M, which seqeval takes for no tags, are read as E, S and I.
-- strict (`scheme="iob2"` and so on), seqeval's `mode="strict"`: what the scheme does not allow is
-  no entity. Both differ only on unsound tags; a model may predict them, so say which was used.
-  Published CoNLL-2003 scores are lenient.
+- lenient (`scheme=None`), as in the CoNLL script: an I that continues no entity begins one. With
+  the prefixes B, I and O this equals conlleval. With S and E it does not: for conlleval two S in a
+  row are one entity, and a B may continue an entity that ended with E; here, as in seqeval, each S
+  is an entity and E ends one. L, U and M, which seqeval does not know, are read as E, S and I.
+- strict (`scheme="iob2"` and so on), as in seqeval's `mode="strict"`: tags that the scheme does not
+  allow are not entities. The two differ only on invalid tags, which a model may predict, so state
+  which was used. Published CoNLL-2003 scores are lenient.
 """
 
 from collections import Counter
@@ -39,16 +39,16 @@ _Tags = Sequence[Sequence[str]]
 
 
 def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None) -> dict[str, Any]:
-    """Score predicted tags; an entity never goes beyond its sentence.
+    """Score the entities in predicted tags; an entity lies within one sentence.
 
-    `scheme` names the scheme of the strict reading; None: the lenient reading.
+    `scheme` is the scheme of the strict reading; None: the lenient reading.
 
     Returns:
-        `classes`, a row for each type met (see `class_rows`), `micro`, the scores over all types
-        together, and `macro`, the mean of the types.
+        `classes`, a row for each type found (see `class_rows`), `micro`, the scores over all types
+        together, and `macro`, the mean over types.
 
     Raises:
-        ValueError: sentences of different number or length, or a word without a valid tag.
+        ValueError: `gold` and `predicted` differ in shape, or a word has no valid tag.
     """
     golds, guesses, correct = Counter[str](), Counter[str](), Counter[str]()
     for truth, guess in zip(gold, predicted, strict=True):
@@ -75,7 +75,7 @@ def entity_report(
     The strict reading follows seqeval's `mode="strict"` with IOB2 on the model's raw tags; the
     lenient reading follows the CoNLL script, which scores the task.
 
-    Tags in the data and `predicted` are sound IOB2; `raw` are the most probable tags of the words.
+    `gold` and `predicted` are valid IOB2; `raw` are the most probable tags of the words.
     """
     details = entity_scores(gold, predicted)
     labels = [row["label"] for row in details["classes"]]
@@ -105,10 +105,10 @@ def entity_report(
 def tag_report(
     gold: _Tags, predicted: _Tags, labels: Sequence[str], units: np.ndarray
 ) -> tuple[Grounds, dict[str, Any]]:
-    """Return the data for intervals, and the details of a report on words.
+    """Return the data for intervals, and the details of a report on plain tags.
 
-    A word with an empty tag is left out; tags in the data that are not among the `labels` learned
-    are counted together.
+    Words with an empty tag are left out; gold tags that are not among the learned `labels` are
+    counted as one class.
     """
     number = {name: n for n, name in enumerate(labels)}
     pairs = [
@@ -125,7 +125,7 @@ def tag_report(
 def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
-    """Return the most probable wrong tags, one a sentence; `sure`: probability of each tag."""
+    """List the surest wrong tags, one a sentence; `sure` has each predicted tag's probability."""
     places: list[tuple[int, int]] = []
     confidence: list[float] = []
     for number, (example, tags, shares_of) in enumerate(
@@ -154,7 +154,7 @@ def tag_mistakes(
 def _confused(
     found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pair the true and predicted types of the same words; the last number means no entity."""
+    """Pair gold and predicted types of equal spans, as numbers; the last number: no entity."""
     number, none = {name: n for n, name in enumerate(labels)}, len(labels)
     truth: list[int] = []
     guess: list[int] = []

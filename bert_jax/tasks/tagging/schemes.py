@@ -1,8 +1,9 @@
-"""Tags of entities: IOB1, IOB2 and IOBES are detected, checked and converted to IOB2.
+"""Entity tags: detection and check of the schemes IOB1, IOB2 and IOBES, conversion to IOB2.
 
-A tag is `O` or a prefix and a type, `B-PER`. IOB2 begins each entity with B; IOB1 begins it with
-I, and with B only where one of the same type ends just before; IOBES is IOB2 with the last word E
-and a single word S. The letters of BILOU and BMES are read as IOBES: L as E, U as S, M as I.
+A tag is `O`, or a prefix and a type such as `B-PER`. IOB2 begins each entity with B; IOB1 begins it
+with I, and with B only directly after an entity of the same type; IOBES is IOB2 with E for the last
+word and S for a single word. The letters of BILOU and BMES are read as IOBES: L as E, U as S, M as
+I.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,14 +27,14 @@ class Entity(NamedTuple):
     """The words [start, end) of an entity."""
 
     type: str
-    """Type; `_` where tags are only prefixes."""
+    """Type; `_` if tags are prefixes without types."""
     start: int
     end: int
 
 
 @lru_cache(maxsize=4096)
 def split_tag(tag: str) -> tuple[str, str] | None:
-    """Split a tag into prefix (O, B, I, E or S) and type; None for a tag of no scheme."""
+    """Split a tag into prefix (O, B, I, E or S) and type; None if it belongs to no scheme."""
     if tag == "O":
         return _OUTSIDE
     prefix, dash, kind = tag.partition("-")
@@ -43,13 +44,13 @@ def split_tag(tag: str) -> tuple[str, str] | None:
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities by the rules of the CoNLL script, whatever the scheme.
+    """Return the entities by the rules of the CoNLL script, for tags of any scheme.
 
-    An entity begins at B or S, after E or S, after O, and where the type changes: an I that
-    continues nothing begins its own entity.
+    An entity begins at B or S, after E, S or O, and where the type changes: an I that continues
+    no entity begins one.
 
     Raises:
-        ValueError: a tag of no scheme.
+        ValueError: a tag belongs to no scheme.
     """
     found: list[Entity] = []
     start = 0
@@ -67,9 +68,9 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     """Return only the entities that are tagged as `scheme` requires.
 
-    Left out are, in IOB2, an I that continues nothing; in IOBES, also an entity without an end; in
-    IOB1, a B that does not follow an entity of its own type, and a single B before a B of another
-    type.
+    Left out are, in IOB2, entities that begin with I; in IOBES, also entities without E; in IOB1,
+    entities that begin with B but do not follow an entity of their type, and a single B before a B
+    of another type.
 
     Raises:
         ValueError: a tag of no scheme, or a prefix that `scheme` does not have.
@@ -78,7 +79,7 @@ def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     allowed = "OBIES" if scheme == "iobes" else "OBI"
     for tag, (prefix, _) in zip(tags, parts, strict=True):
         if prefix not in allowed:
-            raise ValueError(f"the tag {tag!r} is none of {scheme}, which has {', '.join(allowed)}")
+            raise ValueError(f"the tag {tag!r} is not {scheme}, which has {', '.join(allowed)}")
     parts.append(_OUTSIDE)
     found: list[Entity] = []
     word, before = 0, _OUTSIDE
@@ -115,14 +116,15 @@ def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
 
 
 def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
-    """Detect the scheme that all tags follow; `plain` where the tags mark no entities.
+    """Detect the scheme that all tags follow; `plain` if they are not entity tags.
 
-    Without any entity the scheme is `iob2`; sentences without tags are skipped. Letters without a
-    type (M for numerals) are parts of speech where most tags are neither letters nor have a type.
+    Without any entity the scheme is `iob2`; sentences without tags are skipped. Prefix letters
+    without types (such as M for numerals) count as parts of speech if most tags are not such
+    letters and no tag has a type.
 
     Raises:
-        UserError: the tags break every scheme, or some are of entities and some are not; names the
-            scheme that is broken least and its first breaches.
+        UserError: the tags break every scheme (the message names the scheme with the fewest faults,
+        and the first faults), or entity tags and other tags are mixed.
     """
     broken: dict[Scheme, list[_Breach]] = {scheme: [] for scheme in SCHEMES}
     other: list[tuple[TaggedExample, int]] = []
@@ -143,7 +145,7 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
         raise UserError(
             f"{_word(*other[0])}: neither O nor a prefix (B, I, E, S) with a type, as other tags "
             f"of these sentences are{_more(other)}. Fix the tag or name the column of the tags; "
-            f"where tags are not of entities (parts of speech), {_PLAIN}"
+            f"if tags do not mark entities (parts of speech), {_PLAIN}"
         )
     for scheme in SCHEMES:
         if not broken[scheme]:
@@ -153,20 +155,20 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     letters = "" if typed else f"; where letters are parts of speech, {_PLAIN}"
     first = "; ".join(_word(each, at) + why for each, at, why in broken[nearest][:_SHOWN])
     raise UserError(
-        f"{first}{_more(broken[nearest])}. The tags are not sound "
-        f"{nearest.upper()}, and no other scheme. Fix them, or say lenient to have them read as "
-        f"the CoNLL script does{letters}"
+        f"{first}{_more(broken[nearest])}. The tags are not valid {nearest.upper()}, nor of "
+        "another scheme. Fix them, or set lenient to have them read as the CoNLL script "
+        f"does{letters}"
     )
 
 
 def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list[TaggedExample]:
-    """Return the same entities in IOB2; sentences without tags stay as they are.
+    """Convert entity tags to IOB2; sentences without tags stay as they are.
 
     `lenient` reads tags that follow no scheme as the CoNLL script does (`entities`).
 
     Raises:
-        UserError: tags that are not of entities, or, unless lenient, not sound; see
-            `detect_scheme`.
+        UserError: tags do not mark entities, or, unless `lenient`, follow no scheme (see
+        `detect_scheme`).
     """
     if lenient:
         for example in examples:
@@ -178,7 +180,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
                     )
     elif detect_scheme(examples) == "plain":
         first = next(each for each in examples if each.tags)
-        raise UserError(f"{_word(first, 0)}: not a tag of entities (O, or B-PER)")
+        raise UserError(f"{_word(first, 0)}: not an entity tag; expected O, or such as B-PER")
     return [
         example
         if example.tags is None
@@ -188,10 +190,10 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
 
 
 def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> LabelSet:
-    """Return the tags to learn: O first, then for each type B and I, for entities.
+    """Return the tags to learn; for entities O, then B and I of each type.
 
-    A type that is met gets both prefixes: of a rare type the training data may have no entity of
-    two words where the data to predict have one. Tags that are not of entities are sorted.
+    Every type gets both prefixes, because the data to predict may have a longer entity of a rare
+    type than the training data. Plain tags are sorted.
 
     Raises:
         UserError: there are no tags.
@@ -214,7 +216,7 @@ def _split(tags: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _breaches(parts: list[tuple[str, str]]) -> Iterator[tuple[int, Scheme, str]]:
-    """Yield words of a sentence, the schemes that they break, and what would be right."""
+    """Yield each fault of a sentence's tags: word number, broken scheme, what would be right."""
     before = _OUTSIDE
     for word, (prefix, kind) in enumerate([*parts, _OUTSIDE]):
         inside = before[0] in "BI"

@@ -1,7 +1,7 @@
 """Sentences of words with tags: CoNLL column files, CoNLL-U, WikiANN, JSON lines, parquet, TFDS.
 
-Tags come as the file has them; `schemes.convert` converts them to one scheme. A line `-DOCSTART-`,
-which marks the beginning of a document, is not a sentence.
+Tags are returned as they are in the file; `schemes.convert` converts them to one scheme. A line
+`-DOCSTART-` marks the beginning of a document and is not a sentence.
 """
 
 import itertools
@@ -28,21 +28,19 @@ def read_columns(
     token_prefix: str = "",
     comment: str = "",
 ) -> list[TaggedExample]:
-    """Read one word a line: tabs or spaces separate columns, blank lines separate sentences.
+    """Read one word a line, with columns separated by tabs or spaces; blank lines end sentences.
 
-    Single tabs separate the columns where the first word line has a tab, so that a word may hold
-    spaces; otherwise runs of spaces do. Quotes mean nothing, and no other character separates: a
-    no-break space is part of a word.
+    If the first word's line has a tab, single tabs separate columns, and a word may contain spaces;
+    otherwise runs of spaces separate them. Quotes have no meaning, and a no-break space is part of
+    a word.
 
-    Columns of words and tags count from 1, or from -1 backwards; without a `tag_column` no tags are
-    read. Each word must begin with `token_prefix`, which is removed. Lines that begin with
-    `comment`, such as `# `, are skipped (unsafe where it may be a word: CoNLL-2003 has `#` among
-    its words).
+    Columns count from 1, or backwards from -1; without a `tag_column` no tags are read. Each word
+    must begin with `token_prefix`, which is removed. Lines that begin with `comment`, such as `# `,
+    are skipped (unsafe if it may be a word, as `#` is in CoNLL-2003).
 
     Raises:
-        UserError: no such file or not UTF-8; no words; columns that are not there; and, all in one
-            message, lines with another number of columns than most, with an empty word or tag, or
-            without the prefix.
+        UserError: the file is missing or not UTF-8, or has no words or no such column. Also, all in
+        one message: lines with an unusual number of columns, an empty word or tag, or no prefix.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")
@@ -50,7 +48,7 @@ def read_columns(
     widths = Counter(len(columns) for each in sentences for _, columns in each.lines)
     if not widths:
         raise UserError(
-            f"{path}: no words; a line for each word is needed, word and tag in columns"
+            f"{path}: no words; expected a line for each word, with word and tag in columns"
         )
     ((usual, _),) = widths.most_common(1)
     token_at = _position(path, token_column, usual, "words")
@@ -93,7 +91,7 @@ def read_columns(
 
 
 def is_conllu(path: str | Path) -> bool:
-    """Say whether the first line that is not a comment is CoNLL-U; False without a file."""
+    """Say whether a file's first line that is not a comment is CoNLL-U; False if it is missing."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = itertools.islice(file, 1000)
@@ -108,13 +106,13 @@ def read_conllu(
 ) -> list[TaggedExample]:
     """Read CoNLL-U: ten tab-separated columns, the word in the second, comments after `#`.
 
-    The words are the syntactic words: lines of a range (`3-4  zum`), which repeat the words after
-    them as they are written, and empty nodes (`5.1`) are skipped. `_` is not a tag; where a file
-    has no other tags, or `column` is None, the sentences have no tags.
+    Words are syntactic words: ranges (`3-4 zum`), which give the written form of the words after
+    them, and empty nodes (`5.1`) are skipped. `_` is not a tag; if a file has no other tags, or
+    `column` is None, the sentences have no tags.
 
     Raises:
-        UserError: no such file or not UTF-8; no words; and, all in one message, lines without ten
-            columns, with an empty word or tag, or with an id that is none.
+        UserError: the file is missing or not UTF-8, or has no words. Also, all in one message:
+        lines without ten columns, with an empty word or tag, or with a wrong id.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")
@@ -125,7 +123,7 @@ def read_conllu(
         for line, columns in sentence.lines:
             number, wrong = columns[0], ""
             if len(columns) != 10:
-                wrong = f"{len(columns)} columns apart by tabs; CoNLL-U has 10"
+                wrong = f"{len(columns)} columns separated by tabs; CoNLL-U has 10"
             elif not re.fullmatch(r"\d+([-.]\d+)?", number, re.ASCII):
                 wrong = f"the id is {number[:40]!r}; it must be a number, a range or an empty node"
             elif not number.isdigit():
@@ -144,7 +142,7 @@ def read_conllu(
             found.append(TaggedExample(id, tokens, tags, origin, sentence.document))
     problems.check()
     if not found:
-        raise UserError(f"{path}: no words; a line of ten columns for each word is needed")
+        raise UserError(f"{path}: no words; expected a line of ten columns for each word")
     if column is None or not any(any(example.tags or ()) for example in found):
         return [replace(example, tags=None) for example in found]
     return found
@@ -153,11 +151,11 @@ def read_conllu(
 def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExample]:
     """Read WikiANN: word TAB tag; the language before each word (`en:Paris`) is removed.
 
-    Without tags, words without a language are read, too.
+    If `with_tags` is false, words without a language are accepted too.
 
     Raises:
-        UserError: the first word has no language, or a word has another language; see
-            `read_columns`.
+        UserError: the first word has no language, another word has a different language, or as in
+        `read_columns`.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)
@@ -186,13 +184,13 @@ def read_token_lists(
 ) -> list[TaggedExample]:
     """Read sentences as rows of two lists: JSON lines, parquet, or `tfds:conll2003:train`.
 
-    The column `tags` (`ner` in TFDS conll2003) may be None, which reads none. `tag_names` are the
-    names of tags that are numbers in the file, in their order; TFDS knows the names itself.
+    `tags` is the column of tags (`ner` in TFDS conll2003); None: no tags are read. `tag_names` are
+    the names of tags that are numbers in the file, in numerical order; TFDS knows the names itself.
 
     Raises:
-        UserError: the file cannot be read or lacks a column; a row without words, with an empty
-            word, with lists of different length, or with a tag that is not text or has no name:
-            all in one message.
+        UserError: the file cannot be read or lacks a column. Also, all in one message: rows without
+        words, with an empty word, with lists of different length, or with tags that are not text or
+        have no name.
     """
     name = str(name)
     problems = Problems(name)
@@ -216,16 +214,16 @@ def read_token_lists(
         found.append(TaggedExample(f"{len(found)}", words, labels, row.origin))
     problems.check()
     if not found:
-        raise UserError(f"{name}: no rows; a row for each sentence is needed")
+        raise UserError(f"{name}: no rows; expected a row for each sentence")
     return found
 
 
 class _Sentence(NamedTuple):
-    """Lines of a sentence: number and columns of each."""
+    """Lines of a sentence: the number and the columns of each line."""
 
     lines: list[tuple[int, list[str]]]
     document: int
-    """Number of marks of documents up to the first line."""
+    """Number of document marks in the file before the first line."""
 
 
 def _sentences(path: Path, comment: str) -> Iterator[_Sentence]:
@@ -249,12 +247,12 @@ def _sentences(path: Path, comment: str) -> Iterator[_Sentence]:
 
 
 def _position(path: Path, number: int, width: int, what: str) -> int:
-    """Return the index of a column that is counted from 1 or from -1."""
+    """Return the index, from 0, of a column that is counted from 1 or backwards from -1."""
     if not (1 <= number <= width or -width <= number <= -1):
         raise MissingColumn(
             f"{number}",
-            f"{path}: there is no column {number} for the {what}; lines have {width}, which count "
-            "from 1, or from -1 backwards",
+            f"{path}: there is no column {number} for the {what}; lines have {width} columns, "
+            "which count from 1, or backwards from -1",
         )
     return number - 1 if number > 0 else width + number
 
@@ -286,5 +284,5 @@ def _tags(value: object, column: str, names: Sequence[str]) -> tuple[str, ...]:
 
 def _list(value: object, column: str) -> tuple:
     if not isinstance(value, list | tuple):
-        raise UserError(f"{column!r} is {value!r:.60}; a list with an entry a word is needed")
+        raise UserError(f"{column!r} is {value!r:.60}; expected a list with an entry for each word")
     return tuple(value)

@@ -1,4 +1,4 @@
-"""Tags for words: named entities in any scheme, and tags that are not of entities."""
+"""Tagging of words: named entities in any scheme, and plain tags such as parts of speech."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -62,9 +62,9 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best constant tag's score; of entities, each word or sentence is one."""
+        """Return the best constant's score; for entities, each word or sentence is one entity."""
         names = self._task.spec.labels
-        if self._task.metric == "accuracy":  # the O of files with entities is a tag like others
+        if self._task.metric == "accuracy":  # O counts as any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
             return max(counts[name] for name in names) / counts.total()
         words, sentences = Counter[str](), Counter[str]()
@@ -75,7 +75,7 @@ class TaggingSplit(Split):
             words.update(each.type for each in found if each.end - each.start == 1)
             sentences.update(each.type for each in found if each.end - each.start == len(tags))
         known = {part[1] for name in names if (part := split_tag(name)) and part[0] != "O"}
-        # Hits, predictions and entities of a constant that makes each word, or sentence, an entity.
+        # Hits and predictions of a constant that makes each word, or each sentence, an entity.
         constants = [
             (max((hits[kind] for kind in known), default=0), count)
             for hits, count in ((words, num_words), (sentences, len(gold)))
@@ -88,12 +88,12 @@ class TaggingSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Documents, where the file marks several."""
+        """Documents as sampled units, if the file marks several."""
         documents = [each.document for each in self._examples]
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Score the tags; accuracy is over words."""
+        """Compute the accuracy over words and, for entities, precision, recall and F1."""
         predicted = self._predicted(outputs)
         pairs = zip(chain(*self._gold), chain(*predicted), strict=True)
         hits = [truth == guess for truth, guess in pairs if truth]
@@ -103,7 +103,7 @@ class TaggingSplit(Split):
         return {name: scores[name] for name in self._score_names}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return entities by type, lenient and strict, or tags; confusion and mistakes."""
+        """Return the data for intervals, scores by entity type or tag, confusion and mistakes."""
         raw, predicted = self._best_tags(outputs), self._predicted(outputs)
         if self._task.spec.scheme == "plain":
             labels = self._task.spec.labels
@@ -121,8 +121,9 @@ class TaggingSplit(Split):
     ) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl and predictions.txt.
 
-        predictions.txt has a word a line with the tag in the file, if any, and the predicted tag,
-        as the CoNLL script reads them; separated by spaces, or by tabs where a word holds a space.
+        predictions.txt has a line for each word: the word, the file's tag, if any, and the
+        predicted tag, as the CoNLL script reads them; separated by spaces, or by tabs if a word
+        contains a space.
         """
         yield from super()._prediction_files(outputs, scores)
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
@@ -139,7 +140,7 @@ class TaggingSplit(Split):
         return ({"tokens": example.tokens, "tags": tags} for example, tags in pairs)
 
     def _predicted(self, outputs: Outputs) -> list[tuple[str, ...]]:
-        """Return the tags of each sentence; tags of entities are sound IOB2."""
+        """Return the predicted tags of each sentence; entity tags are made valid IOB2."""
         found = self._best_tags(outputs)
         if self._task.spec.scheme == "plain":
             return found
@@ -153,9 +154,9 @@ class TaggingSplit(Split):
 
 
 class TaggingTask(Task[TaggingConfig]):
-    """A task of tagging words, configured by kind tagging.
+    """A task of tagging words, of the kind tagging.
 
-    Tags of entities are learned, scored and written as IOB2, whatever the scheme of the files.
+    Entity tags are learned, scored and written as IOB2, whatever the scheme of the files.
     """
 
     SPLIT = TaggingSplit
@@ -259,7 +260,7 @@ def _labels(
     if scheme == "iob2" and (odd or "O" not in config.labels):
         raise UserError(
             f"{where}: {config.train} has entities, which are learned as IOB2: O, and B- and I- "
-            "with each type. Write the tags so, or set task.scheme=plain"
+            "with each type. Write the tags like this, or set task.scheme=plain"
         )
     lacks = sorted(_tags_of(train) - set(config.labels))
     if lacks:

@@ -1,8 +1,7 @@
-"""Sequences of token ids from words with tags; a word's label is at its first sub-word.
+"""Rows of token ids from words with tags; a word's label is at its first sub-word.
 
-A sentence longer than a sequence is read in overlapping windows, and each word has its label in
-exactly one window, where it has the most context: so no word counts twice in training, and each
-word is scored once in evaluation.
+A sentence longer than a row is read in overlapping windows. Each word has its label only in the
+window with the most context around it, so that no word counts twice in training or evaluation.
 """
 
 from collections.abc import Sequence
@@ -19,36 +18,36 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 @dataclass(frozen=True, eq=False)
 class TagWindow:
-    """A sequence [CLS] sub-words [SEP], not padded."""
+    """A row of one sentence's sub-words, [CLS] ... [SEP], not padded."""
 
     example: int
-    """Number of the sentence in the list of sentences."""
+    """Number of the window's sentence, from 0."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Number of the word in its sentence, where this window labels the word; elsewhere -1."""
+    """Number of the sentence's word that this position labels; -1 at other positions."""
     labels: Int32[np.ndarray, " L"]
-    """Label of that word; `NO_LABEL` elsewhere, and everywhere without tags."""
+    """Label of that word; `NO_LABEL` at other positions, and everywhere if there are no tags."""
 
 
 @dataclass(frozen=True, eq=False)
 class TagWindows:
-    """The sequences of a list of sentences."""
+    """Windows of a list of sentences."""
 
     windows: tuple[TagWindow, ...]
-    """Sequences in the order of the sentences, and from left to right within a sentence."""
+    """Windows in the order of the sentences, and from left to right within a sentence."""
     sentence_words: tuple[int, ...]
     """Number of words of each sentence."""
     warnings: tuple[str, ...]
-    """Counts of sentences in several windows, of unreadable words and of unknown tags."""
+    """Warnings that count sentences in several windows, unreadable words and unknown tags."""
 
     def gather(self, predictions: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return one value a word for each sentence, from one value a position.
 
-        Each window has an array of whole numbers, or of probabilities, that begins with its
-        positions; what follows them, padding, is left out.
+        `predictions` has an array of integers or probabilities for each window, with an entry for
+        each position; entries after the window's last position are padding.
 
         Raises:
-            ValueError: not one array for each window, or one that is shorter than its window.
+            ValueError: arrays and windows differ in number, or an array is shorter than its window.
         """
         if len(predictions) != len(self.windows):
             raise ValueError(f"{len(self.windows)} windows, {len(predictions)} predictions")
@@ -70,24 +69,24 @@ def tag_windows(
     max_length: int = 128,
     stride: int = 64,
 ) -> TagWindows:
-    """Return sentences as sequences of at most `max_length` ids, [CLS] and [SEP] included.
+    """Cut sentences into windows of at most `max_length` ids, [CLS] and [SEP] included.
 
-    Each word is encoded by itself, as a word inside a sentence. A word without tokens (a zero-width
-    space) becomes [UNK], so that it too is labelled. A word whose tag is not among `labels` has
-    `NO_LABEL`, and a warning names such tags; where `labels` is None, all words have `NO_LABEL`.
-    `stride` ids lie between the starts of two windows (BERT's `doc_stride`; Transformers uses this
-    name for the overlap).
+    Each word is encoded on its own, as a word inside a sentence. A word without tokens (a
+    zero-width space) becomes [UNK], so that it can be labelled. A word whose tag is not among
+    `labels` has `NO_LABEL`, and a warning names such tags; if `labels` is None, all words have
+    `NO_LABEL`. `stride` is the number of ids between the starts of two windows (BERT's
+    `doc_stride`; in Transformers the name means the overlap).
 
     Raises:
-        UserError: `max_length` or `stride` out of range.
+        UserError: `max_length` or `stride` is out of range.
     """
     room = max_length - 2
     if room < 1:
         raise UserError(f"max_length is {max_length}; [CLS], a sub-word and [SEP] need 3")
     if not 1 <= stride <= room:
         raise UserError(
-            f"stride is {stride}; from 1 to {room} for max_length {max_length}, else sub-words "
-            "would fall between two windows"
+            f"stride is {stride}; expected 1 to {room} for max_length {max_length}, or sub-words "
+            "would be left out between windows"
         )
     words = list(dict.fromkeys(word for each in examples for word in each.tokens))
     pieces = dict(zip(words, tokenizer.encode_words(words), strict=True))
@@ -123,7 +122,7 @@ def tag_windows(
             row = make_row(tokenizer, ids[start:end])
             windows.append(TagWindow(number, row.ids, owned, marks))
     warnings = counted(f"sentences of more than {room} sub-words, read in windows", long)
-    warnings += counted("words of which the tokenizer leaves nothing, read as [UNK]", unreadable)
+    warnings += counted("words for which the tokenizer has no token, read as [UNK]", unreadable)
     names = listed(sorted({tag for tag, _ in strange}), 100)
     what = f"words with tags that the model does not know, counted as misses: {names}"
     warnings += counted(what, [origin for _, origin in strange])
@@ -133,10 +132,11 @@ def tag_windows(
 def _ends_of_most_context(
     starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
 ) -> Integer[np.ndarray, " N"]:
-    """Return the end of the positions that each window owns, by the longest shorter side.
+    """Return the end of the range of positions that each window labels.
 
-    A later window has more to the right of a position and less to the left, so the windows own
-    consecutive positions. Of two windows with the same context, the first owns the position.
+    A position belongs to the window with the most context on the position's shorter side. Later
+    windows have more context on the right and less on the left, so each window labels consecutive
+    positions. Of two windows with equal context, the first labels the position.
     """
     # The next window has more context once its left side exceeds this window's right side.
     return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])

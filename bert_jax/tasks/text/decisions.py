@@ -16,21 +16,21 @@ _TEMPERATURE, _THRESHOLD = "temperature", "threshold/"
 _ERRORS = ("ece", "ece_uncalibrated")
 
 Labels = np.ndarray
-"""(N,) classes, or (N, C) bool: true for each label that holds."""
+"""Labels of N examples: (N,) class numbers, or (N, C) bool, true for each label of the example."""
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Conversion of logits to probabilities and labels, for heads with classes."""
+    """Conversion of logits to probabilities and labels, for single- and multi-label tasks."""
 
     temperature: float = 1.0
-    """Divisor of the logits; it does not change the order of classes."""
+    """Divisor of the logits, which does not change the order of classes."""
     thresholds: tuple[float, ...] = ()
     """Least probability of each of several labels; (): one half."""
 
     @classmethod
     def saved(cls, scores: Mapping[str, float], labels: Sequence[str]) -> "Decisions":
-        """Read the temperature and thresholds that `scores` wrote."""
+        """Restore temperature and thresholds from saved `scores`."""
         thresholds = tuple(scores.get(f"{_THRESHOLD}{label}", 0.5) for label in labels)
         known = any(f"{_THRESHOLD}{label}" in scores for label in labels)
         return cls(scores.get(_TEMPERATURE, 1.0), thresholds if known else ())
@@ -39,7 +39,7 @@ class Decisions:
     def fitted(
         cls, logits: Float[np.ndarray, "N C"], labels: Labels, *, calibrate: bool, tune: bool
     ) -> "Decisions":
-        """Fit the temperature to the log loss of dev data, and each label's threshold to its F1."""
+        """Fit to dev data: the temperature by log loss, and each label's threshold by its F1."""
         temperature = fit_temperature(logits, labels) if calibrate else 1.0
         thresholds: tuple[float, ...] = ()
         if tune:
@@ -50,12 +50,12 @@ class Decisions:
         return cls(temperature, thresholds)
 
     def shares(self, logits: Float[np.ndarray, "N C"], *, several: bool) -> np.ndarray:
-        """Return the probabilities (N, C); `several` labels have independent probabilities."""
+        """Return the probabilities (N, C): independent if a row may have `several` labels."""
         scaled = logits / self.temperature
         return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
 
     def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
-        """Apply the thresholds: true for each of several labels that holds."""
+        """Apply the thresholds of a multi-label task: true for each predicted label."""
         if not self.thresholds:
             return logits > 0  # a probability above one half
         return self.shares(logits, several=True) > np.array(self.thresholds)
@@ -64,7 +64,7 @@ class Decisions:
         self, logits: Float[np.ndarray, "N C"], labels: Labels, names: Sequence[str],
         *, calibrate: bool, tune: bool,
     ) -> dict[str, float]:  # fmt: skip
-        """Return the fitted numbers by name, and the calibration error on these labels."""
+        """Return temperature and thresholds by name, and the calibration error on these labels."""
         found: dict[str, float] = {}
         if calibrate:
             found[_TEMPERATURE] = self.temperature
@@ -82,13 +82,13 @@ class Decisions:
         return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
 
     def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Return the temperature, and the bins before and after it, as JSON values."""
+        """Return the temperature, and the reliability before and after it, as JSON values."""
         parts = {"before": PLAIN, "after": self}
         bins = {name: each.reliability(logits, labels) for name, each in parts.items()}
         return {"temperature": self.temperature, **bins}
 
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Compare the probability of the best class, or of each of several labels, with hits."""
+        """Compare with hits the probability of the best class, or of each label (multi-label)."""
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
         shares = self.shares(logits, several=False)
@@ -101,12 +101,12 @@ PLAIN = Decisions()
 def reliability(
     shares: Float[np.ndarray, " M"], came_true: Bool[np.ndarray, " M"], bins: int = NUM_BINS
 ) -> dict[str, Any]:
-    """Compare probabilities in bins (i / bins, (i + 1) / bins] with the shares that came true.
+    """Compare probabilities in bins (i / bins, (i + 1) / bins] with the share of hits.
 
     Returns:
         `ece`, the expected calibration error: the mean gap, weighted by the `counts` of the bins;
-        `confidence`, the mean probability of each bin, and `accuracy`, the share that came true,
-        both 0 for an empty bin.
+        `confidence`, the mean probability of each bin, and `accuracy`, the share of hits, both 0
+        for an empty bin.
     """
     number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(number, minlength=bins)
@@ -124,7 +124,7 @@ def reliability(
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
     """Return the temperature with the least log loss, from 1/20 to 20.
 
-    The loss is convex in 1 / temperature.
+    The loss is convex in 1 / temperature, so that a bounded search finds its minimum.
     """
     from scipy.optimize import minimize_scalar  # takes a third of a second
 
@@ -139,10 +139,9 @@ def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
 
 
 def _best_threshold(shares: Float[np.ndarray, " N"], labels: Bool[np.ndarray, " N"]) -> float:
-    """Return the threshold with the highest F1; of equally good thresholds, the nearest to 0.5.
+    """Return the threshold with the highest F1; among equals, the nearest to 0.5.
 
-    Thresholds lie halfway between neighbouring probabilities; a label without a positive row has
-    one half.
+    Thresholds lie halfway between neighbouring probabilities; a label that no row has gets 0.5.
     """
     if not labels.any():
         return 0.5

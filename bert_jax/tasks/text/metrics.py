@@ -1,9 +1,9 @@
 """Scores and reports of classification and regression, over all examples at once.
 
-Where a score is not defined it is what scikit-learn and scipy give: 0 for F1 without a positive and
-for the Matthews coefficient of a constant, NaN for the correlation with a constant. A model that
-predicts one value for everything has not learned, and NaN keeps it from passing for a weak model:
-compare with `numpy.nanargmax`, not with `max`.
+Undefined scores are as in scikit-learn and scipy: F1 without positives and the Matthews coefficient
+of a constant are 0, the correlation with a constant is NaN. A model that predicts one value for
+everything has not learned, and must not pass for a weak model: compare scores with
+`numpy.nanargmax`, not with `max`.
 """
 
 import warnings
@@ -30,18 +30,18 @@ from bert_jax.tasks.task import HeadKind
 
 
 def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the share of examples whose prediction is their label; both (N,) numbers of classes.
+    """Return the share of examples with the right prediction; arguments are (N,) class numbers.
 
     Raises:
-        ValueError: no examples, different lengths, or values that are not whole numbers, in every
-            function here.
+        ValueError: there are no examples, lengths differ, or values are not integers; so do the
+        other functions of this file.
     """
     truth, guess = _classes(labels, predictions)
     return float(np.mean(truth == guess))
 
 
 def f1(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the harmonic mean of precision and recall of class 1; 0 where class 1 is absent."""
+    """Return the harmonic mean of precision and recall of class 1; 0 if class 1 is absent."""
     truth, guess = _classes(labels, predictions)
     return _f1(truth == 1, guess == 1)
 
@@ -53,10 +53,10 @@ def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the Matthews coefficient, for any number of classes; 0 where either is constant."""
+    """Return the Matthews coefficient, for any number of classes; 0 if either is constant."""
     truth, guess = _classes(labels, predictions)
     classes = np.union1d(truth, guess)
-    # Whole numbers of Python: products of counts over a large data set pass 2 ** 63.
+    # Python integers: products of counts over a large data set exceed 2 ** 63.
     counts = [(int(np.sum(truth == each)), int(np.sum(guess == each))) for each in classes]
     total, hits = len(truth), int(np.sum(truth == guess))
     shared = hits * total - sum(t * p for t, p in counts)
@@ -65,26 +65,28 @@ def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the linear correlation of scores; NaN where either side is constant or not finite."""
-    from scipy.stats import pearsonr  # takes half a second, which other scores need not pay
+    """Return the linear correlation of scores; NaN if either is constant or not finite."""
+    from scipy.stats import pearsonr  # takes half a second to import
 
     return _correlation(pearsonr, labels, predictions)
 
 
 def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the correlation of ranks; infinite scores have ranks, NaN as for `pearson`."""
+    """Return the correlation of ranks; NaN as in `pearson`, but infinite scores are allowed."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, labels, predictions)
 
 
 def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, float]:
-    """Return micro and macro F1 of yes-or-no decisions.
+    """Return the micro and macro F1 of multi-label predictions, (N, K) of 0 and 1.
 
-    Micro counts all decisions together, macro is the mean over labels; an absent label has 0.
+    Micro counts the predictions of all labels together, macro is the mean over labels; an absent
+    label has F1 0.
 
     Raises:
-        ValueError: not two tables of one shape (N, K), empty, or other values than 0 and 1.
+        ValueError: the arguments differ in shape, are not (N, K), are empty, or have values other
+        than 0 and 1.
     """
     truth, guess = np.asarray(labels), np.asarray(predictions)
     if truth.ndim != 2 or truth.shape != guess.shape or not truth.size:
@@ -101,7 +103,7 @@ METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
     "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
     "pearson": pearson, "spearman": spearman,
 }  # fmt: skip
-"""Metrics by name, each of (labels, predictions); more is better for all of them."""
+"""Metrics by name, functions of (labels, predictions); for all, higher is better."""
 
 
 def _f1(truth: np.ndarray, guess: np.ndarray) -> float:
@@ -122,9 +124,11 @@ def _correlation(correlate: Callable[..., Any], labels: ArrayLike, predictions: 
 def _classes(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     truth, guess = _pair(labels, predictions)
     for name, values in (("labels", truth), ("predictions", guess)):
-        # A score compared with a class would be wrong everywhere without a word.
+        # Floating-point scores compared with classes would all count as wrong, silently.
         if values.dtype.kind not in "iub":
-            raise ValueError(f"{name} are {values.dtype}; numbers of classes are whole numbers")
+            raise ValueError(
+                f"{name} are {values.dtype}; expected integers, the numbers of classes"
+            )
     return truth, guess
 
 
@@ -132,13 +136,13 @@ def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.nda
     truth, guess = np.asarray(labels), np.asarray(predictions)
     if truth.ndim != 1 or truth.shape != guess.shape or not truth.size:
         raise ValueError(
-            f"labels {truth.shape} and predictions {guess.shape}: one number each for the same "
-            "examples, at least one"
+            f"labels {truth.shape} and predictions {guess.shape}; expected (N,) each, of at least "
+            "one example"
         )
     return truth, guess
 
 
-_MOST_POINTS = 1000  # of the picture of a regression
+_MOST_POINTS = 1000  # in the plot of a regression
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -150,10 +154,10 @@ def text_details(
     logits: np.ndarray,
     predicted: np.ndarray,
 ) -> dict[str, Any]:
-    """Return classes, confusion, residuals and mistakes, where the kind of head has them.
+    """Return the details of a report: classes, confusion, residuals, mistakes, as `kind` has them.
 
-    `truth` and `predicted`, by `TextTask.predicted` from `logits` (N, C), are (N,) classes or
-    scores, or (N, K) bool.
+    `truth` and `predicted` are (N,) classes or scores, or (N, K) bool; `logits` are (N, C), with
+    which `TextTask.predicted` made `predicted`.
     """
     if kind == "regression":
         return _of_scores(examples, truth, predicted)
@@ -182,7 +186,7 @@ def text_details(
 def text_grounds(
     kind: HeadKind, truth: np.ndarray, predicted: np.ndarray, units: np.ndarray
 ) -> Grounds:
-    """Return the data for the metrics' intervals; arguments as in `text_details`."""
+    """Return the data for confidence intervals; arguments are as in `text_details`."""
     if kind == "single_label":
         right, counts = truth == predicted, np.bincount(truth)
         rarest = counts[counts > 0].min()
@@ -239,14 +243,14 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return mean ranks of weighted examples, (d, N), from the places of their sorted values."""
+    """Return the mean ranks of weighted examples, (d, N); `places` number their sorted values."""
     which = csr_array((np.ones(len(places)), (np.arange(len(places)), places)))
     counts = w @ which
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 
 
 def _correlations(first: np.ndarray, second: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return linear correlations of weighted examples, (d,); NaN where values are all the same."""
+    """Return linear correlations under each of d weightings, (d,); NaN if all values are equal."""
     total = w.sum(axis=1, keepdims=True)
     first, second = (x - (w * x).sum(axis=1, keepdims=True) / total for x in (first, second))
     squares = [(w * x**2).sum(axis=1) for x in (first, second)]

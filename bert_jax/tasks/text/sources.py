@@ -1,4 +1,4 @@
-"""Readers of texts with labels: tables, and the tasks of GLUE."""
+"""Reading texts with labels, from tables and from the tasks of GLUE."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_tex
 
 
 def open_table(config: TableConfig) -> list[Data[TextExample]]:
-    """Read training and dev data; dev has the labels of the training file."""
+    """Read the training file, and the dev file or else held-out rows; both have the same labels."""
     train = config.source("train")
     data = read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
@@ -28,9 +28,10 @@ def open_table(config: TableConfig) -> list[Data[TextExample]]:
 
 
 def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
-    """Hold a part out; rows with the same texts fall on the same side, whatever their order.
+    """Hold out a part of the rows as dev; rows with equal texts stay together in either part.
 
-    Where there are groups, rows of a group do, too, and both parts have the same mix of labels.
+    With groups, rows of a group stay together too, and both parts have the same mix of labels. The
+    order of the rows does not matter.
     """
     keys = [example_key(example.texts) for example in data.examples]
     if config.group:
@@ -46,7 +47,7 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
         lacks = [data.labels.names[n] for n in sorted(_classes_of(dev) - _classes_of(train))]
         if lacks:
             notes.append(
-                f"{path}: {len(lacks)} labels are among the rows held out alone and are not "
+                f"{path}: {len(lacks)} labels are only in the rows held out, and are not "
                 f"learned: {', '.join(map(repr, lacks[:5]))}; name a dev file in task.dev"
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
@@ -56,7 +57,7 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
 def _of_groups(
     path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
 ) -> list[bool]:
-    """Choose the rows to hold out, by their groups."""
+    """Choose the rows to hold out, by group; a UserError if no division is possible."""
     groups = joined(keys, [example.group for example in data.examples])
     kinds = strata([example.label for example in data.examples])
     shares = (config.dev_rate, 1 - config.dev_rate)
@@ -92,9 +93,9 @@ def read_glue_source(
 ) -> Data[TextExample]:
     """Read a split of the task by its name, an official file, or a table.
 
-    A model of MNLI also has the split `ax`. A file with the name of an official file is read as
-    such; other files have GLUE's or TensorFlow Datasets' column names, and their labels are left
-    out unless `labelled`.
+    MNLI also has the split `ax`. A file named like an official file is read as that file; other
+    files have GLUE's or TensorFlow Datasets' column names, and their labels are read only if
+    `labelled`.
 
     Raises:
         UserError: no split or file has this name, or it cannot be read.
@@ -131,23 +132,22 @@ def _glue_split(config: GlueConfig, split: str) -> Data[TextExample]:
         return replace(read_glue_tfds(name, file), name=split)
     home = Path(config.data)
     if split == "ax" and not (home / TASKS["ax"].directory).is_dir():
-        home = home.parent  # it was MNLI's own
+        home = home.parent  # `data` was MNLI's own directory
     return replace(read_glue(home, name, file), name=split)
 
 
 def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[TextExample]:
     """Read a split from the official TSV files.
 
-    The files are written without quoting: quotes are text. CoLA has a header only in its test set.
-    MRPC is read from train.tsv, dev.tsv and test.tsv or, where these are missing, from the corpus
-    as Microsoft publishes it with GLUE's dev_ids.tsv. Rows of QQP broken by line ends are skipped
-    and counted, as elsewhere.
+    The files have no quoting: quotes are text. CoLA has a header only in its test set. MRPC is read
+    from train.tsv, dev.tsv and test.tsv or, if these are missing, from Microsoft's files and GLUE's
+    dev_ids.tsv. Rows of QQP that are broken by line ends are skipped and counted.
 
-    The directory is the task's, or the one of all tasks. Labels are None in test splits. Examples
-    have the numbers of the test files as ids, else their number from 0.
+    The directory is the task's, or holds the directories of all tasks. Labels are None in test
+    splits. Ids are the test files' row numbers, in other splits numbers from 0.
 
     Raises:
-        UserError: no such task, split or file, or rows are wrong.
+        UserError: the task, split or file does not exist, or rows are wrong.
     """
     task = _task_with(name, split)
     home = Path(directory)
@@ -160,7 +160,7 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
         there = sorted(entry.name for entry in home.iterdir())[:10] if home.is_dir() else []
         raise UserError(
             f"there is no {path}; {home} holds {', '.join(there) or 'nothing'}. Name the directory "
-            f"with {task.files[split]} of {task.directory}, or the one above"
+            f"with {task.files[split]} of {task.directory}, or its parent"
         )
     fields: dict[str, Any] = {"id": task.id if split.startswith("test") else ""}
     if name == "cola" and split != "test":
@@ -189,7 +189,7 @@ def _task_with(name: str, split: str) -> GlueTask:
 
 
 def _table(task: GlueTask, **fields: Any) -> TableConfig:
-    """Configure the columns of the official files; `fields` override them."""
+    """Make the table format of the official files; `fields` override it."""
     official: dict[str, Any] = {
         "text": task.text, "text_pair": task.text_pair, "label": task.label,
         "problem_type": "single_label" if task.labels else "regression",
@@ -200,7 +200,7 @@ def _table(task: GlueTask, **fields: Any) -> TableConfig:
 def _read_split(
     source: str | PathLike[str], name: str, split: str, names: tuple[str, ...], **fields: Any
 ) -> Data[TextExample]:
-    """Read a file that writes the labels as `names`; test splits have none."""
+    """Read a file in which the labels are written as `names`; test splits have no labels."""
     task = TASKS[name]
     data = read_texts(
         source, _table(task, **fields), LabelSet(names) if names else None,
@@ -214,7 +214,7 @@ def _read_split(
 
 
 def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
-    """Read MRPC as published; pairs of ids separate train and dev, and test hides its labels."""
+    """Read Microsoft's MRPC files; dev_ids.tsv separates train and dev, test labels are ignored."""
     path = home / f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt"
     data = _read_split(path, "mrpc", split, TASKS["mrpc"].written, format="tsv")
     if split == "test":

@@ -1,4 +1,4 @@
-"""Texts with labels from a table: one class, several classes or a score for each row."""
+"""Reading texts with labels from a table: one class, several classes or a score for a row."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +46,8 @@ def read_texts(
         texts_of: function of a row's origin and its values of these columns.
 
     Raises:
-        UserError: the file or a column cannot be read, or rows are wrong: the first five are named
-            with their lines, the rest are counted.
+        UserError: the file cannot be read or lacks a column, or rows are wrong; the message names
+        the first five wrong rows and counts the others.
     """
     name = fspath(source)
     problems = Problems(name)
@@ -57,7 +57,7 @@ def read_texts(
         present += table.label_columns or (table.label,)
     if table.label_columns:
         labels = _columns_as_labels(table.label_columns, labels)
-    examples: list[TextExample] = []  # their labels come last: first all names must be known
+    examples: list[TextExample] = []  # without labels, which get numbers once all names are known
     found: list[Any] = []
     ragged: list[Origin] = []
     empty: list[Origin] = []
@@ -75,21 +75,21 @@ def read_texts(
             pair = as_text(origin, table.text_pair, next(values)) if table.text_pair else None
             key = f"{next(values)}" if table.id else None
             if key in ("", "None"):
-                raise UserError(f"{origin}: column {table.id!r} is empty; an id is needed")
+                raise UserError(f"{origin}: column {table.id!r} is empty; expected an id")
             group = f"{next(values)}" if table.group else None
             if group in ("", "None"):
-                raise UserError(f"{origin}: column {table.group!r} is empty; a group is needed")
+                raise UserError(f"{origin}: column {table.group!r} is empty; expected a group")
             if not text.strip() or (pair is not None and not pair.strip()):
                 if table.empty == "fail":
                     raise UserError(
-                        f"{origin}: a text is empty; fix it, or say empty='skip' or 'keep'"
+                        f"{origin}: a text is empty; fix it, or set empty to 'skip' or 'keep'"
                     )
                 empty.append(origin)
                 if table.empty == "skip":
                     continue
             if key is not None and seen.setdefault(key, origin.line) != origin.line:
                 first = f"{origin.unit} {seen[key]}"
-                raise UserError(f"{origin}: the id {key[:80]!r} is that of {first}, too")
+                raise UserError(f"{origin}: the id {key[:80]!r} is also the id of {first}")
             others = [next(values) for _ in more]
             texts = () if texts_of is None else tuple(texts_of(origin, others))
             label = _label(origin, table, values, score_range) if labelled else None
@@ -120,9 +120,9 @@ def read_texts(
 def read_other_texts(
     source: str, table: TableConfig, labels: LabelSet | None, **options: Any
 ) -> Data[TextExample]:
-    """Read a table that may lack the column of the label; a warning then says so.
+    """Read a table that may lack the columns of labels, with a warning, and of groups.
 
-    The table may lack the column of the group, too; `options` go to `read_texts`.
+    `options` are passed to `read_texts`.
     """
     try:
         return read_texts(source, table, labels, **options)
@@ -140,7 +140,7 @@ def read_other_texts(
 def read_labelled(
     source: str, table: TableConfig, labels: LabelSet | None, read: Any = read_texts, **options: Any
 ) -> Data[TextExample]:
-    """Read a table by one of the functions above; a `UserError` where it has no labels."""
+    """Read a table with `read`, a function above; a UserError if it has no labels."""
     data: Data[TextExample] = read(source, table, labels, **options)
     if data.examples[0].label is None:
         raise UserError(
@@ -150,19 +150,19 @@ def read_labelled(
 
 
 def as_text(origin: Origin, column: str, value: Any) -> str:
-    """Return a value that is text; a `UserError` names any other value."""
+    """Return `value` if it is text; raise a UserError that names any other value."""
     if not isinstance(value, str):
         what = "nothing" if value is None else f"{value!r:.60}"
         raise UserError(f"{origin}: column {column!r} holds {what}, not text")
     if "\0" in value:
-        raise UserError(f"{origin}: column {column!r} holds a NUL; this is no text")
+        raise UserError(f"{origin}: column {column!r} holds a NUL character; expected text")
     return value
 
 
 def _label(
     origin: Origin, table: TableConfig, values: Iterator[Any], score_range: ScoreRange | None
 ) -> float | str | tuple[str, ...] | None:
-    """Return a score, the name of a class, or the names of several; None where there is none."""
+    """Return a row's score, class name, or tuple of names; None if it has no label."""
     if table.label_columns:
         held = zip(table.label_columns, values, strict=True)
         return tuple(column for column, value in held if _flag(origin, column, value))
@@ -178,7 +178,7 @@ def _label(
     parts = value if isinstance(value, list) else [value]
     names = tuple(_class_name(origin, table.label, part) for part in parts if part is not None)
     if len(set(names)) != len(parts):
-        raise UserError(f"{origin}: the labels {value!r:.60} hold one twice, or none in between")
+        raise UserError(f"{origin}: the labels {value!r:.60} have one twice, or an empty one")
     return names
 
 
@@ -193,7 +193,7 @@ def _class_name(origin: Origin, column: str, value: Any) -> str:
         hint = hints.get(type(value), "")
         raise UserError(f"{origin}: column {column!r} holds {value!r:.60}, not a label{hint}")
     if not value.strip():
-        raise UserError(f"{origin}: column {column!r} is empty; a label is needed")
+        raise UserError(f"{origin}: column {column!r} is empty; expected a label")
     if value != value.strip():
         raise UserError(f"{origin}: the label {value[:80]!r} has blanks around it; take them out")
     return value
@@ -239,9 +239,9 @@ def _numbered(
     labels: LabelSet | None,
     problems: Problems,
 ) -> tuple[list[Any], LabelSet | None]:
-    """Return the numbers of the labels, None where a label is wrong, and all names."""
+    """Return the number of each label, None for a wrong label, and the names of all labels."""
     if labels is None:
-        problems.check()  # labels of rows that are wrong would be missing
+        problems.check()  # the labels of wrong rows would be missing
         met: set[str] = set()
         for value in found:
             met.update([value] if isinstance(value, str) else value or ())

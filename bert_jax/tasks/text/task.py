@@ -1,4 +1,4 @@
-"""Classes, several labels or scores of texts and pairs: tables, and the tasks of GLUE."""
+"""Classification and regression of texts and pairs, from tables or the tasks of GLUE."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,11 +20,11 @@ from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
-_NAME_GROUPS = "name the column that such rows share in task.group, or intervals are short"
+_NAME_GROUPS = "set task.group to a column that such rows share, or intervals are too short"
 
 
 class TextSplit(Split):
-    """Texts of one file."""
+    """Texts of one file, their rows and their scores."""
 
     _task: "TextTask"
 
@@ -51,7 +51,7 @@ class TextSplit(Split):
 
     @property
     def num_scored(self) -> int:
-        """Number of texts; a text may have several rows."""
+        """Number of texts, which may have several rows each."""
         return len(self._examples)
 
     def strata(self) -> Sequence[Hashable]:
@@ -59,13 +59,13 @@ class TextSplit(Split):
         return strata([example.label for example in self._examples])
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return the texts of each example, and its group where the table has groups."""
+        """Return a key of each example's texts and, if the table has groups, its group."""
         name, groups = self.unit_names
         return [*super().group_keys(), *([groups] if name == "groups" else [])]
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Groups of the table, where there are groups."""
+        """Groups of the table as sampled units; examples if there are no groups."""
         groups = [each.group for each in self._examples]
         return super().unit_names if None in groups else ("groups", groups)
 
@@ -80,7 +80,7 @@ class TextSplit(Split):
         return scores | decisions.scores(logits, labels, task.spec.labels, **task.fits)
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return classes, confusion, residuals and mistakes, and the metrics of resamples."""
+        """Return the data for intervals; classes, confusion, residuals, mistakes, calibration."""
         task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)
@@ -125,7 +125,7 @@ class TextSplit(Split):
         return self._task.long.pooled(logits, np.asarray(self._owners))
 
     def _labels_of(self, gold: list[Any]) -> np.ndarray:
-        """Return the labels as the file has them: (N,) classes or scores, (N, K) bool."""
+        """Return the file's labels as an array: (N,) classes or scores, or (N, K) bool."""
         if self._task.objective != "multi_label":
             return np.array(gold, np.int64 if self._task.objective == "single_label" else float)
         held = np.zeros((len(gold), self._task.num_outputs), bool)
@@ -135,7 +135,7 @@ class TextSplit(Split):
 
 
 class TextTask(Task[GlueConfig | TableConfig]):
-    """A task about texts, configured by kind glue or table."""
+    """A task of text classification or regression, of the kinds glue and table."""
 
     SPLIT = TextSplit
 
@@ -175,21 +175,21 @@ class TextTask(Task[GlueConfig | TableConfig]):
     # The meaning of outputs
 
     def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return mean and deviation of scores; for classes, 0 and 1 / temperature."""
+        """Return (shift, factor): mean and deviation of scores; for classes 0, 1 / temperature."""
         if self.objective == "regression":
             return self.spec.mean, self.spec.deviation
         return 0.0, 1 / self.decisions(scores).temperature
 
     def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the tuned thresholds."""
+        """Return the tuned least probabilities of the labels; () means one half."""
         return self.decisions(scores).thresholds
 
     def decisions(self, scores: Mapping[str, float]) -> Decisions:
-        """Read the conversion of logits to probabilities and labels from scores of the dev data."""
+        """Restore the conversion of logits to labels from saved scores of the dev data."""
         return Decisions.saved(scores, self.spec.labels)
 
     def predicted(self, logits: np.ndarray, decisions: Decisions = PLAIN) -> np.ndarray:
-        """Return (N,) classes or scores, (N, K) bool for several labels."""
+        """Convert logits (N, C) to predictions: (N,) classes or scores, or (N, K) bool."""
         if self.objective == "single_label":
             return logits.argmax(axis=1)
         if self.objective == "multi_label":
@@ -197,7 +197,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
         return logits[:, 0] * self.spec.deviation + self.spec.mean
 
     def scores(self, labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-        """Return all metrics of the task."""
+        """Return all metrics of the task, by name."""
         if self.objective != "multi_label":
             return {name: metrics.METRICS[name](labels, predicted) for name in self.metrics}
         micro, macro = metrics.multi_label_f1(labels, predicted)
@@ -205,7 +205,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
         return {"f1": micro, "macro_f1": macro, "accuracy": same}
 
     def best_constant(self, labels: np.ndarray) -> float:
-        """Return the best constant prediction's score in the task's metric."""
+        """Return the score of the best constant prediction in the task's metric."""
         rows = len(labels)
         if self.objective == "single_label":
             # The majority class, except for the F1, which scores class 1.
@@ -217,7 +217,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
             _, counts = np.unique(np.packbits(labels, axis=1), axis=0, return_counts=True)
             return float(counts.max() / rows)
         held = np.sort(labels.sum(axis=0))[::-1]
-        if self.metric == "macro_f1":  # all labels: no label lowers the F1 of another
+        if self.metric == "macro_f1":  # predict all labels: no label lowers the F1 of another
             return float(np.mean(2 * held / (rows + held)))
         # Among sets of one size, the set of the most frequent labels has the most hits.
         hits, predicted = held.cumsum(), rows * np.arange(1, len(held) + 1)
@@ -225,7 +225,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
 
 
 def _scores(data: Data[TextExample], consequence: str) -> np.ndarray:
-    """Return the scores of a file, which must not be all the same."""
+    """Return the scores of a file; a UserError if all are equal."""
     scores = np.array([example.label for example in data.examples], np.float64)
     if scores.min() == scores.max():
         raise UserError(
