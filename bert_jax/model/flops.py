@@ -3,9 +3,9 @@
 Counted: matrix products, a multiply and an add each as one operation (2 m k n): the vocabulary
 projection only at the P masked positions, over the padded vocabulary; attention only between a
 query and the keys it sees, L * L pairs in a global layer. The backward pass costs twice the
-forward, since each product has two operands to differentiate. Not counted:
-lookups, norms, softmax, activations, dropout, the optimizer, and what rematerialisation repeats,
-so that MFU does not rise by recomputing (Chowdhery et al. 2022, PaLM, appendix B).
+forward, since each product has two operands to differentiate. Not counted: lookups, norms, softmax,
+activations, dropout, the optimizer, and what rematerialisation repeats, so that MFU does not rise
+by recomputing (Chowdhery et al. 2022, PaLM, appendix B).
 """
 
 from collections import Counter

@@ -99,9 +99,9 @@ def binary_divergences(
 _LEAST_BLOCK = 3000
 """Fewest columns of a block in `cross_entropy_in_blocks`.
 
-A block of 600 rows then takes 8 MB, which stays in the cache. For 616 rows, 50,432
-columns and a width of 256, forward and backward: 597 ms of one core without blocks, 387 with blocks
-of 1,576 columns, 375 of 3,152, 407 of 12,608 (docs/experiments.md)."""
+A block of 600 rows then takes 8 MB, which stays in the cache. For 616 rows, 50,432 columns and a
+width of 256, forward and backward: 597 ms of one core without blocks, 387 with blocks of 1,576
+columns, 375 of 3,152, 407 of 12,608 (docs/experiments.md)."""
 
 
 def num_blocks(columns: int) -> int:

@@ -7,8 +7,8 @@ Every random number is a hash of (seed, row_index, position in the row), so that
 same in any batch, on any mesh and after a restart, and differently each time it is read again (with
 another row_index). No operation mixes rows: a batch sharded over rows needs no collective.
 
-The n positions with the highest random priority are found by bisecting the priority, 32 counts
-over (B, L), instead of sorting: on one CPU core 7 ns a token, where `lax.sort` takes 21 to 27 and
+The n positions with the highest random priority are found by bisecting the priority, 32 counts over
+(B, L), instead of sorting: on one CPU core 7 ns a token, where `lax.sort` takes 21 to 27 and
 `lax.top_k` on integers 101 to 124 (L = 128 and 512).
 """
 

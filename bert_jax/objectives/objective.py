@@ -1,8 +1,8 @@
 """The interface between training objectives and the code that trains and evaluates them.
 
-An objective is a set of pure functions. It knows no mesh, no loop and no file. The
-training step, evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective
-only through this interface and its metrics, and know no metric by name.
+An objective is a set of pure functions. It knows no mesh, no loop and no file. The training step,
+evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective only through this
+interface and its metrics, and know no metric by name.
 
 A step calls `prepare` on the whole batch, `counts` for the loss's denominators over the whole
 batch, then for each micro-batch `forward` for the numerators and `loss` to combine both. The

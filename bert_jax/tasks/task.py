@@ -47,7 +47,7 @@ class Split(ABC):
 
     Args:
         data: examples of the file; `data.name` names the split in messages and metrics: train, dev,
-        dev_mismatched, or a file's name.
+            dev_mismatched, or a file's name.
         rows: rows of the examples.
         owners: number of each row's example; None: each example has one row.
         warnings: messages that count examples cut to fit in a row, with file and lines.

@@ -1,7 +1,7 @@
-"""Byte-level BPE (RoBERTa's) and pieces with "▁" (XLM-R's), from a `tokenizer.json`.
+"""Tokenizers from a `tokenizer.json`: byte-level BPE (RoBERTa) or pieces with "▁" (XLM-R).
 
-Special tokens have the names that the model's files give them; code that needs one takes it from
-`special_ids`. Text that spells one of the five is ordinary text, as everywhere here.
+Special tokens keep the names in the model's files; code that needs one takes its id from
+`special_ids`. Text that spells one of the five is ordinary text, as in every tokenizer here.
 """
 
 import hashlib
@@ -39,16 +39,16 @@ _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK]
 
 
 class FastTokenizer(Tokenizer):
-    """A pipeline of the `tokenizers` library.
+    """Tokenizer that runs a checked pipeline of the `tokenizers` library.
 
-    Offsets leave out spaces: a token of nothing but spaces has an empty span, and each of the bytes
-    of a character has the span of the character.
+    Offsets exclude spaces: a token of only spaces has an empty span. Every byte of a character has
+    the span of the character.
     """
 
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Build the tokenizer; UserError, which names `where`, if the library cannot run it."""
+        """Build the tokenizer; a UserError that names `where` if the library cannot run it."""
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
@@ -76,12 +76,13 @@ class FastTokenizer(Tokenizer):
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
         }
-        """Added words as pieces of the vocabulary would spell them, with a space before a word that
-        takes the space before it."""
+        """Added words spelled as vocabulary pieces, with a space in front if the word takes the
+        space before it."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
-        """The tokenizer that puts a space before a text, where the pre-tokenizer has one part."""
+        """Tokenizer that puts a space before a text, if the pre-tokenizer is only ByteLevel; or
+        None."""
         if self.word_prefix and [part["type"] for part in pipeline.pre_tokenizer] == ["ByteLevel"]:
             definition["pre_tokenizer"] = pipeline.marker | {"add_prefix_space": True}
             self._spaced = tokenizers.Tokenizer.from_str(json.dumps(definition))
@@ -92,7 +93,7 @@ class FastTokenizer(Tokenizer):
         return FastTokenizer, (self.pipeline,)
 
     def _run(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Call the library, whose panics are no `Exception`."""
+        """Call the library; a UserError for its errors and its panics, which are no `Exception`."""
         try:
             return function(*arguments, **options)
         except BaseException as error:
@@ -102,13 +103,13 @@ class FastTokenizer(Tokenizer):
             raise
 
     def _definition(self, *, renamed: bool = True) -> dict[str, Any]:
-        """Return a `tokenizer.json` for which the five special tokens are text within text.
+        """Make a `tokenizer.json` that treats the five special tokens in a text as ordinary text.
 
-        Where `renamed`, special tokens that the model could make of a text have other names in it.
+        With `renamed`, special tokens that the model could produce from a text get other names.
         """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
-        # A space never reaches the model, so that names with one match nothing.
+        # A space never reaches the model, so names that contain a space match nothing.
         hidden: Sequence[str] = pipeline.roles if renamed else ()
         if pipeline.kind != "unigram" and pipeline.unk_in_model:
             hidden = [token for token in hidden if token != pipeline.roles[1]]
@@ -137,22 +138,22 @@ class FastTokenizer(Tokenizer):
         }
 
     def encode(self, text: str) -> Encoding:
-        """Ids and character offsets."""
+        """Return ids and character offsets."""
         found = self._run(self._fast.encode, replace_surrogates(text), add_special_tokens=False)
         ids = np.array(found.ids, np.int32)
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
         return Encoding(ids, _without_spaces(text, spans, ids == self._bare))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text."""
+        """Return the ids of each text, (n,) int32."""
         texts = [replace_surrogates(text) for text in texts]
         found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
         return [np.array(each.ids, np.int32) for each in found]
 
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each word after a space, as of `add_prefix_space` in Transformers.
+        """Return the ids of each word after a space, as Transformers does with `add_prefix_space`.
 
-        An added token that is a word, or begins one, has no space before it.
+        No space is put before an added token that is a word or begins one.
         """
         if self._spaced is None:
             return super().encode_words(words)
@@ -165,10 +166,10 @@ class FastTokenizer(Tokenizer):
         return self._run(self._decoder.decode, tokens).strip(" ")
 
     def normalised(self, word: str) -> str:
-        """Return a word as an added token must have it: normalised as text is.
+        """Return a word in the form that an added token needs: normalised as text is.
 
-        A normalizer that writes spaces as other characters would hide them from the token, which is
-        therefore looked for before it.
+        If the normalizer writes spaces as other characters, added tokens are matched before it, and
+        the word stays as it is.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:
@@ -176,13 +177,13 @@ class FastTokenizer(Tokenizer):
         return str(self._run(normalizer.normalize_str, word))
 
     def with_words(self, words: Iterable[str]) -> "FastTokenizer":
-        """Return a tokenizer that keeps these words whole, under ids after the others.
+        """Return a tokenizer that keeps these words whole, with ids after all present ids.
 
-        A word counts where no letter, digit or underscore adjoins it, and takes the space before
-        it. The words are `normalised`.
+        A word is matched where no letter, digit or underscore adjoins it, and takes the space
+        before it. The words must be `normalised`.
 
         Raises:
-            UserError: The vocabulary becomes larger than any may be.
+            UserError: the vocabulary would exceed `MAX_TOKENS`.
         """
         tokens = [
             AddedToken(word, single_word=True, lstrip=True, normalized=not self._marks_spaces_early)
@@ -208,7 +209,7 @@ class FastTokenizer(Tokenizer):
         return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
-        """Return files that `AutoTokenizer`, which matches special tokens in text, loads too."""
+        """Return files that `AutoTokenizer` loads too; it does match special tokens in text."""
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)
         eats = pipeline.eats_space
@@ -244,7 +245,7 @@ class FastTokenizer(Tokenizer):
 
 
 def _spelling(token: AddedToken, byte_level: bool) -> str:
-    """Return the piece, or pieces, that decode to an added token."""
+    """Return the text in vocabulary characters that decodes to an added token."""
     if not byte_level:
         return SPACE * token.lstrip + token.content
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -259,7 +260,7 @@ def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] |
 
 
 def piece_decoder() -> decoders.Decoder:
-    """Make the decoder that joins pieces with "▁" for a space, and bytes."""
+    """Make the decoder for pieces with "▁" for spaces and with byte fallback."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
 
@@ -267,13 +268,13 @@ def piece_decoder() -> decoders.Decoder:
 def _without_spaces(
     text: str, spans: Int32[np.ndarray, "n 2"], bare: np.ndarray
 ) -> Int32[np.ndarray, "n 2"]:
-    """Take white space off the ends of spans, all of the span of a `bare` space."""
+    """Shorten spans (n, 2) by white space at their ends; empty the spans of `bare` spaces (n,)."""
     positions = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.array([not char.isspace() for char in text], bool)
     following = np.where(np.append(solid, True), positions, len(text))
     following = np.minimum.accumulate(following[::-1])[::-1]
     preceding = np.maximum.accumulate(np.where(np.append(True, solid), positions, 0))
-    # The library's spans of what normalisation makes or moves may step back.
+    # The library's spans may step back where normalisation makes or moves characters.
     starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
     starts = np.minimum(following[starts], ends)
     ends = np.where(bare, starts, np.maximum(preceding[ends], starts))

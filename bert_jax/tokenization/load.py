@@ -1,8 +1,8 @@
-"""The tokenizer that a directory holds, and WordPiece from `vocab.txt` and `tokenizer.json`.
+"""Loading the tokenizer of a directory, and WordPiece from `vocab.txt` or `tokenizer.json`.
 
-A `tokenizer.json` can describe any pipeline. Only BERT's is accepted here, field by field, and the
-tokenizer is built anew from those fields: what else such a file may carry (truncation, padding)
-never takes effect.
+A `tokenizer.json` can describe any pipeline. As WordPiece only BERT's is accepted, field by field,
+and the tokenizer is built anew from these fields: other settings of the file (truncation, padding)
+have no effect.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, Word
 
 
 def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
-    """Read `vocab.txt` or `tokenizer.json`, with the `tokenizer_config.json` beside it if any.
+    """Read `vocab.txt` or `tokenizer.json`, and a `tokenizer_config.json` in its directory.
 
-    A `vocab.txt` does not say whether text is lower-cased: where `tokenizer_config.json` does not
-    say it, a vocabulary without upper-case words means lower-cased text. Added tokens come from
-    `tokenizer.json` and from the files beside it that name some.
+    A `vocab.txt` does not say whether text is lower-cased: if `tokenizer_config.json` does not
+    either, a vocabulary without upper-case words means lower-cased text. Added tokens come from
+    `tokenizer.json` and the other files in its directory.
 
     Raises:
-        UserError: the file is not sound, or two sources contradict each other.
+        UserError: the file is invalid, or two files contradict each other.
     """
     path = reading.path
     config = Reading(path.with_name(CONFIG_NAME))  # for messages
@@ -42,8 +42,8 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
         vocab, options = _read_tokenizer_json(reading)
         if stated is not None and stated != options.lowercase:
             reading.refuse(
-                f"normalizer.lowercase is {options.lowercase}, do_lower_case in {CONFIG_NAME} says "
-                f"{stated}; they must agree (transformers would follow {CONFIG_NAME})"
+                f"normalizer.lowercase is {options.lowercase}, but do_lower_case in {CONFIG_NAME} "
+                f"is {stated}; they must agree (transformers would follow {CONFIG_NAME})"
             )
         listed, where = reading.whole.get("added_tokens"), f"{path}, model.vocab entry {{}}"
         beside = path.with_name("vocab.txt")
@@ -67,15 +67,15 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
 
 
 def says_casing(directory: Path) -> bool:
-    """Whether the files beside a `vocab.txt` say if text is lower-cased."""
+    """Say whether other files in a directory with a `vocab.txt` tell if text is lower-cased."""
     whole = directory / "tokenizer.json"
     return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
 
 
 def has_upper_case(vocab: list[str]) -> bool:
-    """Whether any word of letters differs from its lower case: text was not lower-cased.
+    """Say whether any word of letters has upper case, so that text was not lower-cased.
 
-    Tokens with other characters do not count: uncased vocabularies hold `[CLS]` and `<S>`.
+    Tokens with other characters are ignored: uncased vocabularies have `[CLS]` and `<S>`.
     """
     words = (token.removeprefix(CONTINUATION) for token in vocab)
     return any(word != word.lower() and word.isalpha() for word in words)
@@ -84,13 +84,13 @@ def has_upper_case(vocab: list[str]) -> bool:
 def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> int:
     value = found.get("max_input_chars_per_word", WordPieceOptions().max_word_chars)
     if type(value) is not int or not 1 <= value <= MAX_TOKEN_CHARS:
-        right = f"an integer from 1 to {MAX_TOKEN_CHARS} is needed (cutting one word takes the cube"
-        reading.wrong(f"{part}max_input_chars_per_word", value, f"{right} of that)")
+        right = f"expected an integer from 1 to {MAX_TOKEN_CHARS} (time grows with its cube)"
+        reading.wrong(f"{part}max_input_chars_per_word", value, right)
     return value
 
 
 def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]:
-    """Return vocabulary and options of a BERT `tokenizer.json`; refuse any other pipeline."""
+    """Return vocabulary and options of BERT's `tokenizer.json`; a UserError for other pipelines."""
 
     def check(part: str, kind: str, **right: tuple[Any, ...]) -> dict[str, Any]:
         found = reading.mapping(part, reading.whole.get(part))
@@ -122,11 +122,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
     Files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`. A
-    `tokenizer.json` that is no WordPiece counts before a `*.model` beside it (XLM-R's has other
-    ids), unless that is an exported one of ours.
+    `tokenizer.json` other than WordPiece is preferred to a `*.model` in the same directory (in
+    XLM-R's, ids differ), unless bert-jax wrote the `*.model`.
 
     Raises:
-        UserError: nothing there, two kinds at once, or a file that is not a sound tokenizer.
+        UserError: there is no tokenizer, there are two kinds, or a file is invalid.
     """
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
     from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -155,7 +155,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _is_fast(reading: Reading) -> bool:
-    """Whether a file is a `tokenizer.json` of a model other than WordPiece."""
+    """Say whether a file is a `tokenizer.json` of BPE or Unigram, not of WordPiece."""
     model = reading.whole.get("model") if reading.path.suffix == ".json" else None
     return isinstance(model, dict) and model.get("type") in ("BPE", "Unigram")
 
@@ -164,7 +164,7 @@ def _find(directory: Path) -> Path:
     """Return the file in `directory` that defines its tokenizer."""
     whole, model = directory / "tokenizer.json", directory / "tokenizer.model"
     models = sorted(directory.glob("*.model"))
-    # What `bert-jax export` wrote is the original, and never takes text for a special token.
+    # A model that bert-jax wrote is the original, and never matches special tokens in text.
     if model.is_file() and Reading(model).config.get("kind") == "sentencepiece":
         return model
     if models and whole.is_file() and _is_fast(Reading(whole)):

@@ -1,4 +1,4 @@
-"""Masks in texts, and what fills them as readers see it."""
+"""Masks in texts: finding and encoding them, and the text of tokens that fill them."""
 
 import re
 
@@ -15,17 +15,17 @@ _OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
 _BYTE = {chr(byte): byte for byte in _PLAIN} | {
     chr(256 + place): byte for place, byte in enumerate(_OTHERS)
 }
-"""The byte for which a character of a byte-level vocabulary stands."""
+"""Byte that each character of a byte-level vocabulary stands for."""
 
 
 def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """Return the characters [start, end) of each `[MASK]`, also as the tokenizer spells its own."""
+    """Find masks, written `[MASK]` or as the tokenizer's own token: characters [start, end)."""
     spellings = (MASK, tokenizer.id_to_token(tokenizer.special_ids.mask))
     return [found.span() for found in re.finditer("|".join(map(re.escape, spellings)), text)]
 
 
 def encode_masked(text: str, tokenizer: Tokenizer) -> Encoding:
-    """Encode a text in which masks are special tokens, with the offsets of their spelling."""
+    """Encode a text with its masks as special tokens; offsets are those in the given text."""
     ids, offsets, at = [], [], 0
     for start, end in [*mask_spans(text, tokenizer), (len(text), len(text))]:
         piece = text[at:start]
@@ -42,10 +42,10 @@ def encode_masked(text: str, tokenizer: Tokenizer) -> Encoding:
 
 
 def token_text(id: Id, tokenizer: Tokenizer) -> str:
-    """Return the text for which a token stands.
+    """Return the text that a token stands for.
 
-    Text that begins with a space begins a word, where the vocabulary marks words by spaces. Bytes
-    that are no whole characters are written as `<0xC4>`. WordPiece entries stay as they are.
+    If the vocabulary marks words by spaces, text that begins a word begins with a space. Bytes that
+    are not whole characters are written like `<0xC4>`. WordPiece tokens stay as they are.
     """
     entry = tokenizer.id_to_token(id)
     if tokenizer.kind == "wordpiece":
@@ -60,10 +60,10 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
 
 
 def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> str:
-    """Return a text with a token in place of one mask; other masks stay.
+    """Replace one mask of a text by a token; other masks stay.
 
-    A token that continues a word joins the one before the mask, unless the blank between them is a
-    token of its own.
+    A token that continues a word is joined to the word before the mask, unless the blank between
+    them is a token of its own.
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)
@@ -75,7 +75,7 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
 
 
 def _keeps_blank(tokenizer: Tokenizer) -> bool:
-    """Whether the blank before a mask is a token: in byte-level BPE, and in Gemma's pieces."""
+    """Say whether the blank before a mask is a token: in byte-level BPE, and in Gemma's pieces."""
     if not isinstance(tokenizer, FastTokenizer) or tokenizer.mask_strips_space:
         return False
     return tokenizer.pipeline.marker["type"] in ("ByteLevel", "Replace")

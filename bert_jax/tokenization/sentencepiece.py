@@ -2,7 +2,7 @@
 
 Kudo and Richardson 2018. Text is NFKC-normalised, spaces become "▁" at the start of the next piece,
 and every other character stays. With byte fallback, the default, a character without a piece
-becomes its UTF-8 bytes, so no text is lost to [UNK]; it costs 256 of the vocabulary.
+becomes its UTF-8 bytes, so no text is lost to [UNK]; the bytes take 256 entries of the vocabulary.
 """
 
 import contextlib
@@ -38,21 +38,23 @@ from bert_jax.tokenization.tokenizer import (
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
-"""Longer lines are cut for training; the library drops them without a word (above 4192 bytes)."""
+"""Longest training line, characters; longer lines are cut, or the library would silently drop
+them."""
 _THREADS = 16
-"""Threads of the trainer; fixed, for the number is stored in the model and splits float sums."""
+"""Threads of the trainer; fixed because the number is stored in the model and changes float
+sums."""
 _MOST_LINES = 500_000
-"""Size of the sample of lines that is held in memory."""
+"""Largest number of training lines held in memory; of more, a sample is taken."""
 
 _log = logging.getLogger(__name__)
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model.
+    """Tokenizer that runs a SentencePiece model.
 
-    Offsets point into the original text, whatever normalisation did: a piece's span covers every
-    character it comes from (both pieces of a split "ﬁ" cover the ligature, each byte of an emoji
-    the emoji) and no space around it; a bare "▁" has an empty span.
+    Offsets refer to the original text, before normalisation: a piece's span covers every character
+    that it comes from (both pieces of a split "ﬁ" cover the ligature, each byte of an emoji the
+    emoji) without spaces around it; a bare "▁" has an empty span.
     """
 
     kind = "sentencepiece"
@@ -61,9 +63,9 @@ class SentencePieceTokenizer(Tokenizer):
         """Load the content of a `.model` file, which `where` names in error messages.
 
         Raises:
-            UserError: not a model, or one whose special pieces are missing or match raw text.
+            UserError: it is not a model, or its special pieces are missing or match raw text.
         """
-        # Before the library makes an object of each.
+        # Checked before the library makes an object of each piece.
         if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
             raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, the limit")
         self._model = model
@@ -90,7 +92,7 @@ class SentencePieceTokenizer(Tokenizer):
         return SentencePieceTokenizer, (self._model,)
 
     def _find_specials(self, where: str) -> SpecialIds:
-        """Return the five ids; padding and unknown may have other names, as in ALBERT's model."""
+        """Find the special ids; padding and unknown may have other names, as in ALBERT's model."""
         named = [self._ids.get(token, -1) for token in SPECIAL_TOKENS[2:]]
         found = [self._fast.pad_id(), self._fast.unk_id(), *named]
         missing = [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]
@@ -130,9 +132,9 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _count_pieces(model: bytes, limit: int) -> int:
-    """Fields 1 of the outer protobuf message, counted to `limit` + 1 or where it is not sound."""
+    """Count a model's pieces (protobuf field 1), up to `limit` + 1 or the first invalid byte."""
     count, at, end = 0, 0, len(model)
-    with contextlib.suppress(UserError):  # of a number that is cut off
+    with contextlib.suppress(UserError):  # raised for a number that is cut off
         while at < end and count <= limit:
             tag, at = read_varint(model, at, end, "")
             kind = tag & 7
@@ -150,16 +152,16 @@ def _count_pieces(model: bytes, limit: int) -> int:
 def _spans(
     text: str, pieces: list[str], normal: str, starts: np.ndarray
 ) -> Int32[np.ndarray, "n 2"]:
-    """Character spans in `text` of pieces that, as UTF-8, spell out the normalised text.
+    """Return the character spans in `text` of `pieces`, which spell out the normalised text.
 
-    `starts[i]` is where character i of `normal` comes from; characters made from one source
-    (a ligature's letters) share it, and the source ends where the next one starts.
+    `starts[i]` is the position in `text` of the source of character i of `normal`. Characters made
+    from one source (a ligature's letters) share it; a source ends where the next source starts.
     """
-    # A "▁" with other characters of the same source is no space: U+00B4 becomes "▁" and an accent.
-    shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next one
+    # A "▁" that shares its source is no space: U+00B4 becomes "▁" and an accent.
+    shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
     shared[1:] |= shared[:-1]
     is_space = np.array([char == SPACE for char in normal], bool) & ~shared
-    is_space[:1] |= normal[:1] == SPACE  # the one before the first word has no source
+    is_space[:1] |= normal[:1] == SPACE  # the "▁" before the first word has no source
     following = np.searchsorted(starts, starts[:-1], side="right")
     ends = np.append(starts, len(text))[following]
     char_of_byte = np.repeat(np.arange(len(normal)), [len(char.encode()) for char in normal])
@@ -195,22 +197,23 @@ def train_sentencepiece(
     character_coverage: float = 0.9995,
     progress: bool = False,
 ) -> SentencePieceTokenizer:
-    """Learn a model: the same texts in the same order give the same bytes.
+    """Train a model; the same texts in the same order give the same bytes.
 
     Args:
         texts: read once; lines are training sentences.
         vocab_size: pieces in all, the five special ones and 256 bytes included.
-        lowercase: case-fold during normalisation.
-        byte_fallback: characters without a piece become bytes instead of [UNK].
+        lowercase: whether normalisation folds case.
+        byte_fallback: whether characters without a piece become bytes instead of [UNK].
         character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
             for small alphabets.
 
     Returns:
-        A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
-        have too few pieces.
+        A tokenizer; if the texts yield too few pieces, its `vocab_size` is smaller than asked, and
+        a warning is logged.
 
     Raises:
-        UserError: no text, or `vocab_size` smaller than special pieces, bytes and alphabet.
+        UserError: there is no text, an option is out of range, or `vocab_size` has no room for
+            special pieces, bytes and alphabet.
     """
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
@@ -260,9 +263,9 @@ def train_sentencepiece(
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines with single spaces, cut after at most `_LINE_CHARS` characters, at a space if any.
+    """Yield lines with single spaces, cut to at most `_LINE_CHARS` characters, at a space if any.
 
-    Tabs and U+2585 go: the trainer uses them as marks and drops every line that has one.
+    Tabs and U+2585 are replaced: the trainer uses them as marks and drops lines with one.
     """
     for text in texts:
         for line in replace_surrogates(text).split("\n"):
@@ -277,7 +280,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], size: int) -> list[str]:
-    """Return a uniform sample in bounded memory (Vitter 1985, algorithm R), the same each time."""
+    """Return a uniform, reproducible sample in bounded memory (Vitter 1985, algorithm R)."""
     rng = random.Random(0)
     kept: list[str] = []
     total = 0

@@ -1,22 +1,23 @@
-r"""Patterns that divide a text before BPE, and the check that a pattern takes linear time.
+r"""Check that a pattern, which divides a text before BPE, takes linear time.
 
-The library matches by backtracking. A pattern is accepted in the form that published tokenizers
-have (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of characters,
-each repeated at most once, without anything repeated inside a repetition.
+The library matches by backtracking. Accepted patterns have the form of published tokenizers'
+(GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of characters, each
+followed by at most one repetition mark, with no repetition inside a repetition.
 
-One repetition `X+` of an alternative may be followed by what can fail, as in `\s+(?!\S)`. Its cost
-is the length of the run of X. Such an alternative needs a later one that takes the whole run and
-cannot fail after it, `\s+`, and all between them must begin with a repeated X. So each run is
-walked through a constant number of times.
+In each alternative, one repetition `X+` may be followed by something that can fail, as in
+`\s+(?!\S)`. A failure costs the length of the run of X. So a later alternative must take the whole
+run and not fail after it, such as `\s+`, and all alternatives between the two must begin with a
+repeated X. Each run is then walked through a constant number of times.
 """
 
 import re
 from typing import NamedTuple
 
 MAX_PATTERN = 1000
-"""Longest pattern, characters; GPT-4o's has 300."""
+"""Longest pattern, in characters; GPT-4o's has 300."""
 _MAX_CHOICES = 3
-"""Most groups and optional or counted parts of an alternative; the cost is their product."""
+"""Most groups and optional or counted parts of an alternative; the time grows with their
+product."""
 
 _SET = r"\\[pP]\{\^?\w{1,30}\}|\\x\{[0-9a-f]{1,6}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
 _CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"
@@ -32,14 +33,14 @@ class _Term(NamedTuple):
 
     atom: str
     required: bool
-    """Whether the alternative fails where this part does not match."""
+    """Whether the alternative fails if this part does not match."""
     unbounded: bool
     has_choices: bool
     """Whether the part is a group, or matches one of several bounded numbers of characters."""
 
 
 def takes_linear_time(pattern: str) -> bool:
-    """Whether all matches in a text are found in time proportional to the text's length."""
+    """Say whether a pattern's matches are found in time proportional to the text's length."""
     alternatives = _parse(pattern) if len(pattern) <= MAX_PATTERN else None
     return alternatives is not None and all(
         _is_bounded(alternatives, i) for i in range(len(alternatives))
@@ -47,7 +48,7 @@ def takes_linear_time(pattern: str) -> bool:
 
 
 def _parse(pattern: str) -> list[list[_Term]] | None:
-    """Return the parts of each alternative; None where the pattern has another form."""
+    """Return the parts of each alternative; None if the pattern has another form."""
     alternatives: list[list[_Term]] = [[]]
     at = 0
     while at < len(pattern):
@@ -70,7 +71,7 @@ def _parse(pattern: str) -> list[list[_Term]] | None:
 
 
 def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
-    """Whether one alternative keeps to the form that the module describes."""
+    """Say whether one alternative keeps to the form that the module describes."""
     terms = alternatives[number]
     if all(_LOOK.match(term.atom) for term in terms if term.required):
         return False  # matches nothing, and so everywhere
@@ -95,6 +96,6 @@ def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
 
 
 def _begins_with_run(terms: list[_Term], atom: str) -> bool:
-    """Whether an alternative is optional parts, then a required run of an atom, then others."""
+    """Say whether an alternative's first required part is a run of the atom."""
     first = next((term for term in terms if term.required), None)
     return first is not None and first.unbounded and first.atom == atom

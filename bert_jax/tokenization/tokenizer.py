@@ -1,9 +1,9 @@
 """The interface of tokenizers, and their files on disk.
 
-No tokenizer ever turns text into one of the five special ids: the characters "[MASK]" in a corpus
-are four or five ordinary tokens. Otherwise a text could place its own masks and separators into
-training rows. Code that wants a special id takes it from `special_ids` and inserts it itself. Other
-tokens that a model's makers added (`added`) are kept whole where a text spells them.
+No tokenizer turns text into one of the five special ids: the characters "[MASK]" in a corpus are
+four or five ordinary tokens. Otherwise a text could put masks and separators into training rows.
+Code that needs a special id takes it from `special_ids` and inserts it itself. Other tokens that a
+model's authors added (`added`) are kept whole where they occur in a text.
 """
 
 import logging
@@ -28,9 +28,9 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPACE = "▁"
 """Mark of a space in pieces of SentencePiece."""
 MAX_TOKENS = 1_000_000
-"""Most tokens a vocabulary may have; the largest published BERT vocabulary has 501,153."""
+"""Largest vocabulary, in tokens; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest tokenizer file that is read; the multilingual BERT's tokenizer.json has 3 MB,
+"""Largest tokenizer file that is read, in bytes; multilingual BERT's tokenizer.json has 3 MB,
 Gemma's with 256,000 tokens 34 MB."""
 KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
@@ -41,7 +41,7 @@ KIND_FILES = {
 MAX_SPECIAL = 4
 """Most special tokens that a row has besides its texts."""
 MAX_TOKEN_CHARS = 1000
-"""Longest token; none is matched that is longer than `max_input_chars_per_word`."""
+"""Longest token, in characters; tokens beyond `max_input_chars_per_word` are never matched."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
 ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""Fields of an added token besides its content."""
+"""Names of the fields of an added token, except for its content."""
 
 
 def added_fields(token: AddedToken) -> dict[str, Any]:
@@ -76,16 +76,17 @@ class Tokenizer(ABC):
     """`wordpiece`, `sentencepiece` or `fast`."""
     special_ids: SpecialIds
     fingerprint: str
-    """sha256 in hex over everything that determines ids; the same after `save` and load."""
+    """SHA-256 (hex) of everything that determines ids; the same after `save` and load."""
     continues_word: np.ndarray
-    """(vocab_size,) bool: this token continues the word before it. False for special tokens."""
+    """Whether each token continues the word before it, (vocab_size,) bool; False for special
+    tokens."""
     word_prefix = ""
-    """Text in front of a word or sentence that follows another: a space where only a space
-    tells it from the rest of a word (byte-level BPE), else nothing."""
+    """Text to put before a word that follows another: a space if the vocabulary marks the beginning
+    of words only by spaces (byte-level BPE), else nothing."""
     num_between = 1
-    """Separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
+    """Number of separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
     mask_strips_space = False
-    """Whether the mask stands for a word with the blank before it, as RoBERTa's does."""
+    """Whether the mask stands for a word and the blank before it, as RoBERTa's mask does."""
 
     def __init__(self, vocab: Iterable[str], added: Iterable[AddedToken] = ()) -> None:
         self.vocab = tuple(vocab)
@@ -94,7 +95,7 @@ class Tokenizer(ABC):
         self.added = tuple(sorted(added, key=lambda token: self._ids[token.content]))
         """Tokens that are matched in text before the text is cut into pieces."""
         self._named: dict[int, str] = {}
-        """Names of the ids that `decode` sets apart from the text around them."""
+        """Special tokens by id, which `decode` separates from the text around them by spaces."""
 
     def _added_entries(self, roles: Iterable[AddedToken] = ()) -> list[dict[str, Any]]:
         """Return the field `added_tokens` of a `tokenizer.json`."""
@@ -103,7 +104,7 @@ class Tokenizer(ABC):
         return sorted(entries, key=lambda entry: entry["id"])
 
     def _pieces(self) -> tuple[str, ...]:
-        """Return the vocabulary without the added tokens at its end, which no word is cut into."""
+        """Return the vocabulary without added tokens at its end, which are no pieces of words."""
         names, size = {token.content for token in self.added}, self.vocab_size
         while size and self.vocab[size - 1] in names:
             size -= 1
@@ -115,13 +116,13 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of `encode` for each text, (n,) int32, possibly read-only. The fast path.
+        """Return each text's ids as `encode` does, (n,) int32, perhaps read-only; the fast path.
 
-        Runs only on the calling thread, so that one process per core does not oversubscribe.
+        Uses only the calling thread, because callers run one process per core.
         """
 
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each word, (n,) int32, as inside a sentence, after a space."""
+        """Return the ids, (n,) int32, that each word has inside a sentence, after a space."""
         return self.encode_batch([self.word_prefix + word for word in words])
 
     @abstractmethod
@@ -130,12 +131,12 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _files(self) -> dict[str, bytes]:
-        """Return the contents of the files that `load_tokenizer` reads."""
+        """Return the contents, by name, of the files that `load_tokenizer` reads."""
 
     def decode(self, ids: Iterable[Id]) -> str:
         """Return readable text with special ids by name; IndexError for an id out of range.
 
-        Not an inverse: case, accents and spacing that encoding drops do not come back.
+        Decoding is not the inverse of encoding: case, accents and spacing may be lost.
         """
         parts: list[str] = []
         for is_named, run in groupby(map(int, ids), self._named.__contains__):
@@ -146,20 +147,23 @@ class Tokenizer(ABC):
         return " ".join(parts)
 
     def id_to_token(self, id: Id) -> str:
-        """Return the vocabulary's entry; IndexError outside it."""
+        """Return a token's text; IndexError for an id outside the vocabulary."""
         if not 0 <= id < self.vocab_size:
             raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
         return self.vocab[id]
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the position of an entry, None if there is none."""
+        """Return a token's id; None if the vocabulary lacks it."""
         return self._ids.get(token)
 
     def save(self, directory: Path) -> None:
-        """Write what `load_tokenizer` reads, all files or none.
+        """Write the files that `load_tokenizer` reads, all or none.
 
-        A directory that is missing or empty appears in one rename; in another, each file replaces
-        its predecessor.
+        A missing or empty directory is made in one rename; in others, each file replaces an older
+        one.
+
+        Raises:
+            UserError: the directory has a tokenizer of another kind, or cannot be written.
         """
         directory = Path(directory)
         for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):
@@ -191,11 +195,11 @@ class TokenRow(NamedTuple):
     ids: np.ndarray
     """(n,) int32."""
     second_start: int
-    """Where the second text begins; n where there is none."""
+    """Position where the second text begins; n if there is none."""
 
 
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
-    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], of (n,) ids of texts."""
+    """Join ids of texts, (n,), to [CLS] first [SEP], or [CLS] first [SEP] second [SEP]."""
     special = tokenizer.special_ids
     cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
     if second is None:
@@ -206,20 +210,20 @@ def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None 
 
 
 def num_special(tokenizer: Tokenizer, pair: bool) -> int:
-    """Return special tokens in a row of one text, or of two."""
+    """Count the special tokens in a row of one text, or of two (`pair`)."""
     return 2 + tokenizer.num_between if pair else 2
 
 
 def replace_surrogates(text: str) -> str:
-    """`text` with each lone surrogate as U+FFFD, so lengths and offsets stay.
+    """Replace each lone surrogate by U+FFFD, which keeps lengths and offsets.
 
-    JSON's escapes can spell a lone surrogate; no UTF-8 file can, and both libraries raise on one.
+    Lone surrogates can come from JSON escapes, and both tokenizer libraries raise on them.
     """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def warn_of_few(found: int, asked: int, why: str) -> None:
-    """Log a warning where training gave fewer tokens than were asked for."""
+    """Log a warning if training yielded fewer tokens than were asked for."""
     if found < asked:
         text = "the vocabulary stops at %d of %d tokens: %s; use more text, or ask for fewer"
         _log.warning(text, found, asked, why)

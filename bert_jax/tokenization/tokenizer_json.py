@@ -1,11 +1,10 @@
-"""Reading a `tokenizer.json` that is no WordPiece: byte-level BPE, and pieces with "▁" for a space.
+"""Reading a `tokenizer.json` of byte-level BPE, or of pieces with "▁" for a space.
 
-Byte-level are RoBERTa's, GPT-NeoX's (ModernBERT, Ettin) and Llama 3's (EuroBERT); pieces are those
-of XLM-R and of Gemma (mmBERT).
+Byte-level tokenizers are RoBERTa's, GPT-NeoX's (ModernBERT, Ettin) and Llama 3's (EuroBERT); XLM-R
+and Gemma (mmBERT) have pieces.
 
-Such a file can describe any pipeline, and the library behind it runs what it says. Only parts on
-the lists of `tokenizer_parts` are taken, each in a canonical form, and the tokenizer is built anew
-from those.
+Such a file can describe any pipeline, and the library would run it. Only the parts that
+`tokenizer_parts` allows are accepted, and the tokenizer is built anew from their canonical forms.
 """
 
 from collections.abc import Mapping
@@ -20,29 +19,30 @@ from bert_jax.tokenization.tokenizer_parts import MAP_NAME, ROBERTAS, Reading
 
 _OTHER_ROLES = {"cls_token": "bos_token", "sep_token": "eos_token"}
 MARKERS = ("ByteLevel", "Metaspace")
-"""Parts of a `pre_tokenizer` that write spaces as other characters."""
+"""Types of pre-tokenizers that write spaces as other characters."""
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _ROBERTAS_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """All that determines ids.
+    """Everything that determines a tokenizer's ids.
 
     Attributes:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
-        scores: logarithm for each token of `unigram`; else empty.
+        scores: log-probability of each token of `unigram`; else empty.
         merges: pairs in the order of their priority; empty for `unigram`.
         pre_tokenizer: parts that divide a text; see `marker`.
         byte_fallback: whether characters without a token become their bytes.
-        fuse_unk: whether characters without a token in a row become one.
+        fuse_unk: whether consecutive characters without a token become one unknown token.
         ignore_merges: whether a word that is a token is taken whole, without merges.
-        unk_in_model: whether those characters become the unknown token; else they are left out.
-        roles: tokens for padding, unknown, beginning, separator, mask; the first three may be the
-            separator too.
-        specials: other added tokens, kept whole where a text spells them.
-        eats_space: `roles` that take the space before them, where Transformers reads them.
-        trim_offsets: whether offsets leave out spaces in Transformers; here all do.
+        unk_in_model: whether characters without a token become the unknown token; else they are
+            left out.
+        roles: tokens for padding, unknown, beginning, separator, mask; the separator may also have
+            the first three roles.
+        specials: other added tokens, kept whole where they occur in a text.
+        eats_space: tokens of `roles` that, in Transformers, take the space before them.
+        trim_offsets: whether offsets exclude spaces in Transformers; here they always do.
     """
 
     kind: str
@@ -63,13 +63,13 @@ class Pipeline:
 
     @property
     def marker(self) -> dict[str, Any]:
-        """The part that marks spaces: ByteLevel, Metaspace, or a normalizer's Replace."""
+        """Part that marks spaces: a ByteLevel, a Metaspace, or a normalizer's Replace."""
         parts = [part for part in self.pre_tokenizer if part["type"] in MARKERS]
         return parts[0] if parts else self.normalizer[-1]
 
     @property
     def adds_space(self) -> bool:
-        """Whether a space is put before a text that has none."""
+        """Whether a space is put before a text that begins without one."""
         marker = self.marker
         if marker["type"] == "Replace":
             return any(part["type"] == "Prepend" for part in self.normalizer)
@@ -77,10 +77,10 @@ class Pipeline:
 
 
 def read_pipeline(reading: Reading) -> Pipeline:
-    """Read `tokenizer.json`, or `vocab.json` with `merges.txt`, and what lies beside it.
+    """Read `tokenizer.json`, or `vocab.json` and `merges.txt`, and other files beside it.
 
     Raises:
-        UserError: a file is not sound, or describes what is not on the lists of parts.
+        UserError: a file is invalid, or has a part that is not allowed.
     """
     two_files = reading.path.name == "vocab.json"
     if two_files:
@@ -93,43 +93,43 @@ def read_pipeline(reading: Reading) -> Pipeline:
     names = [part["type"] for part in pre_tokenizer]
     marks = [name for name in names if name in MARKERS]
     byte_level = marks == ["ByteLevel"]
-    # The last normalizer, or another one could make spaces, which the names of special tokens have.
+    # It must be the last normalizer: a later one could make spaces, as in renamed special tokens.
     if len(marks) > 1 or not (marks or normalizer[-1:] == (_REPLACE,)):
         reading.refuse(
-            f"pre_tokenizer is {', '.join(names) or 'missing'}; ByteLevel or Metaspace is needed, "
-            f"once, or a normalizer that ends by replacing spaces by {SPACE!r}"
+            f"pre_tokenizer is {', '.join(names) or 'missing'}; expected one ByteLevel or "
+            f"Metaspace, or a normalizer that ends by replacing spaces by {SPACE!r}"
         )
     if any(part.get("use_regex") is False for part in pre_tokenizer[:1]):
-        reading.refuse("pre_tokenizer.use_regex is False; True is needed, or a Split before it")
+        reading.refuse("pre_tokenizer.use_regex is False; expected True, or a Split before it")
     scores: list[float] = []
     merges: list[tuple[str, str]] = []
     if kind == "BPE":
         vocab, merges = reading.bpe(model)
     elif byte_level:
-        reading.refuse("pre_tokenizer is ByteLevel and the model Unigram; ByteLevel goes with BPE")
+        reading.refuse("pre_tokenizer is ByteLevel, but the model is Unigram; expected BPE")
     else:
         vocab, scores = reading.unigram(model)
     added = reading.added(reading.whole.get("added_tokens"), vocab)
     ids = {token: id for id, token in enumerate(vocab)}
     if len(ids) != len(vocab):
         twice = next(token for id, token in enumerate(vocab) if ids[token] != id)
-        reading.refuse(f"the token {twice[:80]!r} has two ids; each needs one")
+        reading.refuse(f"the token {twice[:80]!r} has two ids; expected one id for each token")
     roles = _roles(reading, ids)
     field, unk = ("unk_token", roles[1]) if kind == "BPE" else ("unk_id", ids[roles[1]])
     unknown = model.get(field)
     if unknown is not None and roles[1] == roles[3]:
-        reading.refuse(f"model.{field} is {unknown!r:.80}, the separator; a text could make one")
+        reading.refuse(f"model.{field} is {unknown!r:.80}, the separator; a text could produce it")
     if unknown is not None and (type(unknown) is not type(unk) or unknown != unk):
         reading.refuse(
-            f"model.{field} is {unknown!r:.80}, unk_token is {roles[1][:80]!r} with the id "
+            f"model.{field} is {unknown!r:.80}, but unk_token is {roles[1][:80]!r} with the id "
             f"{ids[roles[1]]}; they must agree"
         )
-    if kind == "BPE":  # a Unigram's special tokens are renamed where it runs
+    if kind == "BPE":  # a Unigram's special tokens are renamed when it runs
         made = {left + right for left, right in merges}
         for token in roles[:1] + roles[2:]:
             if token in made or len(token) == 1:
-                said = "is made from text by model.merges, or is one character"
-                reading.refuse(f"the special token {token[:80]!r} {said}; a text could hold it")
+                said = "is one character, or is made from text by model.merges"
+                reading.refuse(f"the special token {token[:80]!r} {said}; a text could produce it")
     else:
         scores += [0.0] * (len(vocab) - len(scores))
     return Pipeline(
@@ -152,7 +152,7 @@ def read_pipeline(reading: Reading) -> Pipeline:
 
 
 def _from_two_files(reading: Reading) -> dict[str, Any]:
-    """Return the `tokenizer.json` of RoBERTa's older pair of files."""
+    """Make a `tokenizer.json` from RoBERTa's older pair of files."""
     if not reading.path.with_name("merges.txt").is_file():
         raise UserError(f"{reading.path} has no merges.txt beside it; a byte-level BPE needs both")
     merges = reading.lines("merges.txt")
@@ -173,9 +173,9 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
 
 
 def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the special tokens: as the files beside say, else by the usual names.
+    """Find the special tokens: as other files name them, else by the usual names.
 
-    The separator pads, and stands for what is unknown, where no file names another token.
+    Without other names, the separator is also the padding and the unknown token.
     """
     sources = (reading.config, reading.beside(MAP_NAME))
     numbers = reading.beside("config.json")
@@ -196,7 +196,7 @@ def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
         stated += [found["sep_token"]] if role in ("pad_token", "unk_token") else []
         token = stated[0] if stated else None
         if not isinstance(token, str) or token not in ids:
-            right = f"a token of the vocabulary is needed, named in {CONFIG_NAME} or {MAP_NAME}"
+            right = f"expected a token of the vocabulary, named in {CONFIG_NAME} or {MAP_NAME}"
             reading.wrong(role, token, right)
         found[role] = token
 

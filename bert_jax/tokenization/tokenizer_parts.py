@@ -1,4 +1,4 @@
-"""Checks of a tokenizer's files: what is taken of a `tokenizer.json`, and in which form."""
+"""Checks of a tokenizer's files: the parts of a `tokenizer.json` that are allowed."""
 
 import base64
 import binascii
@@ -25,26 +25,27 @@ from bert_jax.tokenization.tokenizer import (
 
 MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
-"""Separators between two texts."""
+"""Number of separators between two texts in RoBERTa."""
 _MAX_PARTS, _MAX_PAIR = 64, 16
-"""An export of a SentencePiece model has 37."""
+"""Most parts of a normalizer (an export of a SentencePiece model has 37), most tokens of a
+template."""
 _MAX_CHARSMAP = 1 << 20
-"""Bytes; XLM-R's, of all of Unicode, has 240,000."""
+"""Largest character map, in bytes; XLM-R's, of all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
-"""Bytes that such a map may make of one character; NFKC makes 33 at most."""
+"""Most bytes that a character map may make of one character; NFKC makes at most 33."""
 _BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
-# One character or class, once or repeated: takes time in proportion to the text.
+# One character or class, perhaps repeated: the time is proportional to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
 _LOOK = r"\(\?<?[=!](?:\\A|\[(?:[^\\\[\]]|\\p\{M\}|\\x\{[0-9a-f]{1,6}\})+\])\)"
 _PLACE = re.compile(rf"{_LOOK}(?:\|?{_LOOK})*")
-"""Places in a text, by what stands before and behind."""
+"""Pattern of positions in a text, by what stands before and after."""
 AT_START, AT_END = r"\A +", rf"(?<![ {SPACE}])[ {SPACE}]+\z"
-"""Spaces at the ends of a text, each looked at once."""
+"""Patterns of spaces at the beginning and end of a text, which take linear time."""
 
 
 class Reading:
-    """One tokenizer's file and those beside it; what is wrong raises a UserError that names it."""
+    """A tokenizer's file and others in its directory; methods raise UserErrors that name faults."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,16 +57,16 @@ class Reading:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """Content of the `tokenizer_config.json` beside the file; empty where there is none."""
+        """Content of `tokenizer_config.json` in the file's directory; {} if it is missing."""
         return self.beside(CONFIG_NAME)
 
     def beside(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file beside this one; empty where there is none."""
+        """Return the content of a JSON file in the same directory; {} if it is missing."""
         file = self.path.with_name(name)
         return read_json_object(file, max_bytes=MAX_FILE_BYTES) if file.is_file() else {}
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines of a text file beside this one, or of this one."""
+        """Return the lines of a text file in the same directory, which may be this file."""
         path = self.path.with_name(name)
         # Not splitlines: U+2028 is a token of the published multilingual uncased vocabulary.
         lines = read_text(path, max_bytes=MAX_FILE_BYTES).removesuffix("\n").split("\n")
@@ -74,48 +75,48 @@ class Reading:
         return [line.removesuffix("\r") for line in lines]
 
     def refuse(self, what: str) -> NoReturn:
-        """End the reading, with the name of the file."""
+        """Raise a UserError that names the file."""
         raise UserError(f"{self.path}: {what}")
 
     def wrong(self, name: str, found: object, right: str) -> NoReturn:
-        """Refuse the value of a field; say what would be right."""
+        """Raise a UserError for a field's value, with what would be right."""
         self.refuse(f"{name} is {short(found)}; {right}")
 
     def mapping(self, name: str, found: object) -> dict[str, Any]:
-        """Check an object."""
-        return found if isinstance(found, dict) else self.wrong(name, found, "an object is needed")
+        """Return `found` if it is a JSON object, or raise."""
+        return found if isinstance(found, dict) else self.wrong(name, found, "expected an object")
 
     def one_of(self, name: str, found: object, right: tuple[Any, ...]) -> Any:
-        """Return the one of the values that are right, of the same type."""
+        """Return the value of `right` that equals `found` in value and type, or raise."""
         for value in right:
             if type(found) is type(value) and found == value:
                 return value
-        return self.wrong(name, found, f"{' or '.join(map(repr, right))} is needed")
+        return self.wrong(name, found, f"expected {' or '.join(map(repr, right))}")
 
     def flag(self, name: str, found: object, default: bool = False) -> bool:
-        """Return true or false; the default where it is missing."""
+        """Return a boolean field; `default` if the field is missing."""
         return default if found is None else bool(self.one_of(name, found, (True, False)))
 
     def text(self, name: str, found: object, most: int = 1) -> str:
-        """Check a text of at most so many characters."""
+        """Return `found` if it is a text of at most `most` characters, or raise."""
         if not isinstance(found, str) or len(found) > most:
-            self.wrong(name, found, f"a text of at most {most:,} characters is needed")
+            self.wrong(name, found, f"expected a text of at most {most:,} characters")
         return found
 
     def token(self, name: str, found: object) -> str:
-        """Check a token of the vocabulary."""
+        """Return `found` if it is text of a valid length for a token, or raise."""
         if not isinstance(found, str) or not 0 < len(found) <= MAX_TOKEN_CHARS:
-            self.wrong(name, found, f"a token of 1 to {MAX_TOKEN_CHARS} characters is needed")
+            self.wrong(name, found, f"expected a token of 1 to {MAX_TOKEN_CHARS} characters")
         return found
 
     def listing(self, name: str, found: object, most: int) -> list[Any]:
-        """Check a list."""
+        """Return `found` if it is a list of at most `most` entries, or raise."""
         if not isinstance(found, list) or len(found) > most:
-            self.wrong(name, found, f"a list of at most {most:,}")
+            self.wrong(name, found, f"expected a list of at most {most:,} entries")
         return found
 
     def parts(self, name: str, members: str) -> list[dict[str, Any]]:
-        """Return a part of the file, or the parts of a sequence."""
+        """Return a field's part in a list, or the parts of its sequence; [] if it is missing."""
         found = self.whole.get(name)
         if found is None:
             return []
@@ -127,13 +128,13 @@ class Reading:
         return [self.mapping(f"{name}[{i}]", each) for i, each in enumerate(listed)]
 
     def normalizers(self) -> tuple[dict[str, Any], ...]:
-        """Check the parts that change characters: few of those that make a text longer."""
+        """Check the normalizers, of which few may make a text longer, and return them."""
         parts = self.parts("normalizer", "normalizers")
         found = tuple(self._normalizer(part) for part in parts)
         places = [p for p in found if _PLACE.fullmatch(p.get("pattern", {}).get("Regex", ""))]
         if len(places) > 2 or sum(part["type"] == "Precompiled" for part in found) > 1:
-            self.refuse("normalizer may make a text many times as long: one Precompiled and two "
-                        "places to put a character are the most")  # fmt: skip
+            self.refuse("normalizer may make a text many times as long; expected at most one "
+                        "Precompiled, and two that insert a character")  # fmt: skip
         return found
 
     def _normalizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,26 +157,26 @@ class Reading:
                 text = self.text(name, pattern[kind], 80 if kind == "String" else 1 << 14)
                 known = text in (AT_START, AT_END) or _PLACE.fullmatch(text)
                 if kind == "Regex" and not (known or _LINEAR.fullmatch(text)):
-                    self.refuse(f"{name} {text[:80]!r} is no repeated character")
+                    self.refuse(f"{name} {text[:80]!r} is not one character or class, repeated")
                 return {kind: text}
         return self.wrong(name, pattern, "a String or a Regex")
 
     def _split_pattern(self, name: str, found: object) -> dict[str, str]:
-        """Check what a `Split` looks for: a text, or a pattern that takes linear time."""
+        """Check the pattern of a `Split`: a text, or a regex that takes linear time."""
         pattern = self.mapping(name, found)
         for kind in ("String", "Regex"):
             if set(pattern) == {kind} and pattern[kind]:
                 text = self.text(name, pattern[kind], MAX_PATTERN)
                 if kind == "Regex" and not takes_linear_time(text):
                     self.refuse(
-                        f"{name} {text[:80]!r} may take more than linear time; alternatives of "
-                        "characters and classes are needed, none repeated inside a repetition"
+                        f"{name} {text[:80]!r} may take more than linear time; expected "
+                        "alternatives of characters and classes, without nested repetition"
                     )
                 return {kind: text}
         return self.wrong(name, pattern, "a String or a Regex")
 
     def _charsmap(self, name: str, found: object) -> str:
-        """Check SentencePiece's map: a trie, then what characters become, ended by 0 each."""
+        """Check SentencePiece's character map: a trie, then replacement texts, each ended by 0."""
         encoded = self.text(name, found, _MAX_CHARSMAP * 4 // 3 + 4)
         try:
             raw = base64.b64decode(encoded, validate=True)
@@ -184,13 +185,13 @@ class Reading:
         size = int.from_bytes(raw[:4], "little")
         texts = raw[4 + size :]
         if len(raw) < 8 or size % 4 or not 0 < size <= len(raw) - 4 or len(raw) > _MAX_CHARSMAP:
-            self.refuse(f"{name} is not sound: {len(raw):,} bytes, {size:,} of them a trie")
+            self.refuse(f"{name} is invalid: {len(raw):,} bytes, {size:,} of them a trie")
         if max(map(len, texts.split(b"\0"))) > _MAX_REPLACED:
             self.refuse(f"{name} makes more than {_MAX_REPLACED} bytes of one character")
         return encoded
 
     def pre_tokenizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        """Check a part that divides a text."""
+        """Check a pre-tokenizer, which divides a text, and return its canonical form."""
         kinds = ("ByteLevel", "Metaspace", "WhitespaceSplit", "Split", "Digits", "Punctuation")
         kind = self.one_of("pre_tokenizer.type", part.get("type"), kinds)
         if kind == "WhitespaceSplit":
@@ -221,13 +222,13 @@ class Reading:
 
     @functools.cached_property
     def pair(self) -> list[str]:
-        """Row of the texts A and B; empty where nothing puts special tokens into rows."""
+        """Tokens of a row of the texts A and B; empty without a part that adds special tokens."""
         parts = self.parts("post_processor", "processors")
         makers = (each for each in parts if each.get("type") != "ByteLevel")  # only trims offsets
         return [name for maker in makers for name in self._pair(maker)]
 
     def num_between(self, roles: tuple[str, ...]) -> int:
-        """Return separators between two texts; 1 where the file puts no separators into rows."""
+        """Count separators between two texts; 1 if the file puts no separators into rows."""
         made = self.pair
         cls, sep = roles[2:4]
         rows = {number: [cls, "A", *[sep] * number, "B", sep] for number in (1, 2)}
@@ -237,12 +238,12 @@ class Reading:
         if made in ([], ["A", "B"], [cls, "A", "B"], [cls, "A", cls, "B"]):
             return 1
         return self.refuse(
-            f"post_processor makes {' '.join(made)[:80]!r} of two texts A and B; "
-            f"{' or '.join(repr(' '.join(row)) for row in rows.values()):.200} is needed"
+            f"post_processor makes {' '.join(made)[:80]!r} of two texts A and B; expected "
+            f"{' or '.join(repr(' '.join(row)) for row in rows.values()):.200}"
         )
 
     def trims_offsets(self) -> bool:
-        """Whether a word of a byte-level BPE is reported without the space before it."""
+        """Say whether offsets of a byte-level BPE's words exclude the space before them."""
         return any(
             self.flag("post_processor.trim_offsets", part.get("trim_offsets"), default=True)
             for part in self.parts("post_processor", "processors")
@@ -250,7 +251,7 @@ class Reading:
         )
 
     def _pair(self, maker: Mapping[str, Any]) -> list[str]:
-        """Check a row of the texts A and B, by the names of its tokens."""
+        """Check a part that adds special tokens; return the tokens of a row of texts A and B."""
         kinds = ("BertProcessing", "RobertaProcessing", "TemplateProcessing")
         kind = self.one_of("post_processor.type", maker.get("type"), kinds)
         if kind != "TemplateProcessing":
@@ -268,15 +269,15 @@ class Reading:
         ]
 
     def unigram(self, model: Mapping[str, Any]) -> tuple[list[str], list[float]]:
-        """Tokens in the order of their ids, and their scores."""
+        """Return the tokens in the order of their ids, and their scores."""
         pairs = model.get("vocab")
         if not isinstance(pairs, list) or not 0 < len(pairs) <= MAX_TOKENS:
-            self.wrong("model.vocab", pairs, f"a list of 1 to {MAX_TOKENS:,} pairs")
+            self.wrong("model.vocab", pairs, f"expected a list of 1 to {MAX_TOKENS:,} pairs")
         tokens: list[str] = []
         scores: list[float] = []
         for i, pair in enumerate(pairs):
             if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) not in (int, float):
-                self.wrong(f"model.vocab[{i}]", pair, "a token and a number are needed")
+                self.wrong(f"model.vocab[{i}]", pair, "expected a token and a number")
             if not abs(pair[1]) < 1e30:
                 self.refuse(f"model.vocab[{i}] has the score {pair[1]!r:.40}; it must be finite")
             tokens.append(self.token(f"model.vocab[{i}]", pair[0]))
@@ -284,11 +285,11 @@ class Reading:
         return tokens, scores
 
     def bpe(self, model: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
-        """Tokens in the order of their ids, and merges in the order of their priority."""
+        """Return the tokens in the order of their ids, and the merges in the order of priority."""
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
             self.one_of(f"model.{name}", model.get(name) or "", ("",))
         if model.get("dropout") not in (None, 0):
-            self.wrong("model.dropout", model["dropout"], "ids must not be random")
+            self.wrong("model.dropout", model["dropout"], "expected null, or ids would be random")
         tokens = self.vocab(model)
         known = set(tokens)
         listed = self.listing("model.merges", model.get("merges"), MAX_TOKENS)
@@ -298,20 +299,20 @@ class Reading:
             if not isinstance(pair, list) or len(pair) != 2 or not all(
                 isinstance(part, str) for part in pair
             ):  # fmt: skip
-                self.wrong(f"model.merges[{i}]", merge, "two tokens are needed")
+                self.wrong(f"model.merges[{i}]", merge, "expected two tokens")
             missing = [t for t in (*pair, "".join(pair)) if t not in known]
             if missing:
                 self.refuse(f"model.merges[{i}]: {missing[0][:80]!r} is not in model.vocab")
             merges[pair[0], pair[1]] = None
         if len(merges) != len(listed):
-            self.refuse("model.merges has a pair twice")
+            self.refuse("model.merges has a pair twice; expected each pair once")
         return tokens, list(merges)
 
     def vocab(self, model: Mapping[str, Any]) -> list[str]:
-        """Return the tokens of an object from token to id, in the order of their ids."""
+        """Return the tokens of `model.vocab` (token to id), in the order of their ids."""
         ids = self.mapping("model.vocab", model.get("vocab"))
         if not 0 < len(ids) <= MAX_TOKENS:
-            self.refuse(f"model.vocab has {len(ids):,} tokens; 1 to {MAX_TOKENS:,} are needed")
+            self.refuse(f"model.vocab has {len(ids):,} tokens; expected 1 to {MAX_TOKENS:,}")
         tokens: list[Any] = [None] * len(ids)
         for token, id in ids.items():
             name = f"model.vocab[{token[:80]!r}]"
@@ -327,18 +328,18 @@ class Reading:
         return tokens
 
     def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
-        """Return added tokens, from the files beside too, in the order of their ids.
+        """Return added tokens, those of other files included, in the order of their ids.
 
         Args:
             listed: the field `added_tokens` of a `tokenizer.json`.
-            vocab: tokens in the order of their ids; added tokens beyond its end join it.
+            vocab: tokens in the order of their ids; added tokens beyond its end are appended.
         """
         listed = [] if listed is None else self.listing("added_tokens", listed, MAX_TOKENS)
         found = self._with_beside(listed, vocab)
         entries = [self.mapping(f"added_tokens[{i}]", each) for i, each in enumerate(found)]
         for i, entry in enumerate(entries):
             if type(entry.get("id")) is not int:
-                self.wrong(f"added_tokens[{i}].id", entry.get("id"), "a number")
+                self.wrong(f"added_tokens[{i}].id", entry.get("id"), "expected a number")
         result: dict[str, AddedToken] = {}
         for i, entry in sorted(enumerate(entries), key=lambda pair: pair[1]["id"]):
             content = self.token(f"added_tokens[{i}].content", entry.get("content"))
@@ -347,15 +348,15 @@ class Reading:
                 vocab.append(content)
             if not 0 <= id < len(vocab) or vocab[id] != content:
                 self.refuse(
-                    f"added_tokens[{i}] gives {content[:80]!r} the id {id!r:.40}; that is another "
-                    f"token's, or beyond the next one ({len(vocab)})"
+                    f"added_tokens[{i}] gives {content[:80]!r} the id {id!r:.40}, which is another "
+                    f"token's, or beyond the next free id ({len(vocab)})"
                 )
             flags = {n: self.flag(f"added_tokens[{i}].{n}", entry.get(n)) for n in ADDED_FLAGS}
             result[content] = AddedToken(content, **flags)
         return tuple(result.values())
 
     def _with_beside(self, listed: list[Any], vocab: list[str]) -> list[Any]:
-        """Return entries of `added_tokens`, with those that the files beside name."""
+        """Return the entries of `added_tokens`, and of the tokens that other files add."""
         numbered = self.beside("added_tokens.json")
         entries = list(listed)
         for source in (self.config, self.beside(MAP_NAME)):
@@ -374,12 +375,12 @@ class Reading:
         merged: dict[str, Any] = {}
         for entry in entries:
             if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-                return entries  # refused by the caller
+                return entries  # the caller raises
             merged.setdefault(entry["content"], dict(entry))
         given = [entry["id"] for entry in merged.values() if type(entry.get("id")) is int]
         last = max([len(vocab) - 1, *given])
         for name, entry in merged.items():
-            if "id" in entry and entry["id"] is None:  # of no list with ids: as in the vocabulary
+            if "id" in entry and entry["id"] is None:  # the vocabulary's id, or the next
                 entry["id"] = ids.get(name, last + 1)
                 last += entry["id"] == last + 1
         return list(merged.values())

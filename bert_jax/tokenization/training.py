@@ -1,4 +1,4 @@
-"""Learning a WordPiece vocabulary, or a byte-level BPE as ModernBERT's, from text."""
+"""Training of a WordPiece vocabulary, or of a byte-level BPE like ModernBERT's."""
 
 import json
 import logging
@@ -30,9 +30,9 @@ from bert_jax.tokenization.wordpiece import (
 )
 
 COVERAGE = 0.9995
-"""Share of a text's characters that have a token unless an option says otherwise."""
+"""Default share of the texts' characters that get a token."""
 _ALPHABET = 1000
-"""Characters that have a token even where fewer make that share."""
+"""Number of characters that get a token by default, even if fewer reach `COVERAGE`."""
 _COUNTED_WORDS = 1 << 18
 
 _log = logging.getLogger(__name__)
@@ -49,35 +49,35 @@ def train_wordpiece(
     character_coverage: float | None = None,
     progress: bool = False,
 ) -> WordPieceTokenizer:
-    """Learn a vocabulary of `vocab_size` tokens: the same texts in any order give the same one.
+    """Train a vocabulary of `vocab_size` tokens; the order of the texts does not matter.
 
-    Pairs of pieces are merged most frequent first, as `tokenizers` does it. Its trainer by itself
-    gives another vocabulary on every run, because it numbers the characters in the order of a
-    randomly seeded hash table and breaks ties by number. Here the characters are counted and
-    numbered first, and the trainer gets the counted words with that numbering.
+    Pairs of pieces are merged, most frequent first, by the trainer of `tokenizers`. By itself it
+    gives another vocabulary on every run, because it numbers characters in the order of a randomly
+    seeded hash table and breaks ties by number. Here characters are counted and numbered first, and
+    the trainer gets counted words and this numbering.
 
     Args:
         texts: read once; memory grows with the number of distinct words only.
         lowercase, strip_accents: see `WordPieceOptions`.
-        min_frequency: least number of times that a merged pair occurs.
-        limit_alphabet: number of characters, the most frequent, that get tokens; words with others
-            become [UNK].
-        character_coverage: share of the texts that characters with tokens make up. Where neither
-            this nor `limit_alphabet` is given, 1,000 characters get tokens, or as many as make up
-            99.95%, as far as the vocabulary holds them, and all where merging pairs leaves room.
+        min_frequency: least number of occurrences of a pair to be merged.
+        limit_alphabet: number of characters that get tokens, the most frequent first; words with
+            others become [UNK].
+        character_coverage: share of the texts that the characters with tokens must cover. If
+            neither this nor `limit_alphabet` is given, 1,000 characters get tokens, or as many as
+            cover 99.95% if these are more and fit in; then more, if merging leaves room.
 
     Returns:
-        A tokenizer whose `vocab_size` is smaller than asked, with a logged warning, where the texts
-        have too few pairs. Another warning says how much of the texts has no token, and why.
+        A tokenizer; if the texts have too few pairs, its `vocab_size` is smaller than asked, and a
+        warning is logged. Another warning says how much of the texts has no token, and why.
 
     Raises:
-        UserError: no words in `texts`, an option out of range, or `vocab_size` smaller than the
-            special tokens and the alphabet.
+        UserError: `texts` have no words, an option is out of range, or `vocab_size` has no room for
+            the special tokens and the alphabet.
     """
     options = WordPieceOptions(lowercase, strip_accents)
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
-    if vocab_size <= len(SPECIAL_TOKENS):  # said before the texts are read
+    if vocab_size <= len(SPECIAL_TOKENS):  # checked before the texts are read
         raise UserError(
             f"vocab_size is {vocab_size}; the special tokens alone take {len(SPECIAL_TOKENS)}. "
             "BERT has 30522; a few thousand do for a small corpus"
@@ -136,7 +136,7 @@ def train_wordpiece(
 
 
 def _count_words(texts: Iterable[str], options: WordPieceOptions) -> Counter[str]:
-    """How often each word occurs, after normalisation and splitting at punctuation."""
+    """Count the words, after normalisation and splitting at punctuation."""
     normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
 
@@ -162,7 +162,7 @@ class _Alphabet:
     """The characters of counted words."""
 
     characters: list[str]
-    """The most frequent first."""
+    """Characters, the most frequent first."""
     counts: list[int]
     first: set[str]
     """Characters that begin a word."""
@@ -184,13 +184,13 @@ class _Alphabet:
         return cls(characters, [total[char] for char in characters], first, rest)
 
     def tokens(self, start: int, stop: int) -> list[str]:
-        """Sorted tokens of the characters from `start` to `stop`, at and after a word's start."""
+        """Return the sorted tokens of characters `start` to `stop`, at and after a word's start."""
         kept = set(self.characters[start:stop])
         alone = sorted(self.first & kept)
         return alone + [CONTINUATION + char for char in sorted(self.rest & kept)]
 
     def share(self, size: int) -> float:
-        """Share of the texts that the first `size` characters make up."""
+        """Return the share of the texts that the `size` most frequent characters make up."""
         return sum(self.counts[:size]) / sum(self.counts)
 
     def choose(self, vocab_size: int, limit: int | None, coverage: float | None) -> int:
@@ -221,16 +221,16 @@ class _Alphabet:
 def train_bytelevel(
     texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
 ) -> FastTokenizer:
-    """Learn a vocabulary as `train_wordpiece` does, of bytes.
+    """Train a byte-level BPE of `vocab_size` tokens.
 
-    Text is NFC-normalised and cut by GPT-2's pattern; a word begins with the space before it, and a
-    text begins without one. Characters are UTF-8 bytes, and pairs are merged most frequent first,
-    so that no text is lost to [UNK] and case, spaces and line breaks come back. Rows are [CLS] A
+    Text is NFC-normalised and cut by GPT-2's pattern, in which a word includes the space before it;
+    no space is put before a text. Pairs of UTF-8 bytes are merged, most frequent first, so that no
+    text is lost to [UNK], and decoding restores case, spaces and line breaks. Rows are [CLS] A
     [SEP] B [SEP], and [MASK] stands for a word with its space (Warner et al. 2024, ModernBERT).
 
     Raises:
-        UserError: no text, or an option out of range; 256 bytes and five special tokens are part of
-            `vocab_size`.
+        UserError: the texts have no frequent pair, or an option is out of range; `vocab_size`
+            includes 256 bytes and five special tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     reserved = len(SPECIAL_TOKENS) + len(alphabet)

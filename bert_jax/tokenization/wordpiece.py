@@ -4,9 +4,9 @@ The algorithm (Devlin et al. 2018; google-research/bert `tokenization.py`): drop
 set CJK characters apart, optionally lower-case and strip accents, split at whitespace and
 punctuation, then cut each word greedily into the longest pieces the vocabulary has.
 
-`tokenizers` departs from the original on rare characters; `docs/decisions.md` lists them all. They
-are kept: `transformers` rebuilds this normaliser from the vocabulary whatever `tokenizer.json`
-says, and a model must see in use the ids that it saw in training.
+`tokenizers` differs from the original for rare characters, all listed in `docs/decisions.md`. The
+differences are kept: `transformers` uses this normaliser whatever `tokenizer.json` says, and a
+model must get the same ids in use as in training.
 """
 
 import hashlib
@@ -41,32 +41,32 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 CONTINUATION = "##"
 
 JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
-"""Python's `str.split` splits at these, BERT deletes them (they are control characters)."""
+"""Control characters at which Python's `str.split` splits, and which BERT deletes."""
 _CACHED_WORDS = 1 << 18
-"""About 50 MB when full."""
+"""Most words in the cache, which then takes about 50 MB."""
 _CACHED_WORD_LENGTH = 32
 
 
 @dataclass(frozen=True)
 class WordPieceOptions:
-    """Options that determine ids besides the vocabulary."""
+    """Options that, with the vocabulary, determine ids."""
 
     lowercase: bool = True
     strip_accents: bool | None = None
-    """None: as `lowercase`, the original's behaviour."""
+    """Whether accents are removed; None: if `lowercase` is true, as in the original."""
     split_cjk: bool = True
-    """Each CJK ideograph is a word of its own."""
+    """Whether each CJK ideograph is a word of its own."""
     max_word_chars: int = 100
-    """Longer words become [UNK]. `transformers` has 100 and cannot be told otherwise; the original
-    had 200 in its last version."""
+    """Longest word, in characters; longer words become [UNK]. `transformers` always has 100, the
+    original's last version had 200."""
 
     @property
     def strips_accents(self) -> bool:
-        """`strip_accents` with its default resolved."""
+        """Whether accents are removed: `strip_accents`, or `lowercase` if it is None."""
         return self.lowercase if self.strip_accents is None else self.strip_accents
 
     def normalizer(self) -> normalizers.Normalizer:
-        """BERT's normaliser with these options."""
+        """Make BERT's normaliser with these options."""
         return normalizers.BertNormalizer(
             clean_text=True,
             handle_chinese_chars=self.split_cjk,
@@ -90,12 +90,12 @@ class WordPieceTokenizer(Tokenizer):
     ) -> None:
         """Check the vocabulary, in the order of its ids, and build the tokenizer.
 
-        `added` entries are kept whole where a text spells them. `where` names an entry in error
+        `added` tokens are kept whole where they occur in a text. `where` names an entry in error
         messages; `{}` becomes its position, from 1.
 
         Raises:
             UserError: an entry is empty, repeated, too long or not one line of text; a special
-                token is missing; too many entries.
+                token is missing; there are too many entries.
         """
         options = options or WordPieceOptions()
         _check_vocab(vocab, where)
@@ -125,7 +125,7 @@ class WordPieceTokenizer(Tokenizer):
         )
         self._fast.normalizer = options.normalizer()
         self._fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        # Not the special ones: they would be matched in text before anything else.
+        # Not the special tokens, which would be matched in text before anything else.
         self._fast.add_tokens(list(self.added))
         self._decoder = decoders.WordPiece(prefix=CONTINUATION)
         self._cache: dict[str, bytes] = {}
@@ -134,19 +134,18 @@ class WordPieceTokenizer(Tokenizer):
         return WordPieceTokenizer, (self.vocab, self.options, self.added)
 
     def encode(self, text: str) -> Encoding:
-        """Ids and character offsets; a word that becomes [UNK] has the span of the word."""
+        """Return ids and character offsets; an [UNK] has the span of its whole word."""
         found = self._fast.encode(replace_surrogates(text), add_special_tokens=False)
         offsets = np.array(found.offsets, np.int32).reshape(-1, 2)
         return Encoding(np.array(found.ids, np.int32), offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text.
+        """Return the ids of each text, (n,) int32, read-only.
 
-        No step of the algorithm looks across whitespace, so a text has the ids of its
-        space-separated words, one after another. Words repeat: each is encoded once and kept.
-        The arrays are read-only.
+        No step of the algorithm looks across whitespace, so a text's ids are the ids of its
+        space-separated words, one after another. Each word is encoded once and cached.
         """
-        if self.added:  # which white space may be part of
+        if self.added:  # added tokens may contain whitespace
             return [np.frombuffer(ids, np.int32) for ids in self._encode_words(list(texts))]
         cache = self._cache
         words = [
@@ -184,13 +183,13 @@ class WordPieceTokenizer(Tokenizer):
         return [np.array(each.ids, np.int32).tobytes() for each in found]
 
     def _spell(self, tokens: list[str]) -> str:
-        """Join pieces and close up English punctuation."""
+        """Join pieces, without spaces before English punctuation."""
         return self._decoder.decode(tokens)
 
     def _files(self) -> dict[str, bytes]:
-        """Return tokenizer.json, vocab.txt, tokenizer_config.json; `AutoTokenizer` loads them too.
+        """Return tokenizer.json, vocab.txt and tokenizer_config.json, which `AutoTokenizer` loads.
 
-        There the special tokens are added tokens, so `transformers` does match them in text.
+        In these files special tokens are added tokens, so `transformers` matches them in text.
         """
         whole = tokenizers.Tokenizer.from_str(self._fast.to_str())
         whole.decoder = self._decoder
@@ -220,7 +219,7 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def _check_vocab(vocab: Sequence[str], where: str) -> None:
-    """Refuse a vocabulary that no tokenizer can have."""
+    """Raise a UserError for an invalid vocabulary."""
     if len(vocab) > MAX_TOKENS:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}

@@ -1,10 +1,10 @@
 """Kernels of `fused` for rows beyond 512: loops over chunks of queries and blocks of keys.
 
 A program holds one head of one row, (K, L) with positions along the lanes as in `fused`. If it
-rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of
-queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
-1); with a window it meets one block, the keys that it can see. The backward pass adds the gradients
-of keys and values up in VMEM, in float32.
+rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of queries meets
+all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm 1); with a
+window it meets one block, the keys that it can see. The backward pass adds the gradients of keys
+and values up in VMEM, in float32.
 """
 
 import math

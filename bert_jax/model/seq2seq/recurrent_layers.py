@@ -1,9 +1,9 @@
 """Recurrent encoder and decoder over packed rows, places on axis 0, a decoder's beams on axis 2.
 
 Sources: Schuster & Paliwal 1997 (bidirectional encoder); Sutskever et al. 2014 and Cho et al. 2014
-(the source as one vector), Bahdanau et al. 2014 (attention by the previous state), Luong
-et al. 2015 (attention by the current state, its result fed to the next place), Wu et al. 2016
-(GNMT: only the first layer reads both ways, residuals, the context in every layer).
+(the source as one vector), Bahdanau et al. 2014 (attention by the previous state), Luong et al.
+2015 (attention by the current state, its result fed to the next place), Wu et al. 2016 (GNMT: only
+the first layer reads both ways, residuals, the context in every layer).
 
 With a decoder state s and source states h_i, attention scores are s^T h_i (dot), s^T W h_i
 (multiplicative; Luong et al. 2015, section 3.1) or v^T tanh(W1 h_i + W2 s) (additive; Bahdanau et

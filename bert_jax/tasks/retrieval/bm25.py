@@ -15,8 +15,8 @@ K1, B = 1.2, 0.75
 class BM25:
     """Index of the words of all documents, for BM25 scores.
 
-    score(q, d) = sum over all words t of q, repeats included, of
-    ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5)) * f(t, d) / (f(t, d) + k1 (1 - b + b |d| / mean |d|))
+    score(q, d) = sum over all words t of q, repeats included, of ln(1 + (N - n(t) + 0.5) / (n(t) +
+    0.5)) * f(t, d) / (f(t, d) + k1 (1 - b + b |d| / mean |d|))
 
     where n(t) counts the documents with t, f(t, d) counts t in d, and |d| is the number of words of
     d. k1 sets the saturation of repeated words, b the weight of the length.

@@ -80,7 +80,7 @@ def find_answers(
 
     Raises:
         ValueError: windows and rows of logits differ in number or length, a logit is not finite, or
-        a question has no window.
+            a question has no window.
     """
     if not len(windows) == len(start_logits) == len(end_logits):
         raise ValueError(
@@ -168,8 +168,8 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     (script: 0).
 
     Raises:
-        UserError: a question has no known answers.
-          ValueError: predictions are not for these questions, in their order.
+        UserError: a question has no known answers. ValueError: predictions are not for these
+            questions, in their order.
     """
     if not questions or [each.id for each in questions] != [each.id for each in predictions]:
         raise ValueError("expected a prediction for each question, in the order of the questions")

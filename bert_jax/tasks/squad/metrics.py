@@ -101,7 +101,7 @@ def score(
 
     Raises:
         UserError: there are no questions, a question has no known answers, or no prediction is for
-        any of the questions.
+            any of the questions.
     """
     if not questions:
         raise UserError("there are no questions to score")

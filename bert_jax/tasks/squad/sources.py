@@ -49,7 +49,7 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
 
     Raises:
         UserError: the file cannot be read, has no questions, or has faults, which the message names
-        with their places and numbers.
+            with their places and numbers.
     """
     reader = _Reader(Path(path), misplaced)
     found = reader.read()

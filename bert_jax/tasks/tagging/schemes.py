@@ -46,8 +46,8 @@ def split_tag(tag: str) -> tuple[str, str] | None:
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Return the entities by the rules of the CoNLL script, for tags of any scheme.
 
-    An entity begins at B or S, after E, S or O, and where the type changes: an I that continues
-    no entity begins one.
+    An entity begins at B or S, after E, S or O, and where the type changes: an I that continues no
+    entity begins one.
 
     Raises:
         ValueError: a tag belongs to no scheme.
@@ -124,7 +124,7 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
 
     Raises:
         UserError: the tags break every scheme (the message names the scheme with the fewest faults,
-        and the first faults), or entity tags and other tags are mixed.
+            and the first faults), or entity tags and other tags are mixed.
     """
     broken: dict[Scheme, list[_Breach]] = {scheme: [] for scheme in SCHEMES}
     other: list[tuple[TaggedExample, int]] = []
@@ -168,7 +168,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
 
     Raises:
         UserError: tags do not mark entities, or, unless `lenient`, follow no scheme (see
-        `detect_scheme`).
+            `detect_scheme`).
     """
     if lenient:
         for example in examples:

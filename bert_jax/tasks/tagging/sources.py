@@ -112,7 +112,7 @@ def read_conllu(
 
     Raises:
         UserError: the file is missing or not UTF-8, or has no words. Also, all in one message:
-        lines without ten columns, with an empty word or tag, or with a wrong id.
+            lines without ten columns, with an empty word or tag, or with a wrong id.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")
@@ -155,7 +155,7 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
 
     Raises:
         UserError: the first word has no language, another word has a different language, or as in
-        `read_columns`.
+            `read_columns`.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)
@@ -189,8 +189,8 @@ def read_token_lists(
 
     Raises:
         UserError: the file cannot be read or lacks a column. Also, all in one message: rows without
-        words, with an empty word, with lists of different length, or with tags that are not text or
-        have no name.
+            words, with an empty word, with lists of different length, or with tags that are not
+            text or have no name.
     """
     name = str(name)
     problems = Problems(name)

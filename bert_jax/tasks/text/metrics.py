@@ -34,7 +34,7 @@ def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
 
     Raises:
         ValueError: there are no examples, lengths differ, or values are not integers; so do the
-        other functions of this file.
+            other functions of this file.
     """
     truth, guess = _classes(labels, predictions)
     return float(np.mean(truth == guess))
@@ -86,7 +86,7 @@ def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, fl
 
     Raises:
         ValueError: the arguments differ in shape, are not (N, K), are empty, or have values other
-        than 0 and 1.
+            than 0 and 1.
     """
     truth, guess = np.asarray(labels), np.asarray(predictions)
     if truth.ndim != 2 or truth.shape != guess.shape or not truth.size:

@@ -47,7 +47,7 @@ def read_texts(
 
     Raises:
         UserError: the file cannot be read or lacks a column, or rows are wrong; the message names
-        the first five wrong rows and counts the others.
+            the first five wrong rows and counts the others.
     """
     name = fspath(source)
     problems = Problems(name)
