@@ -94,8 +94,7 @@ class ModelConfig(Bounded, section="model"):
     init: Literal["bert", "scaled"] = "bert"
     """`scaled`: outputs of attention and feed-forward start smaller, by sqrt(2 num_layers)."""
     init_std: float = 0.02
-    """Deviation of initial weights before their truncation at 2 init_std; 0.88 init_std after
-    it."""
+    """Deviation of initial weights before truncation at 2 init_std (after it, 0.88 init_std)."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """`gelu` is the exact erf form; the original TensorFlow code used `gelu_tanh`."""
     pooler: bool = True

@@ -304,8 +304,7 @@ class Stack(nnx.Module):
         """Run all layers; return the normalised last states, alone in a tuple.
 
         `call` takes a layer, the states, the layer's number and its kind. With `every`, the states
-        before each layer come first in the tuple, and the layers are unrolled, whatever
-        `scan_unroll` says.
+        before each layer come first in the tuple, and the layers are unrolled.
         """
         config, layout = self.config, context.layout
         graphdef, stacked = nnx.split(self.layers)

@@ -27,8 +27,7 @@ _NOISE = 0.5
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
     """Return the configuration `old` with the sizes of the larger `wanted`; errors name it `name`.
 
-    Layers beyond the old ones may be global or local in any order. With `rope`, `num_positions` is
-    taken from `wanted` too.
+    Layers beyond the old ones may be global or local. With `rope`, `num_positions` is `wanted`'s.
 
     Raises:
       UserError: `wanted` differs in other fields or has unfit sizes; the message lists them all.

@@ -68,11 +68,10 @@ class DistillationConfig(Bounded, section="distil"):
     temperature: Positive = 2.0
     """Divisor of both models' logits before they are compared."""
     hard_weight: Fraction = 0.5
-    """Weight w of the loss against the labels; the loss against the teacher's predictions has 1 -
-    w."""
+    """Weight of the loss against the labels; the loss against the teacher has 1 - hard_weight."""
     hidden_weight: NonNegative = 0.0
     """Factor of the mean squared error between student and teacher states, after the embeddings and
-    after each layer; 0: no such loss. A student of another width gets a learned map to the
+    each layer; 0: no such loss. If widths differ, a learned map takes student states to the
     teacher's."""
     attention_weight: NonNegative = 0.0
     """Factor of the KL divergence between query, key and value relations (MiniLMv2) of the

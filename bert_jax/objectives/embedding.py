@@ -52,8 +52,7 @@ class ContrastConfig(Bounded, section="embedding"):
     temperature: Positive = 0.05
     """Number that divides cosines in the loss."""
     symmetric: bool = False
-    """Whether half of the loss is to find each document's query among all queries (pairs,
-    texts)."""
+    """Whether half of the loss is to find a document's query among all queries (pairs, texts)."""
     dimensions: tuple[int, ...] = ()
     """Shorter widths, descending, such as 128,64, at which cut vectors are trained too
     (Matryoshka); the whole width always is."""
@@ -106,8 +105,7 @@ def ranking_losses(
     Candidates are the documents and hard negatives of all groups, `own` among them. A candidate is
     left out if its text equals the query or the query's document, or if it is the document of an
     equal query. `symmetric` averages this loss with the loss of each document's query among all
-    queries; a query is left out if it equals the group's query or document, or has the same
-    document.
+    queries; a query is left out if it equals the group's query or document or has its document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0

@@ -38,8 +38,7 @@ class MaskingConfig(Bounded, section="masking"):
     rate: Part = 0.15
     """Share of a row's tokens that are predicted in training."""
     max_predictions: Count | None = None
-    """Largest number of predicted positions a row (P). None: rate * L, rounded up to a multiple of
-    4."""
+    """Most predicted positions a row (P). None: rate * L, rounded up to a multiple of 4."""
     mask_rate: Fraction = 0.8
     """Share of the chosen tokens that become [MASK]."""
     random_rate: Fraction = 0.1

@@ -96,8 +96,7 @@ class Replaced(NamedTuple):
     tokens: Int[Array, "B L"]
     """Input of the discriminator."""
     is_replaced: Bool[Array, "B L"]
-    """Whether a token differs from the text's; a generated token that equals the original is not
-    replaced."""
+    """Whether a token differs from the text's; a generated token may equal the original."""
 
 
 @dataclass(frozen=True)

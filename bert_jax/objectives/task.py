@@ -162,8 +162,8 @@ class TaskObjective(Adapted, Teachable):
     """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
 
     Batches have the type `tasks.rows.Batch`. Outputs are float32 logits: (B, C); for tags and spans
-    (B, L, C); for the G choices of an example (B, G); for arcs (B, L, L, 2), the score and the best
-    relation's number.
+    (B, L, C); for the G choices of an example (B, G); for arcs (B, L, L, 2), score and best
+    relation.
     """
 
     config: TaskHeadConfig

@@ -41,8 +41,7 @@ class TaskConfig(Bounded, section="task"):
     """Number of folds of the training data; one run holds out each fold. Folds have the same mix of
     labels and keep groups together. 0: no folds."""
     fold: Natural = 0
-    """Number of the fold that the run holds out, from 1; 0: a run for each fold, one after
-    another."""
+    """Number of the fold held out, from 1; 0: a run for each fold, one after another."""
     metric: str = ""
     """Metric that selects the best checkpoint; empty: the task's first metric. glue: the
     leaderboard's metrics. table: single_label has accuracy, f1 (of the second of two labels),

@@ -23,7 +23,7 @@ class LongTexts:
     """Treatment of texts with more tokens than a row."""
 
     how: Literal["cut", "head_tail", "windows"] = "cut"
-    """What is read of a long text. cut: the beginning. head_tail: the beginning and the end.
+    """Tokens read from a long text. cut: the beginning. head_tail: the beginning and the end.
     windows: everything, in overlapping rows."""
     pooling: Pooling = "mean"
     """Pooling of the logits of a text with several rows."""
@@ -117,8 +117,7 @@ class TextRows:
     long: Sequence[int] = ()
     """Numbers of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Number of tokens of the long examples, special tokens excluded; `left_out` of them are in no
-    row."""
+    """Tokens of the long examples, special tokens excluded; `left_out` of them are in no row."""
     left_out: int = 0
 
     def warnings(

@@ -96,9 +96,8 @@ def deal(
     """Divide examples into parts with equal mixes of kinds, whatever the examples' order.
 
     Groups of the same content (numbers of examples of each kind) are divided evenly, the largest
-    first. Each remaining group goes to the part that lacks its content most: the part that
-    minimises the squared differences from the shares, relative to the number of examples of each
-    kind.
+    first. Each remaining group goes to the part that lacks its content most: with the least squared
+    differences from the shares, relative to the number of examples of each kind.
 
     Each example has a kind (see `strata`), a group, all of which stays in one part, and a hash of
     its texts (`keys`), which orders groups. `shares` are the parts' sizes and sum to 1. The result

@@ -26,8 +26,7 @@ HeadKind = Literal[
     "single_label", "multi_label", "regression", "tags", "span", "arcs", "choice", "embedding"
 ]
 """Kind of prediction, in this order: one class, any number of classes, a number, a tag for each
-word, an answer span, a head and relation for each word, one choice of several; or a text's
-vector."""
+word, an answer span, a head and relation for each word, one of several choices; or a vector."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
 """Model outputs of N rows, in order, float32: logits (N, C); for tags and spans N arrays (n, C),
@@ -202,8 +201,7 @@ class Split(ABC):
     ) -> "tuple[Split, np.ndarray]":
         """Return a split of the examples with these ascending numbers, and its rows' numbers here.
 
-        The second result, (n,), numbers the new split's rows among this split's; for `trains` see
-        `Data`.
+        The second result, (n,), are the new split's rows as numbers here; for `trains` see `Data`.
         """
         some = tuple(self._examples[number] for number in examples)
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))

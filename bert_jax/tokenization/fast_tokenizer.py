@@ -76,13 +76,11 @@ class FastTokenizer(Tokenizer):
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
         }
-        """Added words spelled as vocabulary pieces, with a space in front if the word takes the
-        space before it."""
+        """Added words spelled as vocabulary pieces, with the space before them if they take it."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
-        """Tokenizer that puts a space before a text, if the pre-tokenizer is only ByteLevel; or
-        None."""
+        """Tokenizer that puts a space before a text; None unless the pre-tokenizer is ByteLevel."""
         if self.word_prefix and [part["type"] for part in pipeline.pre_tokenizer] == ["ByteLevel"]:
             definition["pre_tokenizer"] = pipeline.marker | {"add_prefix_space": True}
             self._spaced = tokenizers.Tokenizer.from_str(json.dumps(definition))
@@ -168,8 +166,7 @@ class FastTokenizer(Tokenizer):
     def normalised(self, word: str) -> str:
         """Return a word in the form that an added token needs: normalised as text is.
 
-        If the normalizer writes spaces as other characters, added tokens are matched before it, and
-        the word stays as it is.
+        If a normalizer writes spaces as other characters, added tokens are matched before it runs.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:

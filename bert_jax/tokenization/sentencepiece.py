@@ -38,11 +38,9 @@ from bert_jax.tokenization.tokenizer import (
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
-"""Longest training line, characters; longer lines are cut, or the library would silently drop
-them."""
+"""Longest training line, characters; longer lines are cut, else the library drops them."""
 _THREADS = 16
-"""Threads of the trainer; fixed because the number is stored in the model and changes float
-sums."""
+"""Threads of the trainer; fixed, as the number is stored in the model and changes float sums."""
 _MOST_LINES = 500_000
 """Largest number of training lines held in memory; of more, a sample is taken."""
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 MAX_PATTERN = 1000
 """Longest pattern, in characters; GPT-4o's has 300."""
 _MAX_CHOICES = 3
-"""Most groups and optional or counted parts of an alternative; the time grows with their
-product."""
+"""Most groups and optional or counted parts of an alternative; each multiplies the time."""
 
 _SET = r"\\[pP]\{\^?\w{1,30}\}|\\x\{[0-9a-f]{1,6}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
 _CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"

@@ -78,8 +78,7 @@ class Tokenizer(ABC):
     fingerprint: str
     """SHA-256 (hex) of everything that determines ids; the same after `save` and load."""
     continues_word: np.ndarray
-    """Whether each token continues the word before it, (vocab_size,) bool; False for special
-    tokens."""
+    """Whether each token continues a word, (vocab_size,) bool; False for special tokens."""
     word_prefix = ""
     """Text to put before a word that follows another: a space if the vocabulary marks the beginning
     of words only by spaces (byte-level BPE), else nothing."""
@@ -159,8 +158,7 @@ class Tokenizer(ABC):
     def save(self, directory: Path) -> None:
         """Write the files that `load_tokenizer` reads, all or none.
 
-        A missing or empty directory is made in one rename; in others, each file replaces an older
-        one.
+        A missing or empty directory is made by one rename; in others, each file is replaced.
 
         Raises:
             UserError: the directory has a tokenizer of another kind, or cannot be written.

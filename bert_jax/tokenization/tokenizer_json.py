@@ -36,8 +36,7 @@ class Pipeline:
         byte_fallback: whether characters without a token become their bytes.
         fuse_unk: whether consecutive characters without a token become one unknown token.
         ignore_merges: whether a word that is a token is taken whole, without merges.
-        unk_in_model: whether characters without a token become the unknown token; else they are
-            left out.
+        unk_in_model: whether characters without a token become the unknown token, not nothing.
         roles: tokens for padding, unknown, beginning, separator, mask; the separator may also have
             the first three roles.
         specials: other added tokens, kept whole where they occur in a text.

@@ -27,8 +27,7 @@ MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
 """Number of separators between two texts in RoBERTa."""
 _MAX_PARTS, _MAX_PAIR = 64, 16
-"""Most parts of a normalizer (an export of a SentencePiece model has 37), most tokens of a
-template."""
+"""Most parts of a normalizer (a SentencePiece export has 37), most tokens of a template."""
 _MAX_CHARSMAP = 1 << 20
 """Largest character map, in bytes; XLM-R's, of all of Unicode, has 240,000."""
 _MAX_REPLACED = 256

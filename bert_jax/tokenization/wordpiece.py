@@ -57,8 +57,7 @@ class WordPieceOptions:
     split_cjk: bool = True
     """Whether each CJK ideograph is a word of its own."""
     max_word_chars: int = 100
-    """Longest word, in characters; longer words become [UNK]. `transformers` always has 100, the
-    original's last version had 200."""
+    """Longest word, in characters; longer words become [UNK]. `transformers` always has 100."""
 
     @property
     def strips_accents(self) -> bool:

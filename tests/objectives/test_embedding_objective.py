@@ -304,7 +304,7 @@ def test_what_is_refused():
         ContrastConfig(temperature=0.0)
     with pytest.raises(UserError, match=r"embedding.dimensions is \(4, 8\).*descend"):
         ContrastConfig(dimensions=(4, 8))
-    with pytest.raises(UserError, match="give one weight for each"):
+    with pytest.raises(UserError, match="expected one weight for each"):
         ContrastConfig(dimensions=(8, 4), dimension_weights=(1.0,))
     with pytest.raises(UserError, match=r"have 16\s+numbers"):
         ContrastConfig(dimensions=(32,)).of_model().check_width(16)

@@ -130,13 +130,13 @@ def test_folds_of_other_kinds_of_tasks(tmp_path):
 
 def test_what_is_refused(tmp_path):
     path = put(tmp_path / "a.csv", "text,label,author", *rows(8))
-    with pytest.raises(UserError, match=r"task.folds is 3, and the training data are 2 groups"):
+    with pytest.raises(UserError, match=r"task.folds is 3, but the training data have only 2 groups"):
         opened(config(path, folds=3, fold=1, group="author"))
     with pytest.raises(UserError, match=r"task.dev is set, and task.folds is 2"):
         opened(config(path, folds=2, fold=1, dev=path))
     with pytest.raises(UserError, match=r"task.folds is 1; it must be at least 2, or 0"):
         config(path, folds=1)
-    with pytest.raises(UserError, match=r"task.fold is 3, and task.folds 2; fold must be"):
+    with pytest.raises(UserError, match=r"task.fold is 3, but task.folds is 2; expected a fold"):
         config(path, folds=2, fold=3)
     pairs = {"kind": "embedding", "folds": 2, "fold": 1, "train": path}
     with pytest.raises(UserError, match=r"task.folds is 2, but embeddings are scored by a search"):
@@ -145,5 +145,5 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"its 1 groups of 'author' that stay together cannot be"):
         opened(config(one, group="author"))
     gap = put(tmp_path / "c.csv", "text,label,author", "a,cat,x", "b,dog,", "c,cat,y")
-    with pytest.raises(UserError, match=r"line 3: column 'author' is empty; a group is needed"):
+    with pytest.raises(UserError, match=r"line 3: column 'author' is empty; expected a group"):
         opened(config(gap, group="author"))

@@ -126,7 +126,7 @@ def test_mnli_matched_and_mismatched_are_two_files(tmp_path):
 
 
 def test_what_is_not_there(tmp_path):
-    with pytest.raises(UserError, match="'sst-2' is no task of GLUE; there are cola, sst2, "):
+    with pytest.raises(UserError, match="'sst-2' is no task of GLUE; expected one of cola, sst2, "):
         glue_task("sst-2")
     with pytest.raises(UserError, match=r"there is no .*train\.tsv; .* holds nothing"):
         read_glue(tmp_path, "rte", "train")
@@ -262,9 +262,9 @@ def test_submissions_that_are_refused():
     ids = [f"{n}" for n in range(146)]
     with pytest.raises(UserError, match="wnli has no submission for 'dev'; predict test"):
         submission_file("wnli", "dev", ids, [0] * 146)
-    with pytest.raises(UserError, match=r"WNLI\.tsv: 145 predictions for 146 .* wants 146"):
+    with pytest.raises(UserError, match=r"WNLI\.tsv: 145 predictions for 146 .* expects 146"):
         submission_file("wnli", "test", ids, [0] * 145)
-    with pytest.raises(UserError, match=r"wants 146, one for each row of test\.tsv"):
+    with pytest.raises(UserError, match=r"expects 146, one for each row of test\.tsv"):
         submission_file("wnli", "test", ids[:-1], [0] * 145)
     with pytest.raises(UserError, match="no prediction for row 145"):
         submission_file("wnli", "test", [*ids[:-1], "0"], [0] * 146)

@@ -180,7 +180,7 @@ def test_roles_of_the_configuration_of_the_model(made, tmp_path):
     without_names(directory, **ids)
     assert load_tokenizer(directory).fingerprint == made["eurobert"].fingerprint
     without_names(write_modern(tmp_path, "eurobert"), **(ids | {"mask_token_id": None}))
-    with pytest.raises(UserError, match="mask_token is missing; a token of the vocabulary"):
+    with pytest.raises(UserError, match="mask_token is missing; expected a token of the vocabulary"):
         load_tokenizer(directory)
     without_names(write_modern(tmp_path, "eurobert"), **(ids | {"mask_token_id": end}))
     with pytest.raises(UserError, match="only the separator may have other roles, and not the m"):
@@ -229,7 +229,7 @@ SPLIT = ["pre_tokenizer", "pretokenizers", 0]
         ("eurobert", [*SPLIT, "invert"], 1, "invert is 1"),
         ("eurobert", ["pre_tokenizer", "pretokenizers", 1, "type"], "Metaspace", "replacement is"),
         ("eurobert", SPLIT, {"type": "ByteLevel"}, "is ByteLevel, ByteLevel; ByteLevel or Meta"),
-        ("mmbert", ["normalizer"], None, "is Split; ByteLevel or Metaspace is needed"),
+        ("mmbert", ["normalizer"], None, "is Split; expected one ByteLevel or Metaspace"),
         ("mmbert", ["normalizer"], {"type": "Sequence", "normalizers": [
             {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, {"type": "NFKC"}]},
          "ends by replacing spaces"),

@@ -332,7 +332,7 @@ def _json(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         ("normalizer.lowercase", "no", "normalizer.lowercase is 'no'"),
         ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.type is 'Whitespace'"),
         ("added_tokens", [{"content": "[DRUG]", "id": 5}], "gives '.DRUG.' the id 5; .* another"),
-        ("added_tokens", [{"content": "[DRUG]", "id": 7}], r"beyond the next one \(6\)"),
+        ("added_tokens", [{"content": "[DRUG]", "id": 7}], r"beyond the next free id \(6\)"),
         ("added_tokens", [{"content": "[DRUG]", "id": "6"}], r"added_tokens\[0\].id is '6'"),
         ("added_tokens", [{"content": "[DRUG]", "id": 6, "lstrip": 1}], "lstrip is 1; True or"),
         ("added_tokens", [{"content": 3, "id": 6}], r"added_tokens\[0\].content is 3"),

@@ -45,8 +45,7 @@ from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
 _LONG_VMEM = 64 * 2**20
-"""VMEM limit, bytes, for a long row: 8 double-buffered arrays of a head, frame, a block's
-scores."""
+"""VMEM limit, bytes, for a long row's head: 8 double-buffered arrays, frame, a block's scores."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:

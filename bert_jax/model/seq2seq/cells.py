@@ -64,8 +64,7 @@ class CellKind(NamedTuple):
     advance: Callable[[Array, Array, State], State]
     """Function from (projected input, projected state, state) to the next state."""
     recurrent_bias: bool = False
-    """Whether the state's projection has a bias of its own, because its effect is not the input
-    bias's."""
+    """Whether the state's projection needs a bias of its own, besides the input's."""
 
 
 CELLS: dict[CellName, CellKind] = {

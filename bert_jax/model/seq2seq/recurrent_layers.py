@@ -59,8 +59,7 @@ class RecurrentConfig(Bounded, section="objective"):
     window: Natural = 0
     """Largest distance between a target place and a source place it sees; 0: no limit."""
     tying: Tying = "all"
-    """Sharing of one token table: source, target and output (all), target and output (output),
-    none."""
+    """Sharing of token tables: all (source, target, output), output (target, output) or none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -59,8 +59,8 @@ class TransformerNetwork(Network):
     """Layers of the decoder; 0: as many as the encoder has."""
     tying: Tying = "all"
     feature_dim: int = 0
-    """Width of the vectors (B, S, F), such as an image's, that the encoder reads in place of
-    tokens; 0: it reads tokens."""
+    """Width of the vectors (B, S, F) that the encoder reads in place of tokens; 0: it reads
+    tokens."""
 
     def __post_init__(self) -> None:
         if self.feature_dim and self.tying == "all":

@@ -39,11 +39,9 @@ class Grounds(NamedTuple):
     units: np.ndarray
     """(N,) number of the unit of each example."""
     right: np.ndarray | None = None
-    """(N,) share of each example that is right, from 0 to 1; None if examples are not right or
-    wrong."""
+    """(N,) share of each example that is right, 0 to 1; None if none is right or wrong."""
     rarest: float = math.inf
-    """Number of examples of the rarest class, which limits the intervals of all scores but
-    accuracy."""
+    """Examples of the rarest class, which limit the intervals of scores other than `accuracy`."""
     most: float = 1.0
     """Greatest possible score."""
 

@@ -10,7 +10,7 @@ _MOST_COLUMNS = 12  # most classes for a printed confusion matrix
 _MOST_PAIRS = 20
 _INERT, _JOINERS = str.maketrans("|`<>", "/'\u2039\u203a"), "\u200c\u200d"
 _TITLES = {
-    "dev": "the set that selected the epoch", "test": "data that selected nothing",
+    "dev": "the set that chose the epoch", "test": "data that chose nothing",
 }  # fmt: skip
 
 

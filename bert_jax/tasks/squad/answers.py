@@ -164,8 +164,8 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
 
     The threshold is a question's odds; of equally good thresholds, the lowest, as in SQuAD's
     script. Unlike the script, so that the F1 is really reached, questions with equal odds are all
-    answered or none, and if answering nothing is best, the threshold is just below the lowest odds
-    (script: 0).
+    answered or none, and if answering none is best, the threshold is just below the lowest odds,
+    not 0.
 
     Raises:
         UserError: a question has no known answers. ValueError: predictions are not for these
@@ -197,8 +197,8 @@ def answer_files(
     predictions.json has texts by question id, for SQuAD's scripts and leaderboard. null_odds.json,
     written only with a threshold, is for the option `--na-prob-file` of the script for 2.0.
     nbest.json lists candidates for each id, best first: text, start and end in the context, the two
-    logits, and the probability among the candidates listed; with a threshold, "no answer" is a
-    candidate with text "".
+    logits, and the probability among the candidates listed; with a threshold, "no answer" is among
+    them, text "".
 
     The threshold (see `Prediction.text`) is None for data in which every question has an answer.
     """

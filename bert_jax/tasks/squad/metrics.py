@@ -2,8 +2,7 @@
 
 An answer is compared after normalisation: lower case, ASCII punctuation deleted, the words "a",
 "an" and "the" deleted, runs of whitespace made one space. Exact match: the two normalised texts are
-equal. F1: the overlap of the words of both. A question with several references counts with the best
-reference.
+equal. F1: the overlap of the words of both. Of several references, the best counts.
 
 The scripts of versions 1.1 and 2.0 differ in texts that have no words left, and in missing
 predictions (see `SquadRules`).
@@ -100,8 +99,8 @@ def score(
         for questions without, if there are any.
 
     Raises:
-        UserError: there are no questions, a question has no known answers, or no prediction is for
-            any of the questions.
+        UserError: no questions, a question without known answers, or no prediction for any
+        question.
     """
     if not questions:
         raise UserError("there are no questions to score")

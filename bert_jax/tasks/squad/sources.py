@@ -6,8 +6,7 @@ Versions 1.1 and 2.0, and data sets in the same layout, XQuAD among them:
         {"id": "...", "question": "...", "is_impossible": false,
          "answers": [{"text": "...", "answer_start": 12}]}]}]}]}
 
-`answer_start` counts characters (code points). Other fields, such as `plausible_answers`, are not
-read.
+`answer_start` counts characters (code points). Other fields (`plausible_answers`) are ignored.
 """
 
 from collections.abc import Iterator

@@ -175,8 +175,7 @@ def answer_report(
     """Return the data for intervals, and the details of a report.
 
     Questions have reference answers; predictions are in the order of the questions, and `units` are
-    the questions' paragraph numbers. Null odds above the threshold mean no answer; None: always an
-    answer.
+    their paragraph numbers. Null odds above the threshold mean no answer; None: never.
     """
     texts = [each.text(threshold) for each in predictions]
     each = 100.0 * np.array(

@@ -2,8 +2,8 @@
 
 A context that does not fit is cut into windows that overlap, as in BERT's `run_squad.py`: each
 begins `stride` tokens after the window before, and the last reaches the end. No part of a context
-is lost. A token in several windows is scored in the window that has the most context on the token's
-shorter side.
+is lost. A token in several windows is scored in the window with the most context on its shorter
+side.
 """
 
 import unicodedata

@@ -33,8 +33,7 @@ def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Return the share of examples with the right prediction; arguments are (N,) class numbers.
 
     Raises:
-        ValueError: there are no examples, lengths differ, or values are not integers; so do the
-            other functions of this file.
+        ValueError: no examples, different lengths, or values that are not integers.
     """
     truth, guess = _classes(labels, predictions)
     return float(np.mean(truth == guess))
@@ -81,12 +80,10 @@ def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
 def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, float]:
     """Return the micro and macro F1 of multi-label predictions, (N, K) of 0 and 1.
 
-    Micro counts the predictions of all labels together, macro is the mean over labels; an absent
-    label has F1 0.
+    Micro counts predictions of all labels together, macro is the mean; an absent label has F1 0.
 
     Raises:
-        ValueError: the arguments differ in shape, are not (N, K), are empty, or have values other
-            than 0 and 1.
+        ValueError: shapes differ or are not (N, K), N, K > 0, or a value is not 0 or 1.
     """
     truth, guess = np.asarray(labels), np.asarray(predictions)
     if truth.ndim != 2 or truth.shape != guess.shape or not truth.size:

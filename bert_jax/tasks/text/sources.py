@@ -30,8 +30,7 @@ def open_table(config: TableConfig) -> list[Data[TextExample]]:
 def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
     """Hold out a part of the rows as dev; rows with equal texts stay together in either part.
 
-    With groups, rows of a group stay together too, and both parts have the same mix of labels. The
-    order of the rows does not matter.
+    With groups, rows of a group stay together too, and both parts have the same mix of labels.
     """
     keys = [example_key(example.texts) for example in data.examples]
     if config.group:

@@ -260,7 +260,7 @@ def test_a_table_without_names_is_read_as_the_message_says(home, run, tmp_path):
     pairs.write_text("".join(f"{text};{text} .;{n}\n" for n, text in enumerate(TEXTS)))
     model = home / "model"
     found = run("mine", model, pairs, "--out", out, "--columns=delimiter=;")
-    assert "say header=False and give columns by number" in found.err
+    assert "set header=False and give columns by number" in found.err
     columns = "--columns=query=1,document=2,delimiter=;,header=False"
     found = run("mine", model, pairs, "--out", out, columns, "--margin=-2")
     assert found.code == 0

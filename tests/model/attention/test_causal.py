@@ -117,7 +117,7 @@ def test_the_call_of_cudnn():
 def test_fused_is_refused_by_name_and_passed_over():
     (*qkv, _), ids = inputs()
     with pytest.raises(
-        UserError, match=r"'fused', which wants .* not the causal ones of a decoder"
+        UserError, match=r"'fused', which needs .* not the causal queries of a decoder"
     ):
         jax.eval_shape(partial(attend, impl="fused", causal=True), *qkv, **ids)
     asked = asked_of(128, 128, 64, jnp.bfloat16)

@@ -41,7 +41,7 @@ def test_rows_are_the_text_with_each_choice(tmp_path):
     assert task.num_outputs == 1
     assert split.constant_score == pytest.approx(2 / 3)
     (warning,) = split.warnings
-    assert "1 texts of which a choice makes more than 20 tokens, cut there (line 2)" in warning
+    assert "1 texts that have more than 20 tokens with one of their choices, cut there (line 2)" in warning
 
 
 def test_scores_and_predictions(tmp_path):
@@ -61,7 +61,7 @@ def test_scores_and_predictions(tmp_path):
     some, numbers = split.select([0, 2])
     assert numbers.tolist() == [0, 2]
     assert some.score(logits[numbers]) == {"accuracy": 1.0}
-    with pytest.raises(ValueError, match=r"outputs \(3, 2\), \(3, 4\) are needed"):
+    with pytest.raises(ValueError, match=r"outputs \(3, 2\); expected \(3, 4\)"):
         split.score(logits[:, :2])
 
 
@@ -90,7 +90,7 @@ def test_other_columns_and_names(tmp_path):
     ("line", "message"),
     [
         ("v,a,b,c,d,e,f,4", r"line 2: the label '4' is not known; known are '0', '1', '2', '3'"),
-        ("v,a,b,c,d,e,f,", r"line 2: column 'label' is empty; a label is needed"),
+        ("v,a,b,c,d,e,f,", r"line 2: column 'label' is empty; expected a label"),
         ("v,a,b,c,d,e,1", r"line 2"),
     ],
 )
@@ -108,5 +108,5 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(UserError, match="4 names are needed, one for each"):
         config(path, labels=["A", "B"])
     twice = put(tmp_path / "twice.csv", HEAD, ROWS[0], ROWS[0])
-    with pytest.raises(UserError, match="line 3: the id 'v1' is that of line 2, too"):
+    with pytest.raises(UserError, match="line 3: the id 'v1' is also the id of line 2"):
         opened(config(twice, id="video-id"))

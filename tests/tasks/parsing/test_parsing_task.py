@@ -263,7 +263,7 @@ ROWS = ["1\ta\t_\t_\t_\t_\t2\tdet\t_\t_", "2\tb\t_\t_\t_\t_\t0\troot\t_\t_"]
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([ROWS[0], "2 b 0 root"], r"line 2: 1 columns apart by tabs; CoNLL-U has 10"),
+        ([ROWS[0], "2 b 0 root"], r"line 2: 1 columns separated by tabs; CoNLL-U has 10"),
         ([ROWS[1], ROWS[0]], r"line 1: the id is '2'; it must be 1, a range"),
         ([ROWS[0].replace("\ta\t", "\t \t"), ROWS[1]], "line 1: the word is empty"),
         ([ROWS[0].replace("\t2\t", "\t3\t"), ROWS[1]], "line 1: the head is '3'; expected a numb"),
@@ -271,7 +271,7 @@ ROWS = ["1\ta\t_\t_\t_\t_\t2\tdet\t_\t_", "2\tb\t_\t_\t_\t_\t0\troot\t_\t_"]
         ([ROWS[0].replace("det", "_"), ROWS[1]], "line 1: the relation is '_'"),
         ([ROWS[0].replace("\t2\t", "\t0\t"), ROWS[1]], "line 1: 2 words have the head 0"),
         (["# text = a", "1-2\tab" + "\t_" * 8], "line 1: a sentence without words"),
-        (["# only a comment"], "no words; a line of ten columns"),
+        (["# only a comment"], "no words; expected a line of ten columns"),
     ],
 )
 def test_bad_files(tmp_path, rows, message):

@@ -69,8 +69,8 @@ def test_a_long_cycle_of_cycles():
         ([2, 0, 2], ""),
         ([2, 1], "0 words have the head 0"),
         ([0, 0], "2 words have the head 0"),
-        ([0, 3, 4, 2], "the heads of words 2, 3, 4 go round"),
-        ([0, 2], "the heads of words 2 go round"),
+        ([0, 3, 4, 2], "the heads of words 2, 3, 4 form a cycle"),
+        ([0, 2], "the heads of words 2 form a cycle"),
     ],
 )
 def test_faults_of_trees(heads, fault):

@@ -242,7 +242,7 @@ def test_units_are_groups_and_documents(tmp_path):
         tmp_path / "c.csv", "text,label", *(f"text {n // 4},{'ab'[n % 2]}" for n in range(80))
     )
     [dev] = table(train=path, dev=shared).dev_splits()
-    assert "dev: 80 rows have 20 texts; name the column" in "\n".join(dev.warnings)
+    assert "dev: 80 rows have 20 texts; set task.group" in "\n".join(dev.warnings)
 
 
 def test_documents_of_a_tag_file(tmp_path):
@@ -269,7 +269,7 @@ def test_texts_in_common():
     assert known.dtype == np.uint64
     assert overlap_warning("dev", [("other",), ("bad",), ("worse", "bad")], known) == ""
     said = overlap_warning("dev", [("x",), ("a GOOD film",), ("Bad", "worse")], known)
-    assert said.startswith("dev: 2 of 3 examples have the texts of examples trained on")
+    assert said.startswith("dev: 2 of 3 examples have the texts of training examples")
     assert "'a GOOD film'" in said
     assert example_key(["a"]) == example_key(["a", ""]) != example_key(["a", "b"])
 

@@ -114,7 +114,7 @@ def test_windows_without_a_known_target_are_not_learned_from(tmp_path):
         "2 questions are not learned from: no known answer" in each for each in train.warnings
     )
     assert any("1 question is without a target" in each for each in train.warnings)
-    assert any("kept for scores alone" in each for each in dev.warnings)
+    assert any("kept only for scores" in each for each in dev.warnings)
     assert (len(dev.rows), dev.rows.labels) == (2, None)
     both = [train.rows.labels[0]] * 2
     assert dev.score(outputs(dev, both)) == {"exact": 50, "f1": 50}
@@ -131,7 +131,7 @@ def test_files_that_do_not_fit(tmp_path):
     good = put_squad(tmp_path / "good.json", entry("1", "cat"))
     unknown = put_squad(tmp_path / "unknown.json", entry("1", "cat"), entry("2"), entry("3"))
     none = put_squad(tmp_path / "none.json", empty("1"))
-    with pytest.raises(UserError, match=r"\(id '2'\) has no reference answers, nor 1 others"):
+    with pytest.raises(UserError, match=r"\(id '2'\) has no reference answers, nor have 1 others"):
         opened(squad(train=good, dev=unknown))
     with pytest.raises(UserError, match="no question has a known answer to learn from"):
         opened(squad(train=put_squad(tmp_path / "bare.json", entry("2")), dev=good))

@@ -63,7 +63,7 @@ def test_misplaced_answers_fail(tmp_path):
         "question 2 (id 'half'): 'sat' is said to be at character 4, where the context has 'cat'; "
         "it is at 8"
     ) in message
-    assert "'cat' is said to be at character 400, and the context has 12; it is at 4" in message
+    assert "'cat' is said to be at character 400, but the context has 12 characters; it is at 4" in message
     assert "(id 'before'): '.' is said to be at character -1" in message
     assert (
         "'dog' is said to be at character 0, where the context has 'The'; it is nowhere" in message
@@ -81,7 +81,7 @@ def test_misplaced_answers_are_skipped_and_counted(tmp_path):
 def test_misplaced_answers_are_kept_and_counted(tmp_path):
     file = misplaced(tmp_path, "keep")
     assert [len(each.answers) for each in file.examples] == [1, 2, 1, 1, 1]
-    assert "4 answers not at the offset given, kept for scores alone" in file.warnings[0]
+    assert "4 answers not at the offset given, kept only for scores" in file.warnings[0]
     assert "(id 'nowhere')" in file.warnings[0]
 
 
@@ -102,19 +102,19 @@ def test_blank_questions_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([entry(id=7)], r"qas\[0\]: 'id' is the number 7, a string is needed"),
+        ([entry(id=7)], r"qas\[0\]: 'id' is the number 7; expected a string"),
         ([{"question": "?"}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is missing"),
-        ([{"id": "1"}], "'question' is missing, a string is needed"),
-        (["text"], r"qas\[0\] is a string, an object is needed"),
-        ([entry("a"), entry("a")], "question 2: the id 'a' is that of question 1 too"),
-        ([entry(is_impossible="no")], "'is_impossible' is a string, true or false is needed"),
+        ([{"id": "1"}], "'question' is missing; expected a string"),
+        (["text"], r"qas\[0\] is a string; expected an object"),
+        ([entry("a"), entry("a")], "question 2: the id 'a' is also the id of question 1"),
+        ([entry(is_impossible="no")], "'is_impossible' is a string; expected true or false"),
         ([entry(is_impossible=True)], "'is_impossible' is true, and there are answers"),
-        ([entry(answers={"text": ["cat"]})], "'answers' is an object, a list is needed"),
-        ([entry(answers=["cat"])], r"answers\[0\] is a string, an object is needed"),
-        ([entry(answers=[{"text": None, "answer_start": 4}])], "'text' is null, a string"),
-        ([entry(answers=[{"text": "cat"}])], "'answer_start' is null, a number of characters"),
+        ([entry(answers={"text": ["cat"]})], "'answers' is an object; expected a list"),
+        ([entry(answers=["cat"])], r"answers\[0\] is a string; expected an object"),
+        ([entry(answers=[{"text": None, "answer_start": 4}])], "'text' is null; expected a string"),
+        ([entry(answers=[{"text": "cat"}])], "'answer_start' is null; expected a number of characters"),
         ([entry(answers=[{"text": "cat", "answer_start": True}])], "'answer_start' is true"),
-        ([entry(answers=[{"text": "cat", "answer_start": 4.0}])], "is the number 4.0, a number of"),
+        ([entry(answers=[{"text": "cat", "answer_start": 4.0}])], "is the number 4.0; expected a number of"),
         ([entry(answers=[{"text": " ", "answer_start": 3}])], "an answer is empty; for a question"),
     ],
 )
@@ -130,8 +130,8 @@ def test_refused(tmp_path, entries, message):
         ([], "the top level is a list"),
         ({"questions": [], "x": 1}, r"no list 'data' at the top level \(keys: 'questions', 'x'\)"),
         ({"data": {}}, "no list 'data' at the top level"),
-        ({"data": [1]}, r"data\[0\] is the number 1, an object is needed"),
-        ({"data": [{}]}, r"data\[0\]: 'paragraphs' is missing, a list is needed"),
+        ({"data": [1]}, r"data\[0\] is the number 1; expected an object"),
+        ({"data": [{}]}, r"data\[0\]: 'paragraphs' is missing; expected a list"),
         ({"data": [{"paragraphs": [{}]}]}, r"paragraphs\[0\]: 'context' is missing"),
         ({"data": [{"paragraphs": [{"context": "a"}]}]}, r"paragraphs\[0\]: 'qas' is missing"),
         ({"data": [{"paragraphs": [{"context": " \n"}]}]}, "the context is empty"),

@@ -179,7 +179,7 @@ def test_threshold_by_hand():
     wrong = [predicted(str(i), "dog", float(i)) for i in (1, 2, 3)]
     none = best_threshold(asked, wrong)
     assert [each.text(none) for each in wrong] == ["", "", ""]
-    with pytest.raises(ValueError, match="in their order"):
+    with pytest.raises(ValueError, match="in the order of the questions"):
         best_threshold(asked, predictions[::-1])
 
 

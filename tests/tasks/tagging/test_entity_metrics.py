@@ -73,7 +73,7 @@ def test_no_tag():
     for tag in ("PER", "", "X-PER", "B-", "o"):
         with pytest.raises(ValueError, match="no tag"):
             entities(["O", tag])
-    with pytest.raises(ValueError, match="'S-PER' is none of iob2"):
+    with pytest.raises(ValueError, match="'S-PER' is not iob2"):
         strict_entities(["S-PER"], "iob2")
 
 

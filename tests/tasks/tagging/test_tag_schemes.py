@@ -100,8 +100,8 @@ def test_letters_are_parts_of_speech_among_others():
     ("tags", "expected"),
     [
         # Of two breaches of IOB1 and one of IOB2, the one is named.
-        ("B-PER O B-PER I-LOC", r"word 4 \('word3', 'I-LOC'\): I continues nothing .*sound IOB2"),
-        ("I-PER O I-PER B-LOC", r"word 4 \('word3', 'B-LOC'\): no entity of this .*sound IOB1"),
+        ("B-PER O B-PER I-LOC", r"word 4 \('word3', 'I-LOC'\): I continues nothing .*valid IOB2"),
+        ("I-PER O I-PER B-LOC", r"word 4 \('word3', 'B-LOC'\): no entity of this .*valid IOB1"),
         ("B-PER O S-PER", r"word 1 \('word0', 'B-PER'\): the entity ends here; S would .*IOBES"),
         ("B-PER I-PER S-LOC", r"word 2 .*: the entity ends here; E would be right"),
         ("S-PER B-PER E-LOC", r"word 3 .*: E continues nothing here"),
@@ -126,13 +126,13 @@ def test_converted():
     found = convert(given)
     assert [each.tags for each in found] == [("B-PER", "B-PER", "O"), None, ("O", "O")]
     assert found[0].tokens == given[0].tokens
-    with pytest.raises(UserError, match="not a tag of entities"):
+    with pytest.raises(UserError, match="not an entity tag"):
         convert([example(None), example("NN VB", 3)])
 
 
 def test_lenient():
     mixed = [example("B-PER O I-PER I-LOC")]
-    with pytest.raises(UserError, match="say lenient"):
+    with pytest.raises(UserError, match="set lenient"):
         convert(mixed)
     (found,) = convert(mixed, lenient=True)
     assert found.tags == ("B-PER", "O", "B-PER", "B-LOC")

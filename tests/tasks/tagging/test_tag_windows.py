@@ -90,7 +90,7 @@ def test_a_word_that_leaves_nothing():
     assert found.windows[0].ids.tolist() == [CLS, *ids("a"), UNK, UNK, *ids("b"), SEP]
     assert found.windows[0].labels.tolist() == [-1, 0, 1, 2, 0, -1]
     (warning,) = found.warnings
-    assert "a.txt: 2 words of which the tokenizer leaves nothing" in warning
+    assert "a.txt: 2 words for which the tokenizer has no token" in warning
     assert "4" in warning
 
 
@@ -144,8 +144,8 @@ def test_memory_grows_with_the_words():
     ("options", "expected"),
     [
         ({"max_length": 2}, "max_length is 2; .*need 3"),
-        ({"max_length": 8, "stride": 7}, "stride is 7; from 1 to 6"),
-        ({"stride": 0}, "stride is 0; from 1"),
+        ({"max_length": 8, "stride": 7}, "stride is 7; expected 1 to 6"),
+        ({"stride": 0}, "stride is 0; expected 1"),
     ],
 )
 def test_bad_lengths(options, expected):

@@ -185,7 +185,7 @@ def test_conllu(put):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("2|a|DET", "line 2: 3 columns apart by tabs; CoNLL-U has 10"),
+        ("2|a|DET", "line 2: 3 columns separated by tabs; CoNLL-U has 10"),
         ("x|a|_|DET|_|_|_|_|_|_", "line 2: the id is 'x'; it must be a number, a range"),
         ("2||_|DET|_|_|_|_|_|_", r"line 2: the word or its tag \(upos\) is empty"),
         ("2|a|_||_|_|_|_|_|_", r"line 2: the word or its tag \(upos\) is empty"),
@@ -235,12 +235,12 @@ def test_json_lines(put):
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, r"2 words \('tokens'\) and 1 tags \('tags'\)"),
         ({"tokens": [], "tags": []}, "'tokens' is empty; a sentence has words"),
-        ({"tokens": "a b", "tags": ["O"]}, r"'tokens' is 'a b'; a list"),
+        ({"tokens": "a b", "tags": ["O"]}, r"'tokens' is 'a b'; expected a list"),
         ({"tokens": ["a", 1], "tags": ["O", "O"]}, "word 2 of 'tokens' is 1; a word is text"),
         ({"tokens": ["a", ""], "tags": ["O", "O"]}, "word 2 of 'tokens' is ''; a word is text"),
         ({"tokens": ["a"], "tags": [0]}, r"tag 1 of 'tags' is 0; .*give the names .*tag_names"),
         ({"tokens": ["a"], "tags": [None]}, "tag 1 of 'tags' is None; a tag is text"),
-        ({"tokens": ["a"], "tags": None}, "'tags' is None; a list"),
+        ({"tokens": ["a"], "tags": None}, "'tags' is None; expected a list"),
         ({"tokens": ["a"]}, "no column 'tags'"),
     ],
 )

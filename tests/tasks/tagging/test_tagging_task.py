@@ -103,7 +103,7 @@ def test_predicting_needs_no_tags(tmp_path):
         assert "so its words have no tags" in split.warnings[0]
         [_, written] = split.write_predictions([np.zeros((9, 5))], tmp_path, {})
         assert written.read_text() == "ann O\nx O\n"
-    with pytest.raises(UserError, match="say lenient"):
+    with pytest.raises(UserError, match="set lenient"):
         task.open_split(source)
     with pytest.raises(UserError, match="2 columns"):
         task.open_split(put(tmp_path / "b", "a", "b", "c O"), labelled=False)
@@ -252,7 +252,7 @@ def test_labels_that_are_given(tmp_path):
 def test_tags_that_cannot_be_learned(tmp_path):
     path = put(tmp_path / "train", *IOB1)
     unsound = put(tmp_path / "unsound", "a I-LOC", "b B-LOC", "c O", "d B-LOC")
-    with pytest.raises(UserError, match="say lenient"):
+    with pytest.raises(UserError, match="set lenient"):
         opened(tagging(train=unsound, dev=path))
     lenient = opened(tagging(train=unsound, dev=unsound, lenient=True))
     assert [row.tolist() for row in lenient.train_split().rows.labels] == [[-1, 1, 1, 0, 1, -1]]

@@ -170,7 +170,7 @@ def test_any_bytes_are_read_or_refused(home, data, kind, quoting):
 def test_header_is_not_guessed(tmp_path):
     path = put(tmp_path / "a.tsv", "good film\tpos\nbad film\tneg\n")
     numbers = TableConfig(text="1", label="2")
-    with pytest.raises(UserError, match=r"header=False.* It is: 'good film', 'pos'"):
+    with pytest.raises(UserError, match=r"header=False.* Line 1: 'good film', 'pos'"):
         read_texts(path, numbers)
     assert len(read_texts(path, dataclasses.replace(numbers, header=False)).examples) == 2
     with pytest.raises(
@@ -215,7 +215,7 @@ def test_formats_by_name(tmp_path):
     with pytest.raises(UserError, match="delimiter is ';;'"):
         read_texts(path, TableConfig(format="csv", delimiter=";;"))
     lines = put(tmp_path / "a.jsonl", "{}")
-    with pytest.raises(UserError, match="header is set, but jsonl has none"):
+    with pytest.raises(UserError, match="header is set, which is for csv and tsv"):
         read_texts(lines, TableConfig(header=True))
     with pytest.raises(UserError, match="no column '1'"):
         read_texts(lines, TableConfig(text="1"))
@@ -275,7 +275,7 @@ def test_ragged_rows_are_all_reported(tmp_path):
         ("a.csv", "", "is empty"),
         ("a.csv", "\n\n", "has no rows"),
         ("a.csv", "text,label\n", "has no examples"),
-        ("a.csv", "text,label\rx,1\r", "carriage return alone"),
+        ("a.csv", "text,label\rx,1\r", "end in carriage returns"),
         ("a.csv", b"text,label\nx\xe4,1\n", "line 2, byte 2: 0xe4 is not UTF-8"),
         ("a.csv", "text,label\nx\0,1\n", "line 2: a NUL byte"),
         ("a.json", '[{"text": "a", "label": "x"}, 5]', "a.json, object 2: a JSON int"),
@@ -319,7 +319,7 @@ def test_ids(tmp_path):
     named = TableConfig(id="n")
     assert [e.id for e in read_texts(path, named, labelled=False).examples] == ["x7", "x9"]
     path = put(tmp_path / "b.csv", "n,text\nx7,a\nx7,b\n")
-    with pytest.raises(UserError, match=r"b\.csv, line 3: the id 'x7' is that of line 2"):
+    with pytest.raises(UserError, match=r"b\.csv, line 3: the id 'x7' is also the id of line 2"):
         read_texts(path, named, labelled=False)
     path = put(tmp_path / "c.jsonl", '{"n": 7, "text": "a"}\n{"n": null, "text": "b"}\n')
     with pytest.raises(UserError, match=r"c\.jsonl, line 2: column 'n' is empty"):

@@ -104,7 +104,7 @@ def test_too_few_texts_to_hold_one_out(tmp_path):
 def test_a_label_that_is_held_out_alone_is_said(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", *(f"text {n},label {n}" for n in range(4)))
     assert (
-        "1 labels are among the rows held out alone"
+        "1 labels are only in the rows held out"
         in (opened(table(train=path)).train_split().warnings[0])
     )
 
@@ -331,7 +331,7 @@ def test_outputs_that_are_not_finite(tmp_path):
     assert all(math.isnan(value) for value in dev.score(outputs).values())
     with pytest.raises(UserError, match="dev: outputs are not finite"):
         dev.write_predictions(outputs, tmp_path, {})
-    with pytest.raises(ValueError, match=r"outputs \(1, 2\), \(2, 2\) are needed"):
+    with pytest.raises(ValueError, match=r"outputs \(1, 2\); expected \(2, 2\)"):
         dev.score(outputs[:1])
 
 
@@ -399,7 +399,7 @@ def test_mnli(tmp_path, own):
         assert paths[1].read_text().splitlines()[:2] == ["index\tprediction", "0\tcontradiction"]
     # Part of a test set: the leaderboard does not take it, the predictions are there.
     part = task.open_split("test_matched")
-    with pytest.raises(UserError, match=r"the leaderboard wants 9,796"):
+    with pytest.raises(UserError, match=r"the leaderboard expects 9,796"):
         part.write_predictions(pointing_at([0] * 3, 3), tmp_path / "part", {})
     assert len(read_json_lines(tmp_path / "part" / "predictions.jsonl")) == 3
 

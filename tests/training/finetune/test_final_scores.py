@@ -201,7 +201,7 @@ def test_data_that_have_changed_are_refused(files, tmp_path, capsys):
     before = evaluate_finetuned(work).scores
     warned = capsys.readouterr().err
     assert "dev: " in warned
-    assert "examples have the texts of examples trained on" in warned
+    assert "examples have the texts of training examples" in warned
     Path(own["test"]).unlink()
     assert evaluate_finetuned(work, "dev").scores["accuracy"] == before["accuracy"]
     assert main(["evaluate", str(work)]) == 2
@@ -214,7 +214,7 @@ def test_data_that_have_changed_are_refused(files, tmp_path, capsys):
         evaluate_finetuned(work)
     capsys.readouterr()
     evaluate_finetuned(work, own["dev"])  # named, they are scored
-    assert "examples have the texts of examples trained on" in capsys.readouterr().err
+    assert "examples have the texts of training examples" in capsys.readouterr().err
     table = Path(files["dev"]).read_text()
     Path(own["dev"]).write_text(table.replace("dog\n", "cat\n", 1))
     with pytest.raises(UserError, match="24 examples as then, with other texts or labels"):
