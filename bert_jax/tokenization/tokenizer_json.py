@@ -127,7 +127,7 @@ def read_pipeline(reading: Reading) -> Pipeline:
         made = {left + right for left, right in merges}
         for token in roles[:1] + roles[2:]:
             if token in made or len(token) == 1:
-                said = "is one character, or is made from text by model.merges"
+                said = "is made from text by model.merges, or is one character"
                 reading.refuse(f"the special token {token[:80]!r} {said}; a text could produce it")
     else:
         scores += [0.0] * (len(vocab) - len(scores))

@@ -158,7 +158,7 @@ class Reading:
                 if kind == "Regex" and not (known or _LINEAR.fullmatch(text)):
                     self.refuse(f"{name} {text[:80]!r} is not one character or class, repeated")
                 return {kind: text}
-        return self.wrong(name, pattern, "a String or a Regex")
+        return self.wrong(name, pattern, "expected a String or a Regex")
 
     def _split_pattern(self, name: str, found: object) -> dict[str, str]:
         """Check the pattern of a `Split`: a text, or a regex that takes linear time."""
@@ -172,7 +172,7 @@ class Reading:
                         "alternatives of characters and classes, without nested repetition"
                     )
                 return {kind: text}
-        return self.wrong(name, pattern, "a String or a Regex")
+        return self.wrong(name, pattern, "expected a String or a Regex")
 
     def _charsmap(self, name: str, found: object) -> str:
         """Check SentencePiece's character map: a trie, then replacement texts, each ended by 0."""

@@ -318,25 +318,25 @@ def _json(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     ("field", "value", "message"),
     [
         ("model.type", "WordLevel", "model.type is 'WordLevel'; .* WordPiece"),
-        ("model", None, "model is missing; an object"),
+        ("model", None, "model is missing; expected an object"),
         ("model.vocab", [], "model.vocab is a list"),
         ("model.vocab.a", 99, r"model.vocab\['a'\] is 99; .* ids 0 to 5"),
         ("model.vocab.a", 4, "gives the id 4 to .* and to 'a'"),
         ("model.vocab.a", "5", r"model.vocab\['a'\] is '5'"),
         ("model.vocab.\ud800", 6, "not valid Unicode"),
-        ("model.unk_token", "<unk>", "model.unk_token is '<unk>'; '.UNK.' is needed"),
+        ("model.unk_token", "<unk>", "model.unk_token is '<unk>'; expected '.UNK.'"),
         ("model.continuing_subword_prefix", "@@", "continuing_subword_prefix is '@@'"),
         ("model.max_input_chars_per_word", -1, "max_input_chars_per_word is -1"),
         ("normalizer.type", "Sequence", "normalizer.type is 'Sequence'"),
         ("normalizer.clean_text", False, "normalizer.clean_text is False"),
         ("normalizer.lowercase", "no", "normalizer.lowercase is 'no'"),
         ("pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer.type is 'Whitespace'"),
-        ("added_tokens", [{"content": "[DRUG]", "id": 5}], "gives '.DRUG.' the id 5; .* another"),
+        ("added_tokens", [{"content": "[DRUG]", "id": 5}], "gives '.DRUG.' the id 5, .* another"),
         ("added_tokens", [{"content": "[DRUG]", "id": 7}], r"beyond the next free id \(6\)"),
         ("added_tokens", [{"content": "[DRUG]", "id": "6"}], r"added_tokens\[0\].id is '6'"),
-        ("added_tokens", [{"content": "[DRUG]", "id": 6, "lstrip": 1}], "lstrip is 1; True or"),
+        ("added_tokens", [{"content": "[DRUG]", "id": 6, "lstrip": 1}], "lstrip is 1; expected True or"),
         ("added_tokens", [{"content": 3, "id": 6}], r"added_tokens\[0\].content is 3"),
-        ("added_tokens", {}, "added_tokens is an object of 0; a list"),
+        ("added_tokens", {}, "added_tokens is an object of 0; expected a list"),
         ("added_tokens", [{"content": "[MASK]", "id": 5}], r"gives '\[MASK\]' the id 5"),
     ],
 )
@@ -449,7 +449,7 @@ def test_contradicting_files_are_refused(tmp_path: Path) -> None:
     config = tmp_path / "t" / "tokenizer_config.json"
     right = config.read_text()
     config.write_text('{"do_lower_case": false}')
-    with pytest.raises(UserError, match=r"normalizer.lowercase is True, do_lower_case.* False"):
+    with pytest.raises(UserError, match=r"normalizer.lowercase is True, but do_lower_case.* False"):
         load_tokenizer(tmp_path / "t")
     config.write_text(right)
     (tmp_path / "t" / "vocab.txt").write_bytes(GOOD + b"b\n")
