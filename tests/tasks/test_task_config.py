@@ -99,7 +99,7 @@ def test_fields_are_explained(kind):
             lambda: TableConfig(problem_type="multi_label", separator=" "),
             "expected a mark",
         ),
-        (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is set, which is for entities"),
+        (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is set, which is"),
         (lambda: SquadConfig(num_best=0), "task.num_best is 0"),
         (lambda: TableConfig().source("train"), "task.train is empty; name a file"),
         (lambda: GlueConfig().source("name"), "task.name is empty; name one of cola"),

@@ -334,7 +334,11 @@ def _json(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         ("added_tokens", [{"content": "[DRUG]", "id": 5}], "gives '.DRUG.' the id 5, .* another"),
         ("added_tokens", [{"content": "[DRUG]", "id": 7}], r"beyond the next free id \(6\)"),
         ("added_tokens", [{"content": "[DRUG]", "id": "6"}], r"added_tokens\[0\].id is '6'"),
-        ("added_tokens", [{"content": "[DRUG]", "id": 6, "lstrip": 1}], "lstrip is 1; expected True or"),
+        (
+            "added_tokens",
+            [{"content": "[DRUG]", "id": 6, "lstrip": 1}],
+            "lstrip is 1; expected True or",
+        ),
         ("added_tokens", [{"content": 3, "id": 6}], r"added_tokens\[0\].content is 3"),
         ("added_tokens", {}, "added_tokens is an object of 0; expected a list"),
         ("added_tokens", [{"content": "[MASK]", "id": 5}], r"gives '\[MASK\]' the id 5"),

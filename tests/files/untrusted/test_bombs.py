@@ -54,7 +54,7 @@ def test_long_token(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(GOOD + b"x" * 1000 + b"\n")
     assert load_tokenizer(tmp_path).vocab_size == 6
     (tmp_path / "tokenizer_config.json").write_text('{"max_input_chars_per_word": 1001}')
-    with pytest.raises(UserError, match="max_input_chars_per_word is 1001; expected an integer from 1 to"):
+    with pytest.raises(UserError, match="chars_per_word is 1001; expected an integer from 1 to"):
         load_tokenizer(tmp_path)
 
 
