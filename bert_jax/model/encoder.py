@@ -301,7 +301,7 @@ class Stack(nnx.Module):
     def run(
         self, x: Array, context: Context, call: Callable[..., Array], *, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Run all layers; return the normalised last states, alone in a tuple.
+        """Run all layers; return a tuple with the normalised last states.
 
         `call` takes a layer, the states, the layer's number and its kind. With `every`, the states
         before each layer come first in the tuple, and the layers are unrolled.

@@ -231,7 +231,7 @@ def encode_layers(
 ) -> tuple[Float[Array, "B L D"], ...]:
     """Compute the states before the first layer and after each; without `every`, the last only.
 
-    `inputs` are those of `encode`: tokens, type_ids, segment_ids and, optionally, stream.
+    `inputs` are tokens, type_ids, segment_ids and, optionally, stream, as in `encode`.
     """
     layout = None if layout is None else layout.of("encoder")
     tokens, type_ids, segment_ids = inputs[:3]

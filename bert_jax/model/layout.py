@@ -58,7 +58,7 @@ class Layout(NamedTuple):
     ) -> Callable[..., Any]:
         """Wrap `f`, which XLA cannot split, so that each device runs it on its shards.
 
-        `in_axes` are the logical axes of each argument, `out_axes` those of the one result.
+        `in_axes` are the logical axes of each argument, `out_axes` of the single result.
         """
         if self.is_local:
             return f
@@ -89,7 +89,7 @@ OnMesh = Layout | None
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform where the step will run: not always the one where it is traced."""
+    """Return the platform where the step will run, which may not be where it is traced."""
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()
@@ -119,9 +119,10 @@ def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec
 
 
 def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
-    """Decide for `jax.checkpoint` to keep every value except parameters gathered from devices.
+    """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
 
-    Decided by the operation, not by `checkpoint_name`: the array that is named could be kept.
+    Gathers are recognised by operation: with `checkpoint_name`, the array to be named could be
+    kept.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

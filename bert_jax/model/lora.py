@@ -1,7 +1,7 @@
 """LoRA: low-rank updates of the layers' weight matrices (Hu et al. 2021, section 4.1).
 
-The entry `lora` of the parameters is a tree like `encoder/layers`, with two arrays in the place of
-each kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
+The entry `lora` of the parameters is a tree like `encoder/layers`, with two arrays in place of each
+kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
 """
 
 import math

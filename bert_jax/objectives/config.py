@@ -114,7 +114,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
     generator_size: Part = 0.25
-    """Generator's width, heads and feed-forward width as a share of the model's; equal layers."""
+    """Generator's width, heads and feed-forward width as a share of the model's; same depth."""
     discriminator_weight: Positive = 50.0
     """Factor of the discriminator's loss; the generator's loss has factor 1."""
     temperature: Positive = 1.0

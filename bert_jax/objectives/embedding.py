@@ -241,7 +241,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return losses(own, every, temperature)
 
     def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
-        """Return the weight of each group's loss; 0 for texts alone in their class."""
+        """Return the weight of each group's loss; 0 for a text without others of its class."""
         if self.comparison != "classes" or own.labels is None:
             return own.weights
         alike = _others(own, every) & (own.labels[:, None] == every.labels)

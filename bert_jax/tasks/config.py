@@ -216,7 +216,7 @@ class ChoiceConfig(FileTaskConfig):
     text: str = "sent1"
     """Column of the text, a context or a question."""
     beginning: str = "sent2"
-    """Column of a text that all choices begin with; empty: there is none."""
+    """Column of a text that all choices begin with; empty: choices have no such text."""
     choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
@@ -267,7 +267,7 @@ class SquadConfig(FileTaskConfig):
     """Scoring rules; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
 
     def __post_init__(self) -> None:
-        """Refuse windows that leave tokens out."""
+        """Raise a UserError if windows would leave tokens out."""
         super().__post_init__()
         _ = self.windows  # raises its own errors
 

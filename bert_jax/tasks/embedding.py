@@ -58,7 +58,7 @@ def read_groups(
     *,
     labelled: bool = True,
 ) -> GroupData:
-    """Read a file of rows of a kind; rows with an empty text are skipped and counted in a warning.
+    """Read a file of rows of this kind; rows with an empty text are skipped with a warning.
 
     `labels` are the classes of the training file; None: the classes of this file. Unless
     `labelled`, neither scores nor classes are read.

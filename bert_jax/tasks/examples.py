@@ -189,7 +189,7 @@ class LabelSet:
 class UnknownLabel(UserError):
     """Error for a label that is not in a set.
 
-    A file may have a million unknown labels, of which a message names five: the text, which is slow
+    A file may have a million unknown labels, but a message names five; so the text, which is slow
     to make, is made only when it is read.
     """
 

@@ -66,7 +66,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of a pair cut to `room` tokens: the longer text, or the second, loses."""
+    """Return the lengths of two texts that are cut to `room` tokens in all, the longer first."""
     if first + second <= room:
         return first, second
     kept = min(first, max(room - second, room - room // 2))

@@ -99,7 +99,7 @@ def deal(
     first. Each remaining group goes to the part that lacks its content most: with the least squared
     differences from the shares, relative to the number of examples of each kind.
 
-    Each example has a kind (see `strata`), a group, all of which stays in one part, and a hash of
+    Each example has a kind (see `strata`), a group, which stays in one part, and a hash of
     its texts (`keys`), which orders groups. `shares` are the parts' sizes and sum to 1. The result
     is the number of each example's part, from 0.
     """

@@ -1,6 +1,7 @@
 """Rows of token ids with labels, and batches of rows padded to a few lengths, the buckets.
 
-A row is padded to the shortest bucket that holds it, and XLA compiles the step once a bucket. Rows
+A row is padded to the shortest bucket that holds it, and XLA compiles the step once for each
+bucket. Rows
 that do not fill a batch of their bucket move up to the next bucket, so every epoch has ceil(N / B)
 batches, at most one of them not full. Only integer arithmetic assigns rows to batches.
 """
@@ -299,7 +300,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the examples `index` to `length`; each trial's first `num_real` have a weight."""
+        """Pad the examples `index` to `length`; after a trial's first `num_real`, weights are 0."""
         at = np.arange(length)
         group = np.arange(self._group)
         each = index if self._group == 1 else index[..., None] * self._group + group

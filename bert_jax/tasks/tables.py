@@ -24,7 +24,7 @@ _DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
 
 @dataclass(frozen=True)
 class TableFormat:
-    """Format of a table."""
+    """How a table is written: file format, header, quotes, delimiter, and broken rows."""
 
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
     """Format of the files; auto goes by the suffix, or by `tfds:` before the name of a prepared

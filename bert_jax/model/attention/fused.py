@@ -265,7 +265,7 @@ class _Sums:
         self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)
 
     def add(self, first: int, *grads: Float[Array, "K S"]) -> None:
-        """Add the gradients of keys and of values, of which the first key is number `first`."""
+        """Add gradients of keys and gradients of values; their first key is number `first`."""
         for start in range(0, grads[0].shape[1], self.width):
             here, part = (first + start) // self.width, slice(start, start + self.width)
             both = zip(self.blocks[here], grads, strict=True)

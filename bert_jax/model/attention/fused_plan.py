@@ -70,7 +70,7 @@ class Plan(NamedTuple):
 
     @property
     def piece(self) -> int:
-        """Keys of a long row that are rotated, or laid into a frame, at a time."""
+        """Keys of a long row that are rotated, or copied into a frame, at a time."""
         return _largest(self.keys, SCORES_PER_CHUNK // 512)
 
     @property

@@ -47,7 +47,7 @@ class Weights(NamedTuple):
     encoder: Float[Array, "N B H S S"] | None
     """Weights among source tokens; None where a network has no such layer."""
     decoder: Float[Array, "M B H T T"] | None
-    """Weights from a target token to itself and those before."""
+    """Weights from a target token to itself and earlier target tokens."""
     cross: Float[Array, "M B H T S"] | None
     """Weights from a target token to source tokens."""
 

@@ -268,7 +268,7 @@ def readout_inputs(config: ModelConfig, settings: RecurrentConfig) -> int:
 
 
 class RecurrentDecoder(nnx.Module):
-    """Layers of cells that read a target and, if there is attention, look at a source."""
+    """Layers of cells over target tokens, with attention to the source if configured."""
 
     def __init__(self, config: ModelConfig, settings: RecurrentConfig, rngs: nnx.Rngs):
         self.config, self.settings = config, settings

@@ -37,7 +37,7 @@ class Grounds(NamedTuple):
 
     score: Score
     units: np.ndarray
-    """(N,) number of the unit of each example."""
+    """(N,) number of each example's sampled unit."""
     right: np.ndarray | None = None
     """(N,) share of each example that is right, 0 to 1; None if none is right or wrong."""
     rarest: float = math.inf

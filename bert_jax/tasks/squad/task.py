@@ -75,7 +75,7 @@ class SpanSplit(Split):
         return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Score in percent, with the saved null threshold or else the one with the best F1."""
+        """Score in percent, with the saved null threshold, or else with the best F1's threshold."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
         threshold = None
