@@ -132,7 +132,7 @@ def test_encoders_with_norms_before_and_no_table_of_positions(fields):
 
 
 def test_a_narrow_generator_needs_a_map_before_its_decoder():
-    with pytest.raises(UserError, match=r"head_transform is False, and the embeddings \(32\)"):
+    with pytest.raises(UserError, match=r"head_transform is False, but the token table is 32 wide"):
         generator_of(replace(MODEL, embedding_dim=0, head_transform=False), 0.25)
 
 
