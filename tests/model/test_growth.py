@@ -219,7 +219,7 @@ def test_a_model_that_is_doubled_computes_what_its_source_does(config):
         ({"mlp_dim": 5}, "model.mlp_dim is 5, expected at least the source's 6"),
         ({"hidden_dim": 16}, "model.num_heads is 4, expected 8: heads of 2 as in the source"),
         ({"num_kv_heads": 4}, "each shared by 1 query heads, in the source by 2"),
-        ({"embedding_dim": 4}, "model.embedding_dim is 4, and the source's tables are not of"),
+        ({"embedding_dim": 4}, "model.embedding_dim is 4, and the source's tables are as wide"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, said):

@@ -145,7 +145,7 @@ class SpanTask(Task[SquadConfig]):
         if rules == "v1.1" and empty:
             raise UserError(
                 f"task.rules is 'v1.1', but {question_name(empty[0])} has no answer, which "
-                "they do not allow; set it to 'v2.0'"
+                "these rules do not allow; set task.rules to 'v2.0'"
             )
         return LabelSpec(rules=rules), [train, dev]
 

@@ -136,7 +136,7 @@ def test_files_that_do_not_fit(tmp_path):
     with pytest.raises(UserError, match="no question has a known answer to learn from"):
         opened(squad(train=put_squad(tmp_path / "bare.json", entry("2")), dev=good))
     with pytest.raises(
-        UserError, match=r"rules is 'v1.1', but .*none.json, question 1 .* say v2.0"
+        UserError, match=r"rules is 'v1.1', but .*none.json, question 1 .* task.rules to 'v2.0'"
     ):
         opened(squad(train=good, dev=none, rules="v1.1"))
     assert opened(squad(train=good, dev=good, rules="v2.0")).spec.rules == "v2.0"

@@ -67,9 +67,10 @@ def test_misplaced_answers_fail(tmp_path):
     assert "characters; it is at 4" in message
     assert "(id 'before'): '.' is said to be at character -1" in message
     assert (
-        "'dog' is said to be at character 0, where the context has 'The'; it is nowhere" in message
+        "'dog' is said to be at character 0, where the context has 'The'; the context lacks it"
+        in message
     )
-    assert "misplaced=skip or keep" in message
+    assert "set misplaced to skip or keep" in message
 
 
 def test_misplaced_answers_are_skipped_and_counted(tmp_path):
