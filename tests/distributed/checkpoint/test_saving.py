@@ -56,7 +56,7 @@ def test_a_failed_save_is_told_and_the_next_one_tried(tmp_path, monkeypatch, cap
     ((kind, step, message),) = run.reports
     assert (kind, step) == ("save_failed", 2)
     assert "could not be written" in message
-    assert "the disk is full. The newest checkpoint there is that of step 1." in message
+    assert "the disk is full. The newest checkpoint is step 1." in message
     assert message in caplog.text
     assert run.save(3)
     run.checkpoints.close()
