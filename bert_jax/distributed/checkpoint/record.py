@@ -24,7 +24,7 @@ _PREFIX = PARAMS + "/"
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint records beside its arrays."""
+    """Metadata of a checkpoint, beside its arrays."""
 
     step: int
     """Next step to train, which is also the number of the next batch."""
