@@ -205,8 +205,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
     """Find a field such as `training.phases[0].length`; return class, holder, key and type.
 
-    `holder[key]` is the value. The class is the holder's, before a subclass is chosen; None for an
-    entry of a list.
+    The class is the holder's, before a subclass is chosen; None for an entry of a list.
     """
     group, holder, key, hint = None, None, None, typing.cast(Any, cls)
     value: Any = values

@@ -22,9 +22,8 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
 
     Whole numbers are accepted for floats and lists for tuples; nothing else is converted. A missing
     field takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
-    ...]`. A class may have `RENAMED`, new names by old names; `ELSEWHERE`, hints by names of fields
-    that users look for there; and `VARIANTS`, subclasses by values of the field that `CHOSEN_BY`
-    names.
+    ...]`. A class may have `RENAMED`, new names by old names; `ELSEWHERE`, hints by fields that
+    users look for there; and `VARIANTS`, subclasses by the value of the field `CHOSEN_BY`.
 
     Raises:
         UserError: An unknown field (names the nearest known one) or a value of the wrong type

@@ -57,7 +57,11 @@ class BucketFiles:
         return int(self._patiently(name, "info")["size"])
 
     def fetch_small(self, name: str, target: Path) -> None:
-        """Download a small file to `target`, unless it is there; UserError if missing."""
+        """Download a small file to `target`, unless it is there.
+
+        Raises:
+            UserError: The file is missing or too large; other errors as in `read`.
+        """
         if target.is_file():
             return
         try:

@@ -17,8 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object
 
 DIGESTS = "crc32c"
-"""Key in a record for the CRC-32C of each file by path; older records have sha256, seven times
-slower."""
+"""Key in a record for the CRC-32C of files by path; older records have the slower sha256."""
 RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
 """Kind of directory by the name of the record file in it."""
 MAX_RECORD_BYTES = 1 << 24
@@ -70,7 +69,7 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Compare files with a directory's record, by the first of `keys`; UserError if one differs."""
+    """Raise a UserError if a file differs from its digest in the record, the first of `keys`."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)

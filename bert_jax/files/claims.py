@@ -1,8 +1,7 @@
 """Claims: small files by which processes agree who may write to a directory (see `lease`).
 
 Of several writers that create a claim, exactly one succeeds. Its owner renews the claim, which
-others see as a new version, and removes it. Local disks, NFS and Cloud Storage all offer these
-three.
+others see as a new version, and removes it. Local disks, NFS and Cloud Storage all offer this.
 """
 
 import contextlib
@@ -46,8 +45,8 @@ class LocalClaims(Claims):
     """Claims in a local directory or on NFS.
 
     A version is the file's modification time as the file server sets it. Versions are only compared
-    for equality, so clocks need not agree. Every read opens the file, because NFS clients ask the
-    server only then.
+    for equality, so clocks need not agree. NFS clients ask the server when a file is opened, so
+    every read opens it.
     """
 
     def __init__(self, directory: Path):

@@ -18,8 +18,7 @@ _ARCHIVES = {
     ".zip": ("ZIP", extract_zip), ".tar.gz": ("TAR_GZ", extract_tar),
     ".tgz": ("TAR_GZ", extract_tar), ".tar": ("TAR", extract_tar),
 }  # fmt: skip
-"""Archive formats by file suffix: the library's name of the format, and the function that unpacks
-it."""
+"""Archive formats by file suffix: the library's name, and the function that unpacks."""
 
 
 class PreparedSplit(NamedTuple):
@@ -36,8 +35,7 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
     """Open a split of a prepared data set, such as glue/cola; messages name it `name`.
 
     Raises:
-        UserError: The library, data set or split is missing, or not prepared; nothing is
-            downloaded.
+        UserError: The library, data set or split is missing, or the data set is not prepared.
     """
     tfds = _library(name)
     try:

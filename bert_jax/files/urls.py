@@ -21,8 +21,7 @@ class FileState(NamedTuple):
     size: int
     """Bytes."""
     version: str
-    """Modification time in nanoseconds; in a store, the store's version, such as generation or
-    ETag."""
+    """Modification time in nanoseconds; in a store, the store's version, such as a generation."""
 
 
 def scheme(path: str | Path) -> str | None:
@@ -131,8 +130,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 def bucket_failures(what: str, url: str) -> Iterator[None]:
     """Replace errors of a bucket, the network or the rights by errors that say what to do.
 
-    A missing bucket or right becomes a UserError; any other failure, which another try may fix, a
-    ConnectionError.
+    A missing bucket or right becomes a UserError, other failures a ConnectionError: try again.
     """
     import aiohttp
     import google.auth.exceptions

@@ -103,8 +103,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
 def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
     """Make a vocabulary of number words and of digits, each a token of its own.
 
-    Hyphens are tokens, too. Digits after the first continue a word, so that numbers are decoded
-    without spaces.
+    Hyphens are tokens, too. Digits after the first continue a word: numbers decode without spaces.
     """
     words = sorted({word for text in texts for word in re.findall(r"\w+|-", text)})
     digits = "0123456789"

@@ -26,8 +26,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Smallest rise of the loss, in nats a token, that wrong sources cause if the decoder reads
-them."""
+"""Smallest rise of the loss, in nats a token, by wrong sources if the decoder reads its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 

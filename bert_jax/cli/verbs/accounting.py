@@ -59,8 +59,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     part: Literal["train", "heldout"] = "train"
     """Store to look at."""
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
-    """Pairing of the rows, as data.pairing of a run (default: translation for a corpus of pairs,
-    else none)."""
+    """Pairing of the rows, as data.pairing (default: translation for a corpus of pairs, else
+    none)."""
     length: Count = 128
     """Number of tokens in a row."""
     documents: Count = 5
@@ -103,9 +103,9 @@ class Contamination(groups.Workers, groups.Json):
     """Directory of `bert-jax corpus`, whose store `train` is read, or text as `bert-jax corpus
     --input` takes it."""
     against: tuple[Annotated[str, "FILE"], ...]
-    """Evaluation texts: squad:FILE, glue:DIR, heldout (the held-out documents of the corpus), or a
-    file: .txt with an example a line, .tsv or .csv with an example a row, .jsonl with an example an
-    object. May be repeated."""
+    """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file:
+    .txt with an example a line, .tsv or .csv an example a row, .jsonl an example an object. May be
+    repeated."""
     similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
     """Lowest Jaccard similarity of word 5-shingles that counts as a near-duplicate."""
     out: Annotated[Path | None, "FILE.json"] = None

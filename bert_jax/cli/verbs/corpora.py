@@ -148,8 +148,7 @@ class Cleaning(Verb):
     gopher-repetition, c4), a single filter, or a filter with other bounds, NAME=LOW:HIGH. May be
     repeated; an unknown name lists all filters."""
     language: Annotated[str, "CODE[:P]"] = ""
-    """Language of the documents to keep, such as de; de:0.9 also sets the lowest probability
-    (default: 0.8)."""
+    """Language to keep, such as de; de:0.9 also sets the lowest probability (default: 0.8)."""
     drop_duplicates: Commas[str] = ()
     """Kinds of duplicates to drop, separated by commas. exact: documents with the same words as an
     earlier document, or equal training pairs. paragraphs: paragraphs with the same words as an

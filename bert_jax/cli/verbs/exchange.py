@@ -179,8 +179,7 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     """Pretraining configuration whose section model has the sizes (default: MODEL's own)."""
     preserve: bool = False
     """Divide weights by the number of copies of their inputs, so that a wider model starts with
-    nearly the loss of MODEL; by default MODEL's values are copied unchanged, as in ModernBERT's
-    tiling."""
+    nearly the loss of MODEL; otherwise weights are copied unchanged, as in ModernBERT's tiling."""
 
     CONFIGURED: ClassVar[bool] = True
 

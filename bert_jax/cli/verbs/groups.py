@@ -147,8 +147,7 @@ class Columns(Verb):
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the columns by field, and the format of a table.
 
-        Fields must be among `known`; without `known`, any name passes. Other values are a
-        UserError.
+        Fields must be among `known`, if given; other fields or values are a UserError.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
@@ -182,8 +181,8 @@ class Device(Verb):
     """The device of a model."""
 
     device: Annotated[str | None, "NAME"] = None
-    """Device for the model: cpu, gpu, tpu, or one with a number such as gpu:1 (default: the first
-    that JAX finds)."""
+    """Device for the model: cpu, gpu, tpu, or a numbered one such as gpu:1 (default: JAX's
+    first)."""
 
     def opened(self, place: str) -> "SavedModel":
         """Read a model onto the device."""

@@ -293,8 +293,8 @@ class Predict(groups.OfRun, groups.IntoDirectory):
     """
 
     data: Annotated[str, "FILE"]
-    """File with the columns that the model was trained on, labels optional; for GLUE also a split,
-    such as test."""
+    """File with the columns that the model was trained on, labels optional; for GLUE also a
+    split."""
 
     def __call__(self) -> int:
         from bert_jax.training.finetune.evaluate import predict_finetuned

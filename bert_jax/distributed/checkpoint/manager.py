@@ -48,8 +48,7 @@ from bert_jax.distributed.checkpoint.verify import (
 _log = logging.getLogger("bert_jax")
 
 Report = Callable[[str, int, str], None]
-"""Function that is told what happened to a checkpoint: kind ("save_failed", "damaged"), step,
-message."""
+"""Function that is told (kind, step, message), where kind is "save_failed" or "damaged"."""
 
 
 class SaveFailedError(RuntimeError):

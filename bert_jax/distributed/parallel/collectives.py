@@ -157,8 +157,7 @@ def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     """Return the device's part, along `axis`, of the sum over `fsdp`.
 
     If `fsdp` spans a whole TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut:
-    twice the bytes. Two reduce-scatters over groups of about sqrt(n) devices avoid this at no more
-    bytes.
+    twice the bytes. Two reduce-scatters over groups of about sqrt(n) devices move half as much.
     """
     size = mesh.shape["fsdp"]
     inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)

@@ -56,8 +56,7 @@ class MeshConfig(Bounded, section="mesh"):
     tensor: AxisSize = 1
     num_slices: Natural = 0
     """Number of TPU slices, which a slower network joins; 0: as the devices report. A positive
-    number divides the devices, in order, into equal groups, to try multislice without several
-    slices."""
+    number divides the devices, in order, into equal groups, to try multislice on one slice."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +70,11 @@ class MeshConfig(Bounded, section="mesh"):
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Make the mesh of `config` over `devices` (default: all); UserError for unfit sizes."""
+    """Make the mesh of `config` over `devices` (default: all).
+
+    Raises:
+        UserError: The sizes do not multiply to the number of devices, or an axis crosses a slice.
+    """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [getattr(config, name) for name in AXES]
     fixed = math.prod(size for size in sizes if size != -1)

@@ -109,7 +109,11 @@ class BundleTensor:
 
 
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
-    """Read PREFIX.index; return its tensors, whose data are read later. UserError if damaged."""
+    """Read PREFIX.index; return its tensors by name, whose data are read later.
+
+    Raises:
+        UserError: The index is missing, damaged, or of another format.
+    """
     index = Path(index)
     table = read_sstable(
         index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME
