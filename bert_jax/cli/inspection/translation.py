@@ -112,11 +112,11 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     if swapped is not None:
         gap = swapped - loss
         lines.append(
-            f"{'swapped':13} {swapped:.3f} with the sources of other pairs: {gap:.3f} more"
+            f"{'swapped':13} {swapped:.3f} with the sources of other pairs: {gap:z.3f} more"
         )
         if gap < LEAST_GAP:
             lines.append(
-                f"Warning: wrong sources raise the loss by {gap:.3f} nats a token, less than "
+                f"Warning: wrong sources raise the loss by {gap:z.3f} nats a token, less than "
                 f"{LEAST_GAP}: the decoder ignores its source"
             )
     if found["cut"]:

@@ -17,7 +17,7 @@ _HELDOUT = "heldout"
 
 
 class Lineage(groups.Json):
-    """Print the runs and files that a model comes from, digests checked.
+    """Trace a model back to its runs and files, and check digests.
 
     $ bert-jax lineage out/reviews --near work
     $ bert-jax lineage work/tiny@15000 --json

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 
 
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
-    """Export a model to another format, and check that its outputs agree.
+    """Export a model to another format, and check that outputs agree.
 
     A fine-tuning run exports its best model.
 
@@ -120,9 +120,9 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 
 
 class Import(groups.IntoDirectory, groups.Tolerance):
-    """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check its outputs.
+    """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check it.
 
-    The check needs Transformers.
+    If Transformers is installed, its outputs and token ids are compared.
 
     $ bert-jax import bert-base-cased --out work/cased
     $ bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt

@@ -305,7 +305,7 @@ class Predict(groups.OfRun, groups.IntoDirectory):
 
 
 class Replay(groups.OfRun, groups.StoreRows):
-    """Print a training batch of a run as text, with its masks or labels.
+    """Print a training batch as text, with its masks or labels.
 
     $ bert-jax replay work/tiny --step 100
     """

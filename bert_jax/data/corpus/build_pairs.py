@@ -77,7 +77,8 @@ class BuiltPairs(NamedTuple):
     equal: Cases
     """Pairs whose target is their source."""
     overlaps: tuple[tuple[int, str], ...]
-    """By side, the number of held-out texts that are also training texts, and the first of them."""
+    """Number of held-out texts that are training texts too, and the first of them, for each
+    side."""
     num_decoded: int
     """Number of targets that were encoded and decoded, to see if a right translation is
     possible."""

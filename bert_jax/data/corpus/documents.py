@@ -148,7 +148,7 @@ class _Head(Source):
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        complete = 0  # bytes of which all documents were yielded; the source reads ahead of them
+        complete = 0  # bytes whose documents were all yielded; the source reads ahead of this
         with contextlib.closing(self._source.documents()) as documents:
             for document in documents:
                 if self._source.bytes_read != complete:

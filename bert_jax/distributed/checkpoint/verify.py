@@ -113,7 +113,7 @@ def find_fault(checkpoint: AnyPath) -> str:
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Verify all checkpoints in a directory, or that of step `only`; UserError if there is none."""
+    """Verify a directory's checkpoints, or only the given step's; UserError if there is none."""
     directory = as_path(directory)
     steps = saved_steps(directory)
     if not steps:

@@ -90,7 +90,7 @@ def test_a_corpus_of_an_older_version_has_a_datasheet_too() -> None:
     text = squeezed(datasheet({"train": old}))
     assert "| `x.txt` | 3 bytes |" in text
     assert "Unknown: nobody has said under which licence" in text
-    assert "None: no filter" in text
+    assert "None: neither a filter" in text
 
 
 @pytest.mark.parametrize("name", ["a|b", "a\nb", "`a`"])
