@@ -249,7 +249,7 @@ def _date(seconds: float) -> str:
 
 
 def write_datasheet(directory: Path) -> None:
-    """Write `CORPUS.md` beside the stores of a corpus, from what their `corpus.json` say."""
+    """Write `CORPUS.md` beside the stores of a corpus, from their `corpus.json`."""
     headers = {
         part: read_json_object(directory / part / "corpus.json", max_bytes=MAX_HEADER_BYTES)
         for part in ("train", "heldout")

@@ -219,7 +219,7 @@ class Checkpoints:
         storage.try_to_write(self._directory)
 
     def _prune(self) -> None:
-        """Delete checkpoints that the policy does not keep; called when a newer was read back."""
+        """Delete checkpoints that the policy drops; called after a newer one was read back."""
         saved = saved_steps(self._directory)
         for step in saved if self._retention.keep_best else ():
             if step not in self._metrics:

@@ -82,7 +82,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Make a local directory's probe and remove it; an OSError if that fails. Ignores buckets."""
+    """Check that a local directory can be written, or raise an OSError; ignore buckets."""
     if not is_remote(directory):
         probe = as_path(directory) / "probe.deleted"
         probe.mkdir(exist_ok=True)

@@ -154,7 +154,7 @@ _SAMPLE_CHARS = 2000
 
 @dataclass
 class CleaningReport:
-    """Counts of what was dropped from some documents, by reason; reports of tasks are merged."""
+    """Counts of dropped documents and lines, by reason; reports of tasks are merged."""
 
     samples_limit: int = 0
     """Samples kept for each reason; 0 keeps none."""

@@ -100,7 +100,7 @@ def open_scan(directory: Path) -> Scan:
 def _sign_block(
     config: CleaningConfig, block: list[tuple[int, str]]
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
-    """Return the numbers of documents that filters keep, the other numbers, and signatures."""
+    """Return the numbers of kept documents, of filtered ones, and the kept ones' signatures."""
     cleaner = Cleaner(config)
     cleaned = {number: cleaner.clean(number, text) for number, text in block}
     kept = {number: text for number, text in cleaned.items() if isinstance(text, str)}

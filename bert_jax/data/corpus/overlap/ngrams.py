@@ -192,13 +192,13 @@ class Signatures(NamedTuple):
     """Signatures of n documents."""
 
     hashes: np.ndarray
-    """(n,) uint64, of each document's words in their order."""
+    """(n,) uint64, hash of each document's words, in their order."""
     bands: np.ndarray
     """(n, BANDS) uint64 keys; documents with an equal key are candidates. (n, 0) without `near`."""
     sketches: np.ndarray
     """(s,) uint32, the smallest hashes of each document's shingles, ascending."""
     sketch_lengths: np.ndarray
-    """(n,) int64, entries of each document in `sketches`."""
+    """(n,) int64, number of entries of each document in `sketches`."""
     paragraphs: np.ndarray
     """(m, 3) uint64, hash, document (from 0) and number of each paragraph with words."""
 

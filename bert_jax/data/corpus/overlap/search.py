@@ -54,7 +54,7 @@ class Report:
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
     """Keys of the texts of each example, by split; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """Numbers of a text's n-grams, and of those that the corpus has, by key; (0, 0): too short."""
+    """(number of n-grams, number that the corpus has) of each text, by key; (0, 0): too short."""
     ngram: int
     min_words: int
     """Number of words of the shortest text that is searched for."""

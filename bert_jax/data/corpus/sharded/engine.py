@@ -33,7 +33,7 @@ class Task:
 
     @property
     def size(self) -> int:
-        """Bytes of the files; rows or examples where a source counts those."""
+        """Size of the files in bytes; a source that counts rows or examples adds their number."""
         return sum(source.size for source in self.sources)
 
     def identity(self) -> list[dict[str, Any]]:
