@@ -113,9 +113,9 @@ def _find(named: str) -> tuple[Path, str]:
                 return path, argument
     known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
     near = nearest(named.rpartition("/")[2], {name.rpartition("/")[2]: name for name in known})
-    hint = f"did you mean {near}? " if near else ""
+    hint = f"; did you mean {near}?" if near else "."
     raise UserError(
-        f"--config: there is no file {named!r}; {hint}Give the path of a configuration file, or "
+        f"--config: there is no file {named!r}{hint} Give the path of a configuration file, or "
         f"one of {', '.join(known)}"
     )
 

@@ -149,7 +149,7 @@ def _tensor(name: str, raw: bytes, shards: _Shards) -> BundleTensor:
             numbers[number] = value
     kind, shard, offset, size, crc = numbers.values()
     if not (slices or shard < shards.number):
-        raise UserError(f"{where} is in shard {shard:,}, and there are {shards.number:,} from 0")
+        raise UserError(f"{where} is in shard {shard:,}; the last shard is {shards.number - 1:,}")
     if offset + size > _MAX_BYTES:
         raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
     return BundleTensor(name, shape, kind, slices, shard, offset, size, crc, shards)

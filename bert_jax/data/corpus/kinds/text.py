@@ -259,5 +259,5 @@ class FileSource(Source):
         raise UserError(
             f"{self.name}, line {self._line(line)}: {size:,} bytes or more on one line, more than "
             f"the limit of {self.options.max_line_bytes:,}. Text has one paragraph on each line; "
-            "put line ends in, or raise the limit (max_line_bytes) if the line is meant."
+            "insert line ends, or raise the limit (max_line_bytes) if the line is right."
         )
