@@ -109,7 +109,7 @@ class BucketFiles:
 
 
 class FileCache:
-    """Cache of bucket files on the local disk, shared by processes; it drops the oldest used."""
+    """Cache of bucket files on disk, shared by processes; drops the least recently used."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
         """Keep at most `most_bytes` bytes of files below `root`."""

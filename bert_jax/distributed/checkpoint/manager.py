@@ -138,7 +138,7 @@ class Checkpoints:
         self._save = _Save(self, step, pending, fault)
 
     def wait(self) -> bool:
-        """Wait until the last save is on disk; return true if it and its verification went well."""
+        """Wait until the last save is on disk; return true unless it or a verification failed."""
         save, self._save = self._save, None
         if save:
             save.join()

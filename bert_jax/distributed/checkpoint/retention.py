@@ -33,7 +33,7 @@ class Retention(Bounded, section="checkpoint"):
     keep_every_steps: Natural = 0
     """Interval in steps between checkpoints that are kept for ever; 0: none."""
     keep_best: Natural = 0
-    """Number of checkpoints to keep for their evaluation, the best ones."""
+    """Number of checkpoints with the best evaluations to keep."""
     best_metric: str = ""
     """Evaluation metric for keep_best, such as eval/loss; lower is better if its name ends in loss,
     otherwise higher. Empty: the first metric of the objective."""

@@ -52,8 +52,11 @@ class MeshConfig(Bounded, section="mesh"):
     """
 
     data: AxisSize = -1
+    """Number of groups of devices that split the batch; each holds all parameters."""
     fsdp: AxisSize = 1
+    """Number of devices that split the batch, parameters and optimizer state."""
     tensor: AxisSize = 1
+    """Number of devices that split heads, MLP and vocabulary."""
     num_slices: Natural = 0
     """Number of TPU slices, which a slower network joins; 0: as the devices report. A positive
     number divides the devices, in order, into equal groups, to try multislice on one slice."""
