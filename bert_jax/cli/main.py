@@ -1,9 +1,9 @@
 """The `bert-jax` command: a class for each verb, imported when the verb is used.
 
 Exit codes: 0 done (or a run stopped by SIGTERM with everything saved), 1 a check that failed, or a
-plan that does not fit, 2 input that the user can correct, 3 several saves in a row that failed, 4 a
-step that is not finite or a spike, 5 no intact checkpoint, 6 nothing was completed for too long
-or the other processes did not come, 7 another run has taken the work directory over, 8 fine-tuning
+plan that does not fit, 2 input that the user can correct, 3 several failed saves in a row, 4 a loss
+that is not finite or a spike, 5 no intact checkpoint, 6 no progress for too long, or a bucket or
+the other processes out of reach, 7 another run has taken the work directory over, 8 fine-tuning
 that learned nothing, 130 and 143 ended by Ctrl-C and SIGTERM.
 """
 # PYTHON_ARGCOMPLETE_OK
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _main(argv)
         if "_ARGCOMPLETE" in os.environ:
             _complete()
-        # The objects of JAX and Flax stay: collect rarely, and not once more at the end.
+        # The many objects of JAX and Flax live long: collect garbage rarely, and not at exit.
         gc.set_threshold(500_000, 20, 100)
         try:
             return _main(sys.argv[1:])
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verb_class(name: str) -> type[Verb]:
-    """Import a verb; refuse an unknown one by the nearest verb, or the new name."""
+    """Import a verb; the UserError for an unknown one suggests the nearest or the new name."""
     if name not in MODULES:
         if new := _OLD.get(name):
             raise UserError(f"the verb is now {new}")
@@ -116,7 +116,7 @@ def _help() -> str:
 
 
 def _print_fields(verb: Any, argv: Sequence[str]) -> int:
-    """List the fields of the configuration in the arguments, or of the default configuration."""
+    """Print the fields of the configuration that --config names, or of the default one."""
     from bert_jax.config.command_line import fields_help, load_config, overridden
 
     given, fields = Parser(verb, lax=True, prog="bert-jax").parse_known_args(argv)

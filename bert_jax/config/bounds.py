@@ -1,6 +1,6 @@
 """Bounds of the fields of a configuration, as annotations: `Annotated[int, AtLeast(2)]`.
 
-A `Bounded` dataclass refuses other values when it is made; --fields prints the bounds.
+Making a `Bounded` dataclass with a value out of bounds is a UserError; --fields prints the bounds.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ Below = partial(Bound, "below", ")", operator.lt)
 
 @dataclass(frozen=True)
 class Or:
-    """A value beside the range, and its meaning."""
+    """An allowed value outside the range, and its meaning."""
 
     value: Any
     meaning: str = ""
@@ -43,7 +43,7 @@ class Or:
 
 @dataclass(frozen=True)
 class Distinct:
-    """A tuple of different entries, at least so many."""
+    """A tuple of at least `least` entries, all different."""
 
     least: int = 0
 
@@ -53,7 +53,7 @@ class Distinct:
 
 @dataclass(frozen=True)
 class Given:
-    """A text that is not empty, and its meaning."""
+    """A non-empty text, and its meaning."""
 
     meaning: str
 
@@ -67,28 +67,28 @@ Positive = Annotated[float, Above(0)]
 NonNegative = Annotated[float, AtLeast(0)]
 Fraction = Annotated[float, AtLeast(0), AtMost(1)]
 Part = Annotated[float, Above(0), AtMost(1)]
-"""A share that is not nothing."""
+"""Share in (0, 1]."""
 Rate = Annotated[float, AtLeast(0), Below(1)]
-"""A share that is not the whole."""
+"""Share in [0, 1)."""
 
 
 class Bounded:
-    """A dataclass that refuses values out of the bounds of its fields."""
+    """A dataclass that refuses values outside the bounds of its fields."""
 
     SECTION: ClassVar[str] = ""
     """Name of the section in messages."""
 
     def __init_subclass__(cls, section: str | None = None) -> None:
-        """Take the name of the section; None: the name that the parent has."""
+        """Set the name of the section; None: the parent's."""
         cls.SECTION = cls.SECTION if section is None else section
 
     def __post_init__(self) -> None:
-        """Refuse the first wrong field by name; subclasses go on with rules of several fields."""
+        """Raise a UserError for the first wrong field; subclasses add rules across fields."""
         _check(self.SECTION, self)
 
 
 def wanted(hint: Any) -> str:
-    """Describe the values that an annotation allows; empty: all values of the type."""
+    """Describe the values that an annotation allows; "" if it allows all values of the type."""
     kind, arguments = _kind(hint), typing.get_args(hint)
     if kind is Literal:
         return f"one of {', '.join(map(str, arguments))}"
@@ -127,7 +127,7 @@ def _hints(cls: Hashable) -> dict[str, Any]:
 
 
 def faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]:
-    """Yield field, value and right values of what an annotation does not allow."""
+    """Yield (field, value, allowed values) for each value that an annotation forbids."""
     kind, arguments = _kind(hint), typing.get_args(hint)
     if kind is Annotated:
         yield from faults(where, arguments[0], value)

@@ -1,7 +1,7 @@
-"""`--config=FILE --config.a.b=value` on the command line, to a frozen dataclass.
+"""Read `--config=FILE --config.a.b=value` on the command line into a frozen dataclass.
 
-A configuration file names only what it sets; the dataclass has the rest. The type of a field in
-the dataclass says how its text on the command line is read.
+A configuration file names only the fields that it sets; the dataclass has defaults for the rest.
+The type of a field decides how its text on the command line is parsed.
 """
 
 import ast
@@ -53,19 +53,19 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     given = _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
         raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
-    named = build(cls, given, where=str(path))  # a wrong field is the file's, before any override
+    named = build(cls, given, where=str(path))  # so a wrong field is blamed on the file
     return overridden(named, overrides)
 
 
 def overridden(config: Config, overrides: Sequence[str]) -> Config:
-    """Return a configuration with the fields of `--config.model.num_layers=12` and the like."""
+    """Apply overrides, such as `--config.model.num_layers=12`; UserError if one is wrong."""
     values = to_dict(config)
     _override(type(config), values, overrides)
     return build(type(config), values, where=_WHERE)
 
 
 def fields_help(config: Any, prefix: str = "--config") -> str:
-    """List the fields that can be set, with values and notes; lines that begin with -- set them."""
+    """List the fields with values and notes; a line that begins with -- is an option to copy."""
     cls = type(config)
     hints, texts = typing.get_type_hints(cls), notes(cls)
     bounded = typing.get_type_hints(cls, include_extras=True)
@@ -98,7 +98,7 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
 
 
 def _find(named: str) -> tuple[Path, str]:
-    """Return the file of a name, and the argument that the name ends with."""
+    """Find the configuration file of a name; return it, and the argument at the end of the name."""
     package = Path(__file__).parents[1]
     shipped = [package / "configs", package.parent / "configs"]  # of a wheel, of a clone
     # `bert_tiny` is pretrain/bert_tiny.py.
@@ -113,9 +113,9 @@ def _find(named: str) -> tuple[Path, str]:
                 return path, argument
     known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
     near = nearest(named.rpartition("/")[2], {name.rpartition("/")[2]: name for name in known})
-    hint = f"did you mean {near}? " if near else ""
+    hint = f"; did you mean {near}?" if near else "."
     raise UserError(
-        f"--config: there is no file {named!r}; {hint}Give the path of a configuration file, or "
+        f"--config: there is no file {named!r}{hint} Give the path of a configuration file, or "
         f"one of {', '.join(known)}"
     )
 
@@ -136,8 +136,8 @@ def _get_config(path: Path, argument: str) -> Any:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise UserError(
-            f"{path}: get_config does not take what it was given ({error}). An argument comes "
-            f"after a colon, --config={path}:ARGUMENT, where get_config has a parameter for it"
+            f"{path}: get_config has no parameter for what was given ({error}). An argument comes "
+            f"after a colon, --config={path}:ARGUMENT, and get_config must take it"
         ) from error
     with _blaming(path):
         return function(*arguments)
@@ -145,7 +145,7 @@ def _get_config(path: Path, argument: str) -> Any:
 
 @contextlib.contextmanager
 def _blaming(path: Path) -> Iterator[None]:
-    """Turn whatever a configuration file raises into an error that names its line."""
+    """Turn any exception of a configuration file into a UserError that names the file's line."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -161,7 +161,7 @@ def _blaming(path: Path) -> Iterator[None]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves alone."""
+    """Convert to plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves unconverted."""
     if isinstance(value, ConfigDict | dict):
         return {name: _unwrapped(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -170,7 +170,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Lay `--config.a.b=value`, or `--config.a.b value`, over nested values, in place."""
+    """Set `--config.a.b=value`, or `--config.a.b value`, in nested values, in place."""
     arguments = iter(overrides)
     for argument in arguments:
         if not argument.startswith("-"):
@@ -195,7 +195,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
         holder[key] = value = _value(hint, given)
         if (after := chosen(group, holder)) is before:
             continue
-        # Another subclass is chosen: what was set, and both classes have, stays.
+        # Another subclass is chosen: keep the fields that were set and that both classes have.
         old, new = to_dict(before()), to_dict(after())
         kept = {name: v for name, v in holder.items() if name in new and v != old[name]}
         holder.clear()
@@ -203,9 +203,9 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
 
 
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
-    """Return class, holder, key and type of a field such as `training.phases[0].length`.
+    """Find a field such as `training.phases[0].length`; return class, holder, key and type.
 
-    The class is the one before a subclass is chosen; an entry of a list has none.
+    The class is the holder's, before a subclass is chosen; None for an entry of a list.
     """
     group, holder, key, hint = None, None, None, typing.cast(Any, cls)
     value: Any = values
@@ -215,7 +215,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
             if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
                 raise UserError(
                     f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
-                    f"from 0. Set all of them, as --fields shows for {seen}, or in a file"
+                    f"from 0. Set the whole list, as --fields shows for {seen}, or in a file"
                 )
             group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
             seen += part
@@ -238,7 +238,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
 
 
 def _value(hint: Any, text: str) -> Any:
-    """Read text as a value of this type; other text stays as it is, for `build` to refuse."""
+    """Parse text as a value of this type; unsuitable text stays as it is, for `build` to refuse."""
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return None if text == "None" else _value(kinds[0], text)

@@ -1,4 +1,4 @@
-"""Mapping of nested dicts to frozen dataclasses, and back; notes of their fields."""
+"""Conversion of nested dicts to frozen dataclasses and back, and the notes of their fields."""
 
 import ast
 import dataclasses
@@ -20,15 +20,14 @@ T = TypeVar("T")
 def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ...] = ()) -> T:
     """Build a dataclass from a nested mapping, strictly; `where` names the source in messages.
 
-    Whole numbers are accepted for floats and lists for tuples, nothing else is converted. A missing
+    Whole numbers are accepted for floats and lists for tuples; nothing else is converted. A missing
     field takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
-    ...]`. Three class attributes: `RENAMED` has new names of old fields, for errors; `ELSEWHERE`
-    says where a field lives that users look for in this class; `VARIANTS` holds the subclasses by
-    the value of the field `CHOSEN_BY`.
+    ...]`. A class may have `RENAMED`, new names by old names; `ELSEWHERE`, hints by fields that
+    users look for there; and `VARIANTS`, subclasses by the value of the field `CHOSEN_BY`.
 
     Raises:
-        UserError: An unknown field (with the nearest known one) or a value of the wrong type (with
-            the field, the value and the type that is wanted).
+        UserError: An unknown field (names the nearest known one) or a value of the wrong type
+            (names the field, the value and the right type).
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
@@ -47,7 +46,7 @@ def unknown_field(
 ) -> UserError:  # fmt: skip
     """Make the error for a field that `section` (dotted; "" at the top) does not have.
 
-    Another subclass of `cls` may have the field; `places` are fields of the name elsewhere.
+    It suggests a variant of `cls` that has the field, or `places`, dotted fields of the same name.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")
@@ -76,7 +75,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
-    """List what differs, as (dotted name, value in a, in b), but for `free` fields and sections."""
+    """List what differs as (dotted name, value in a, in b), but for `free` fields and sections."""
     left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
@@ -88,7 +87,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Choose the subclass that the values name, or the class without variants; refuse others."""
+    """Return the subclass that the values choose, `cls` if it has none; UserError if unknown."""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
         return cls
@@ -105,7 +104,7 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
 
 
 def notes(cls: type) -> dict[str, str]:
-    """Return the strings that follow the fields in the source of a dataclass and its bases."""
+    """Return the notes, strings below the fields in the source, of a dataclass and its bases."""
     found: dict[str, str] = {}
     for kind in reversed(cls.__mro__[:-1]):
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body

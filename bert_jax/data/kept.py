@@ -1,4 +1,4 @@
-"""Results that are made once and kept for a while."""
+"""A thread-safe cache of recent results."""
 
 import threading
 from collections import OrderedDict
@@ -11,10 +11,10 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Results of a pure function by argument; the last ones used, `most`, are kept.
+    """Cache of a pure function's results by argument; keeps the `most` that were used last.
 
-    Safe to call from several threads: who asks for a result that is being made waits for it. A
-    result that was dropped meanwhile, or that failed, is made again.
+    Safe to call from several threads: a call for a result that is being computed waits for it. A
+    result that was dropped, or whose computation failed, is computed again.
     """
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
@@ -23,7 +23,7 @@ class Kept(Generic[Key, Value]):
         self._lock = threading.Lock()
 
     def __call__(self, key: Key) -> Value:
-        """Return the result for an argument; raises what the function raises."""
+        """Return the result for an argument; raises the exceptions of the function."""
         with self._lock:
             found = self._kept.get(key)
             future = found or Future()

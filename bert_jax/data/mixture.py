@@ -1,21 +1,20 @@
-"""Rows of phases: their order in a store, the plans of its shards, and mixtures of corpora.
+"""Order of the rows of a phase: shards of a store, plans of their rows, and mixtures of corpora.
 
-An epoch reads all shards once, in windows of some shards: the shards are permuted over the epoch,
-and the rows within each window. So a host holds the plans and reads the files of one window and of
-the next, whatever the size of the corpus; a store of one shard, or a window of all shards, is
-permuted as a whole.
+An epoch reads all shards once. The shards are permuted and divided into windows, and the rows are
+permuted within each window. So a host holds the plans and files of only two windows, the current
+one and the next, whatever the size of the corpus. If all shards are one window, all rows are
+permuted together.
 
-How many rows a shard has is known only when its rows are planned. The order goes by quotas,
-estimates that are known at once: a shard takes its quota of places of every epoch, and its place j
-in epoch e is row (e * quota + j) mod n of its n rows. Every row then comes equally often, whatever
-the estimate.
+The number of a shard's rows is known only once they are planned. So the order uses quotas, which
+are estimates: a shard has its quota of places in every epoch, and its place j in epoch e is row
+(e * quota + j) mod n of its n rows. So all its rows come equally often, whatever the estimate.
 
 Rows of a mixture come in blocks of 1,000. In block b the corpora divide the interval [0, 1) by
-their shares, and the points (p + t) / 1000, p = 0 to 999, fall into them; t is the b-th number of
-van der Corput's sequence. So each corpus has its share of every block, exact within one row, and of
-all blocks together as well (the discrepancy of the sequence grows with the logarithm of b;
-Niederreiter 1992, section 3.1). How many rows a corpus has had before a block is a sum with a
-closed form, and a keyed permutation mixes the rows within a block.
+their shares, and each of the points (p + t) / 1000, p = 0 to 999, is a row of the corpus in whose
+part it lies; t is the b-th number of van der Corput's sequence. So each corpus has its share of
+every block, exact within one row, and of all blocks together (the discrepancy of the sequence grows
+with the logarithm of b; Niederreiter 1992, section 3.1). The number of a corpus's rows before a
+block has a closed form, and a keyed permutation mixes the rows within a block.
 """
 
 import contextlib
@@ -37,16 +36,16 @@ from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
 _EPOCHS = 4
-"""Epochs whose order of shards is kept."""
+"""Number of epochs whose order of shards is cached."""
 
 
 class Places(NamedTuple):
-    """Rows by the number of their shard and their place in it."""
+    """Rows, given by their shards and their places there."""
 
     shards: np.ndarray
     """(n,) int64."""
     visits: np.ndarray
-    """(n,) int64: rows of the shard that were read before, over all epochs."""
+    """(n,) int64: number of rows of the shard that were read before, over all epochs."""
 
 
 class Window(NamedTuple):
@@ -55,28 +54,28 @@ class Window(NamedTuple):
     shards: np.ndarray
     """(w,) int64 numbers."""
     first_row: int
-    """Number of the first row in its epoch."""
+    """Number, in its epoch, of the window's first row."""
     begins: np.ndarray
     """(w + 1,) int64: shard i has the rows `begins[i]` to `begins[i + 1]` of the window."""
 
 
 class ShardOrder:
-    """The order of the rows of all epochs; a pure function of quotas, window and key.
+    """Order of the rows of all epochs; a pure function of quotas, window and key.
 
     Args:
         quotas: Places of each shard in an epoch, at least 1.
-        window: Shards read together; 0: all.
-        shuffle: Words of the key of the order.
+        window: Number of shards that are read together; 0: all.
+        shuffle: Numbers that the key of the order is hashed from.
     """
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:
         self.quotas = np.array(quotas, np.int64)
         self.num_rows = int(self.quotas.sum())
-        """Rows of an epoch."""
+        """Number of rows of an epoch."""
         self.window = min(window or len(self.quotas), len(self.quotas))
-        """Shards of a window."""
+        """Number of shards of a window."""
         self.num_windows = -(-len(self.quotas) // self.window)
-        """Windows of an epoch."""
+        """Number of windows of an epoch."""
         self._shuffle = tuple(shuffle)
         self._windows = Kept(self._make_windows, _EPOCHS)
 
@@ -126,13 +125,13 @@ class ShardOrder:
 _PLAN = 0
 """Purpose of a random number; part of its key."""
 _POSITIONS = 1 << 17
-"""Positions (rows x L) whose indices, 8 bytes each, stay in a core's cache while they are built."""
+"""Positions (rows x L) to build at once: their indices, 8 bytes each, fit into a core's cache."""
 
 
 class StoreRows:
-    """Rows of one length of a store; safe to read from several threads.
+    """Rows of `length` tokens from a store; safe to read from several threads.
 
-    Shards are planned when their rows are first read, and `num_plans` plans are kept. A plan is a
+    A shard is planned when its rows are first read, and `num_plans` plans are kept. A plan is a
     pure function of (store, config, length, seed, number of the shard).
 
     Raises:
@@ -157,17 +156,17 @@ class StoreRows:
 
     @cached_property
     def quotas(self) -> list[int]:
-        """Estimated rows of each shard; rows of the first shard are counted."""
+        """Rows of each shard: counted for the first shard, estimated by tokens for the others."""
         counts = self.store.counts
         rows, tokens = len(self.plan(0)), counts[0].num_tokens
         others = [max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:]]
         return [rows, *others]
 
     def batch(self, places: Places) -> dict[str, np.ndarray]:
-        """Build rows, all of a batch but `row_index`: a shard's together, as they lie there."""
+        """Build all arrays of a batch except `row_index`, reading the rows of a shard together."""
         shards, visits = places
         at_once = max(1, _POSITIONS // self._length)
-        # Of narrow integers numpy sorts by radix.
+        # numpy sorts narrow integers by radix, which is fast.
         by_shard = np.argsort(shards.astype(np.min_scalar_type(shards.max())), kind="stable")
         ends = np.flatnonzero(np.diff(shards[by_shard])) + 1
         parts, order = [], []
@@ -188,7 +187,7 @@ class StoreRows:
         }
 
     def prepare(self, shards: Iterable[int]) -> None:
-        """Plan shards ahead, in a thread; an error is left to who reads the shard."""
+        """Plan shards ahead in a thread; an error is raised later, when the shard is read."""
 
         def work() -> None:
             with contextlib.suppress(Exception):
@@ -199,7 +198,7 @@ class StoreRows:
 
     def _make_plan(self, shard: int) -> ExamplePlan:
         try:
-            # The first shard keeps the key of the times when a store was one shard.
+            # The first shard has the key from the time when a store was one shard.
             seed = hash_key(self._seed, _PLAN, *([shard] if shard else []))
             return self._pairing.plan(self.store.shards[shard], self._config, self._length, seed)
         except UserError as error:
@@ -211,7 +210,7 @@ class StoreRows:
 BLOCK = 1000
 _ONE = 1 << 32  # a point's place is an integer in [0, BLOCK * _ONE)
 _BLOCKS = 256
-"""Number of blocks whose corpora are kept."""
+"""Number of blocks whose rows are cached."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ class Mixture:
     """Directories, as given."""
     stores: tuple[TokenStore, ...]
     weights: tuple[float, ...]
-    """Positive; shares are their ratios."""
+    """Positive weights; a corpus's share is its weight divided by their sum."""
 
     @property
     def fingerprint(self) -> str:
@@ -236,7 +235,7 @@ def weights_of(
 ) -> tuple[float, ...]:
     """Weigh corpora by size: weight x tokens^temperature (Conneau et al. 2020, section 3.1)."""
     sizes = [store.num_tokens for store in stores]
-    # Ratios to the largest, which neither overflow nor lose small ones.
+    # Relative to the largest size, so that powers neither overflow nor vanish.
     return tuple(
         weight * (size / max(sizes)) ** temperature
         for weight, size in zip(weights, sizes, strict=True)
@@ -255,7 +254,7 @@ class Mixing:
         self._blocks = Kept(self._make_block, _BLOCKS)
 
     def split(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the corpus of rows, given by their (n,) int64 numbers, and its number there."""
+        """Return corpora, and row numbers there, (n,) int64 each, for (n,) numbers in the phase."""
         corpora, rows = np.empty((2, numbers.size), np.int64)
         blocks, positions = np.divmod(numbers, BLOCK)
         for block in np.unique(blocks):
@@ -265,19 +264,19 @@ class Mixing:
         return corpora, rows
 
     def counts(self, num_rows: int) -> list[int]:
-        """Count the rows of each corpus among the first ones."""
+        """Count the rows of each corpus among the first `num_rows` rows."""
         block, rest = divmod(num_rows, BLOCK)
         begins = self._before(block)
         more = np.bincount(self._blocks(block)[0, :rest], minlength=len(begins)).tolist()
         return [before + after for before, after in zip(begins, more, strict=True)]
 
     def _before(self, block: int) -> list[int]:
-        """Count the rows of each corpus in the blocks before one."""
+        """Count the rows of each corpus before a block."""
         below = [0, *(_points_below(end, block) for end in self._ends)]
         return [after - before for before, after in itertools.pairwise(below)]
 
     def _make_block(self, block: int) -> np.ndarray:
-        """Return (2, BLOCK) int64: the corpora of a block's rows, and their numbers there."""
+        """Return (2, BLOCK) int64: the corpora of a block's rows, and the rows' numbers there."""
         places = permute(np.arange(BLOCK), BLOCK, hash_key(self._key, block)) * _ONE
         corpora = np.searchsorted(self._ends, places + _van_der_corput(block), side="right")
         by_corpus = np.argsort(corpora, kind="stable")
@@ -293,7 +292,7 @@ def _van_der_corput(number: int) -> int:
 
 
 def _points_below(end: int, blocks: int) -> int:
-    """Count the points below `end` in the first blocks; places are multiples of 1 / _ONE."""
+    """Count the points below `end`, in units of 1 / _ONE, in the first `blocks` blocks."""
     whole, part = divmod(end, _ONE)
     periods, rest = divmod(blocks, _ONE)  # the sequence, rounded down, has each value once
     count = blocks * whole + periods * part
@@ -316,34 +315,34 @@ class CorpusRows(NamedTuple):
 
 
 class CorpusProgress(NamedTuple):
-    """Reading of a corpus up to a step."""
+    """Amount of a corpus that was read up to a step."""
 
     name: str
     """Directory, as given; empty for the run's corpus."""
     rows: int
     tokens: int
-    """Tokens of text: `epochs` times the tokens of the corpus."""
+    """Tokens of text that were read: `epochs` times the tokens of the corpus."""
     epochs: float
-    """Passes over the text; each of `data.num_passes` counts."""
+    """Number of passes over the text; each of `data.num_passes` plans counts as one."""
 
 
 class PhaseRows:
-    """Rows of a phase by number, from one corpus, which needs no mixing, or several."""
+    """Rows of a phase by number, from one corpus (`mixing` is None) or several."""
 
     def __init__(self, corpora: Sequence[CorpusRows], mixing: Mixing | None) -> None:
         self.corpora, self._mixing = tuple(corpora), mixing
         self._prepared = [0] * len(corpora)
         self.most_shards = sum(corpus.order.window for corpus in corpora)
-        """Largest number of shards that rows of one time come from."""
+        """Number of shards that are read at a time: a window of each corpus."""
 
     def counts(self, num_rows: int) -> list[int]:
-        """Count the rows of each corpus among the first ones of the phase."""
+        """Count the rows of each corpus among the first `num_rows` of the phase."""
         return [num_rows] if self._mixing is None else self._mixing.counts(num_rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows, given by their (n,) int64 numbers in the phase; all but `row_index`.
+        """Build rows, given by (n,) int64 numbers in the phase; all arrays except `row_index`.
 
-        The next windows of the corpora are planned ahead.
+        The next window of each corpus is planned ahead.
         """
         if self._mixing is None:
             return self._of_corpus(0, numbers)

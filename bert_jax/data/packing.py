@@ -9,8 +9,8 @@ to it. Here no target is predicted from unrelated text.)
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
 without cross-contamination"), so that its cost depends on L, not on the corpus. Lengths are placed
 from the longest down, each into the rows with the least room that still holds it: best-fit
-decreasing, their longest-pack-first. Equal lengths are interchangeable: which pieces meet in a row
-is a hash of (seed, pass).
+decreasing, their longest-pack-first. Equal lengths are interchangeable: a hash of (seed, pass)
+decides which pieces meet in a row.
 """
 
 import itertools
@@ -25,18 +25,18 @@ from bert_jax.hashing import below, hash_key, hash_u64
 NUM_SPECIAL = 2  # [CLS] piece [SEP]
 MIN_LENGTH = NUM_SPECIAL + 1
 
-# What a random number is for; part of its key.
+# Purposes of random numbers, which are part of their keys.
 _OFFSET, _ORDER = range(2)
 
 
 def segment_dtype(length: int) -> np.dtype:
-    """Return the type of the segment ids of packed rows: the least that counts their pieces."""
+    """Return the smallest integer type that holds the segment ids of packed rows."""
     return np.min_scalar_type(length // MIN_LENGTH)
 
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """Rows of pieces: 6 bytes a piece and 8 a row (10 a piece above 2^32 tokens)."""
+    """Plan of packed rows: 6 bytes a piece and 8 a row (10 a piece above 2^32 tokens)."""
 
     length: int
     """L, special tokens included."""
@@ -53,7 +53,7 @@ class PackedPlan:
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers, as [CLS] piece [SEP], repeated, and padding.
 
-        The shard is the one that was planned. `bert_jax.data.pipeline` describes the arrays.
+        `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
@@ -68,12 +68,12 @@ class PackedPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Say nothing: every token is in a row."""
+        """Report no losses, since every token is in a row."""
         return "", None
 
 
 def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the pieces in rows, (n,), row by row, and how many each row has."""
+    """Return the pieces in rows, (n,) numbers row by row, and the number of them per row, (B,)."""
     first = row_offsets[rows]
     counts = row_offsets[rows + 1] - first
     before = np.cumsum(counts) - counts
@@ -150,7 +150,7 @@ def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 
 
 
 def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.ndarray, np.ndarray]:
-    """First token and length of each piece of at most `room` tokens, in the shard's order."""
+    """Return first token and length of each piece of up to `room` tokens, in the shard's order."""
     first_token = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
     document_len = np.diff(first_token)
     head = np.zeros(document_len.size, np.int64)  # tokens before the first full piece
@@ -169,7 +169,7 @@ def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.nd
 
 
 def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.ndarray]:
-    """Order of the pieces row by row, and how many each row holds."""
+    """Return the pieces in the order of the rows, and the number of pieces in each row."""
     histogram = np.bincount(piece_len, minlength=length + 1)
     return deal(piece_len, histogram, pack_histogram(histogram, length), key)
 
@@ -177,21 +177,21 @@ def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.
 def deal(
     kinds: np.ndarray, histogram: np.ndarray, patterns: list[tuple[int, tuple[int, ...]]], key: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deal pieces to rows, at random, by `key`, among pieces of a kind.
+    """Deal pieces to rows; `key` decides which pieces of a kind go to which rows.
 
     Args:
         kinds: (n,) kind of each piece, such as its length.
-        histogram: how many pieces are of each kind.
+        histogram: number of pieces of each kind.
         patterns: number of rows, and the kinds of the pieces in each; equal kinds adjacent.
 
     Returns:
-        (n,) numbers of the pieces, row by row, and (num_rows,) how many each row holds.
+        (n,) numbers of the pieces, row by row, and (num_rows,) number of pieces in each row.
     """
     # Sorted by kind and, within a kind, by hash: pieces of a kind are dealt in this order.
     width = np.uint64(max(16, (histogram.size - 1).bit_length()))
     bits = hash_u64(key, np.arange(kinds.size)) >> width
     bits |= kinds.astype(np.uint64) << (np.uint64(64) - width)
-    # Stable: numpy's default sort breaks ties, which the bits have, in another way on another CPU.
+    # Stable: the bits have ties, and numpy's default sort orders ties differently on other CPUs.
     by_kind = np.argsort(bits, kind="stable")
     del bits
     dealt = np.concatenate([[0], np.cumsum(histogram)])  # next piece of each kind
@@ -220,8 +220,8 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
     Returns:
         Number of rows, and the lengths of the pieces in each of these rows, longest first.
     """
-    # Rows that are alike so far, by the positions still free in them: [how many, their pieces]. The
-    # rooms are in the order in which they were first looked at, which is the order of the rows.
+    # Equal rows so far, as (number of rows, their pieces), by the positions still free in them, the
+    # room. Rooms are in the order in which they were first looked at, and so are the rows.
     open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     done: list[tuple[int, tuple[int, ...]]] = []
     has_rows = looked_at = 0  # bit r stands for the room r
@@ -260,7 +260,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
                         put(rows, (piece_length,) * each, length - each * size)
                 break
             rows, pieces = open_rows[room].pop()
-            # The same rows take as many more of this length as they hold: one step, not several.
+            # One step puts as many pieces of this length into these rows as they hold.
             each = min(room // size, max(left // rows, 1))
             used = min(rows, left // each)
             if used < rows:

@@ -5,9 +5,8 @@ places a source is [CLS] text [SEP] and a target is [CLS] text, the decoder's in
 target is a label only. Pair i of a row is segment i on both sides, so that a target attends only
 to its own source.
 
-A pair that is longer than a row on either side is in no row. Cutting it would teach wrong labels: a
-cut target would end where the text goes on, and a target whose source is cut would say more than
-its source.
+A pair that is longer than a row on either side is left out. Cutting it would teach wrong labels: a
+cut target ends where the text goes on, and a target whose source was cut says more than its source.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
 row begins with the largest pair left, then takes, again and again, the pair that leaves the least
@@ -31,17 +30,17 @@ MIN_LENGTH = SOURCE_SPECIAL + 1
 MIN_TARGET_LENGTH = TARGET_SPECIAL + 1
 
 _MANY_LEFT_OUT = 0.01
-"""Share of pairs in no row that `losses` warns of."""
+"""Share of pairs left out, above which `losses` warns."""
 
 
 def pair_segment_dtype(length: int, target_length: int) -> np.dtype:
-    """Return the type of the segment ids of both sides: the least that counts a row's pairs."""
+    """Return the smallest integer type that holds the segment ids of both sides."""
     return np.min_scalar_type(min(length // MIN_LENGTH, target_length // MIN_TARGET_LENGTH))
 
 
 @dataclass(frozen=True)
 class TranslationPlan:
-    """Rows of pairs: 8 bytes a pair and 8 a row (12 a pair above 2^32 tokens)."""
+    """Plan of packed pairs: 8 bytes a pair and 8 a row (12 a pair above 2^32 tokens)."""
 
     length: int
     """S, places of the source side of a row, special tokens included."""
@@ -54,16 +53,16 @@ class TranslationPlan:
     source_len: np.ndarray
     """(num_pairs,) uint16: tokens of the source, without special tokens, at least 1."""
     target_len: np.ndarray
-    """(num_pairs,) uint16, of the target."""
+    """(num_pairs,) uint16: tokens of the target, without special tokens, at least 1."""
     num_left_out: int
-    """Pairs of the shard that are in no row, because they are longer than a row."""
+    """Number of pairs of the shard that are in no row, because they are longer than a row."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
 
     @property
     def real_shares(self) -> tuple[float, float]:
-        """Shares of places that are not padding, of the source side and of the target side."""
+        """Shares of the source places, and of the target places, that are not padding."""
         pairs, rows = self.source_len.size, len(self)
         source = int(self.source_len.sum(dtype=np.int64)) + SOURCE_SPECIAL * pairs
         target = int(self.target_len.sum(dtype=np.int64)) + TARGET_SPECIAL * pairs
@@ -72,7 +71,7 @@ class TranslationPlan:
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers.
 
-        The shard is the one that was planned. `bert_jax.data.pipeline` describes the arrays.
+        `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
         pair, counts = pieces_of(self.row_offsets, rows)
         dtype = pair_segment_dtype(self.length, self.target_length)
@@ -91,7 +90,7 @@ class TranslationPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe how full rows are and what they leave out: a clause, and a warning if much."""
+        """Describe padding and left-out pairs: a clause, and a warning if many are left out."""
         pairs = self.source_len.size
         source, target = self.real_shares
         clause = (
@@ -133,10 +132,10 @@ def plan_translations(
 ) -> TranslationPlan:
     """Plan rows of pairs; every pair that fits a row is in exactly one row of each pass.
 
-    Passes are plans of the corpus laid end to end; other pairs meet in the rows of each.
+    Each pass plans the whole shard, and other pairs meet in its rows. Passes follow one another.
 
     Raises:
-        UserError: a length, special tokens included, is out of range, the shard is not one of
+        UserError: a length, special tokens included, is out of range, the shard does not hold
             pairs, or no pair fits a row.
     """
     lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
@@ -180,13 +179,13 @@ def pack_pairs(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Pack pairs into rows of (length, target_length) places.
 
-    A pair of a kind takes `source` and `target`, (k,), places, and there are `histogram`, (k,), at
-    least 1, of each kind.
+    A pair of kind i takes `source[i]` and `target[i]` places, and `histogram[i]`, at least 1, is
+    the number of such pairs; all are (k,).
 
     Returns:
         Number of rows, and the kinds of the pairs in each of these rows, in rising order.
     """
-    # From the largest, on the side on which a pair takes the larger share of a row.
+    # Largest pairs first, by the side on which a pair takes the larger share of a row.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")
     source, target, left = source[kinds], target[kinds], histogram[kinds]
     patterns = []

@@ -1,8 +1,7 @@
-"""Ways to make rows of a token store, and the section `data` that names one.
+"""Ways to make rows from a token store, and the section `data` that names one of them.
 
-A pairing is one entry of `PAIRINGS`: what it asks of a store, its plan of rows, the arrays of its
-batches and what people are told of it. The pipeline, the run's first lines and `plan` know no
-pairing by name.
+A pairing is an entry of `PAIRINGS`: its demands on a store, its plan of rows, the arrays of its
+batches and its messages. The pipeline, the run's first lines and `plan` use only this interface.
 """
 
 from abc import ABC, abstractmethod
@@ -41,34 +40,33 @@ class DataConfig(Bounded, section="data"):
     corpus: str = ""
     """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
     mixture: tuple[MixtureConfig, ...] = ()
-    """Corpora to mix and their weights, in the place of the training text of `corpus`, whose
-    tokenizer and held-out text the run has."""
+    """Corpora to mix, with weights, in place of the training text of `corpus`; its tokenizer and
+    held-out text are still used."""
     mixture_temperature: Fraction = 0.0
-    """Power of the corpora's sizes (tokens) in their weights: 0 leaves the weights as they are, 1
-    mixes by size, XLM-R has 0.3."""
+    """Exponent of a corpus's tokens in its share, weight x tokens^temperature: 0 uses the weights
+    as they are, 1 mixes by size, XLM-R uses 0.3."""
     pairing: Literal["nsp", "sop", "none", "translation"] = "nsp"
-    """Sentence pairs (next sentence, sentence order), full-length rows of consecutive text, or
-    sources and targets of a corpus of pairs."""
+    """Content of a row. nsp: next-sentence pairs; sop: sentence-order pairs; none: consecutive
+    text; translation: sources and targets of a corpus of pairs."""
     target_length: Annotated[int, AtLeast(MIN_TARGET_LENGTH), AtMost(MAX_LENGTH), Or(0)] = 0
     """Tokens per row on the target side of translations; 0: the phase's length."""
     short_rate: Fraction = 0.1
-    """Share of sentence pairs with a random shorter target length (BERT: 0.1)."""
+    """Share of sentence pairs that get a random, shorter target length (BERT: 0.1)."""
     window: Natural = 0
-    """Shards of the corpus whose rows are mixed; 0: all. A host holds the plans of a window and of
-    the next, and in a bucket reads their files."""
+    """Number of shards whose rows are shuffled together; 0: all. A host holds the plans of this
+    window and the next, and caches their files if the corpus is in a bucket."""
     cache_gb: NonNegative = 20.0
-    """Gigabytes of the local disk for shards of corpora in buckets: at least two windows."""
+    """Gigabytes of local disk for cached shards of corpora in buckets; must hold two windows."""
     cache_dir: str = ""
-    """Directory of these shards, which processes of a host share; empty: below ~/.cache/bert_jax.
-    """
+    """Directory of the cached shards, shared by a host's processes; empty: in ~/.cache/bert_jax."""
     read_timeout: NonNegative = 600.0
     """Seconds for which a bucket may be out of reach; then the run ends with exit code 6."""
     num_passes: Count = 1
-    """Different plans of the corpus laid end to end before one repeats (BERT's dupe_factor: 10)."""
+    """Number of different plans of the corpus before they repeat (BERT's dupe_factor: 10)."""
     num_threads: Natural = 2
-    """Threads that build batches ahead; 0 builds each when asked."""
+    """Number of threads that build batches ahead; 0: each batch is built when it is needed."""
     prefetch_batches: Count = 8
-    """Finished batches kept ahead."""
+    """Number of finished batches that are kept ahead."""
 
     def __post_init__(self) -> None:
         """Refuse values that no corpus can serve."""
@@ -82,19 +80,19 @@ class DataConfig(Bounded, section="data"):
 
 @runtime_checkable
 class ExamplePlan(Protocol):
-    """Rows of token ranges."""
+    """Plan of the rows of a shard."""
 
     def __len__(self) -> int: ...
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows, (B,) int64 numbers: all of a batch but `row_index`."""
+        """Build rows, (B,) int64 numbers: all arrays of a batch except `row_index`."""
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe what is in no row: a clause, and a warning that names causes if it is much."""
+        """Describe the text in no row: a clause, and a warning with causes if it is much."""
 
 
 class Column(NamedTuple):
-    """An array of a batch, for whatever plans without data."""
+    """Array of a batch, described for planning without data."""
 
     shape: tuple[int, ...]
     """Shape of a row."""
@@ -102,7 +100,7 @@ class Column(NamedTuple):
 
 
 class Pairing(ABC):
-    """A way to make rows of a token store."""
+    """A way to make rows from a token store."""
 
     min_length: int
     has_labels: bool = False
@@ -122,11 +120,11 @@ class Pairing(ABC):
         """Plan the rows of one length of a shard; a pure function of its arguments."""
 
     def segment_dtype(self, config: DataConfig, length: int) -> np.dtype:
-        """Return the type of the segment ids."""
+        """Return the smallest integer type that holds the segment ids."""
         return np.dtype(np.uint8)
 
     def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
-        """Describe the arrays of a batch, but for `row_index`; `tokens` is the store's dtype."""
+        """Describe the arrays of a batch, except `row_index`; `tokens` is the store's dtype."""
         return {
             "tokens": Column((length,), tokens),
             "type_ids": Column((length,), np.dtype(np.uint8)),
@@ -137,7 +135,7 @@ class Pairing(ABC):
 
 @dataclass(frozen=True)
 class SentencePairs(Pairing):
-    """Two stretches of sentences a row, with a label."""
+    """Rows of two spans of sentences, with a label."""
 
     name: Literal["nsp", "sop"]
     min_length = pairs.MIN_LENGTH

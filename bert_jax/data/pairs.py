@@ -11,9 +11,9 @@ A short target is drawn for each chunk; the published code draws one for each do
 follows A, and the two are swapped half of the time. A chunk of one sentence is cut at a random
 token; one of a single token has no order and is left out.
 
-Every document is a lane and all lanes advance together, one row a turn. Documents longer than
-`_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a document. Every random number is a
-hash of (seed, pass, first sentence of the chunk).
+To plan in arrays, every document is a lane, and all lanes advance together, one row a turn.
+Documents longer than `_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a document.
+Every random number is a hash of (seed, pass, first sentence of the chunk).
 """
 
 from collections.abc import Iterator
@@ -34,35 +34,36 @@ LABELS = {
 }
 """Meaning of the labels of pairs, by pairing."""
 MIN_LENGTH = NUM_SPECIAL + 2
-# Part of what determines a plan: the cut of long documents, and the order of the rows.
+# A plan depends on these two: the cut of long documents, and the order of the rows.
 _BLOCK_ROWS = 256
 _POOL = 1 << 15  # lanes that advance together, which bounds memory
 
 _BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 _HIGH_UNHELD, _HIGH_RANDOM, _MANY_ALONE = 0.25, 0.75, 0.1
-"""Shares that `losses` warns of. Books in rows of 128, sentences found: 0.07, 0.52 and 0.00."""
+"""Shares above which `losses` warns: tokens in no row, random pairs, documents of one sentence.
+Books in rows of 128 have 0.07, 0.52 and 0.00."""
 _LONGEST = 128  # tokens; twice what `bert-jax corpus` makes (`corpus.encode.LONGEST_SENTENCE`)
 
-# What a random number is for; part of its key.
+# Purposes of random numbers, which are part of their keys.
 _NUM_PURPOSES = 8
 _SHORT, _TARGET, _SPLIT, _COIN, _DOCUMENT, _SENTENCE, _FRONT_A, _FRONT_B = range(_NUM_PURPOSES)
 
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Rows of sentence pairs, as columns: 13 bytes a row, 21 above 2^32 tokens."""
+    """Plan of sentence pairs, as columns: 13 bytes a row, 21 above 2^32 tokens."""
 
     length: int
     """L, special tokens included."""
     a_start: np.ndarray
     """(num_rows,) uint32 or int64: first token of A in the shard."""
     a_len: np.ndarray
-    """(num_rows,) uint16, at least 1."""
+    """(num_rows,) uint16: tokens of A, at least 1."""
     b_start: np.ndarray
     """(num_rows,) as `a_start`: first token of B."""
     b_len: np.ndarray
-    """(num_rows,) as `a_len`, of B."""
+    """(num_rows,) as `a_len`: tokens of B."""
     label: np.ndarray
     """(num_rows,) uint8. nsp: 0 next, 1 random. sop: 0 in order, 1 swapped."""
     pairing: Literal["nsp", "sop"] = "nsp"
@@ -71,7 +72,7 @@ class PairPlan:
         return self.label.size
 
     def unheld_rate(self, num_tokens: int) -> float:
-        """Share of the shard's tokens that are in no row: cut off, in every pass."""
+        """Compute the share of the shard's tokens that are cut off in every pass."""
         starts = np.concatenate([self.a_start, self.b_start]).astype(np.uint64)
         spans = starts << np.uint64(16) | np.concatenate([self.a_len, self.b_len])
         spans.sort()  # by start; one array of integers, an argsort takes 10 times as long
@@ -83,7 +84,7 @@ class PairPlan:
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build rows, (B,) int64 numbers, as [CLS] A [SEP] B [SEP] and padding.
 
-        The shard is the one that was planned. `bert_jax.data.pipeline` describes the arrays.
+        `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
         length = self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
@@ -103,7 +104,7 @@ class PairPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe tokens left out and labels: a clause, and a warning if bad.
+        """Describe the tokens in no row and the labels: a clause, and a warning if there are many.
 
         The warning names the likely causes in this shard, and what helps.
         """
@@ -141,7 +142,7 @@ class PairPlan:
 
 
 def check_documents(path: Path | None, num_documents: int) -> None:
-    """Refuse, with a UserError, text without a second document for random partners."""
+    """Raise a UserError for text without a second document for random partners."""
     if num_documents < 2:
         raise UserError(
             f"the corpus {path or 'in memory'} has {num_documents} document(s); pairing 'nsp' "
@@ -161,8 +162,8 @@ def plan_pairs(
 ) -> PairPlan:
     """Plan sentence pairs of at most `length` tokens over a whole shard.
 
-    A share of `short_rate` of the chunks has a target uniform in [2, L - 3] instead of L - 3.
-    Passes are plans of the corpus laid end to end, each from other random numbers.
+    A share of `short_rate` of the chunks has a target uniform in [2, L - 3] instead of L - 3. Each
+    pass plans the whole shard with other random numbers; passes follow one another.
 
     Raises:
         UserError: the length is not 5 to 65,535, or the corpus cannot make pairs.
@@ -194,12 +195,12 @@ def plan_pairs(
 def truncate(
     a_len: np.ndarray, b_len: np.ndarray, room: int, a_key: int, b_key: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Cut pairs to `room` tokens, token by token, of the longer at random ends; in closed form.
+    """Cut pairs to `room` tokens as BERT does, token by token, but in closed form.
 
-    Taking one token at a time from the longer (from B when equal) first levels the two and then
-    alternates, so the final lengths are determined; each cut token is a fair coin between front
-    and back, so the number cut at the front is binomial: a count of random bits. Coins have two
-    keys, and the (k,) counters `rows`.
+    BERT takes tokens from the longer side (from B when equal), each at a random end. This first
+    levels the two sides and then alternates, so the final lengths are determined. Each cut token is
+    a fair coin between front and back, so the number cut at the front is binomial: a count of
+    random bits. These are hashes of the keys and of the (k,) counters `rows`.
 
     Returns:
         Tokens cut at A's front, A's new length, tokens cut at B's front, B's new length.
@@ -215,7 +216,7 @@ def truncate(
 
 
 def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Heads among `count` coin tosses, (k,) int64: bits of hashes, counted."""
+    """Count the heads in `count` coin tosses, (k,) int64: the set bits of hashes."""
     heads = np.zeros(count.shape, np.int64)
     left = count.copy()
     todo = np.flatnonzero(left > 0)
@@ -235,7 +236,7 @@ def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """First sentence of each lane, and the one behind its last: documents, long ones in blocks."""
+    """Return each lane's first sentence, and the sentence after its last."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     first_token = sentences[documents]
     num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
@@ -323,8 +324,8 @@ def _random_partners(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return first token and length of each row's random B, from a sentence of another document.
 
-    Sentences follow until `target` tokens are there or the document ends. The document is uniform
-    over all but the row's own: one fewer is drawn from, and those from its own number on move up.
+    B goes on until it has `target` tokens or the document ends. The document is uniform over all
+    but the row's own: a number below n - 1 is drawn; numbers from the row's own on move up by 1.
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)

@@ -19,7 +19,7 @@ from bert_jax.config.bounds import (
 from bert_jax.errors import UserError
 
 THETAS = ("rope_theta", "local_rope_theta")
-"""Fields of a phase that stand for fields of the model."""
+"""Fields of a phase that replace fields of the model."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class PhaseConfig:
     share: Part = 1.0
     """Share of the run's steps; the shares of all phases sum to 1."""
     steps: Count | None = None
-    """Steps of the phase, in place of `share`: in all phases, with the sum `training.num_steps`, or
-    in none."""
+    """Number of steps, in place of `share`: in all phases, with the sum training.num_steps, or in
+    none."""
     accumulation: Count | None = None
     """Micro-batches per step; None: `training.accumulation`."""
     masking_rate: Part | None = None
@@ -56,7 +56,7 @@ class PhaseConfig:
     """Peak of the learning rate; None: `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
     """Shape of the learning rate from the first to the last step of the phase; empty: the run's
-    schedule goes on. The warm-up is the run's."""
+    schedule continues. The warm-up is always the run's."""
     end_rate: NonNegative | None = None
     """Learning rate at the end of `decay`; None: `optimizer.end_share` of the phase's peak."""
     rope_theta: Positive | None = None
@@ -65,17 +65,17 @@ class PhaseConfig:
     """Base of the rotations' wavelengths in local layers; None: `model.local_rope_theta`."""
     corpus: str = ""
     """Directory of the training text, with the run's tokenizer; empty: `data.mixture` or
-    `data.corpus`, whose held-out text is evaluated in all phases."""
+    `data.corpus`. Held-out text is `data.corpus`'s in all phases."""
     mixture: tuple[MixtureConfig, ...] = ()
     """Corpora of the phase and their weights; empty: `data.mixture`."""
     mixture_temperature: Fraction | None = None
-    """Power of the corpora's sizes in their weights; None: `data.mixture_temperature`."""
+    """Exponent of a corpus's tokens in its share; None: `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0
-    """First steps of the phase, which have fewer rows: an eighth of `batch_size`, a quarter, then
-    half, for a third of these steps each. More steps than the phase has: a tenth of the phase."""
+    """Number of first steps with fewer rows: a third of them with an eighth of `batch_size`, a
+    third with a quarter, a third with half. If larger than the phase: a tenth of the phase."""
 
     def check(self, number: int) -> None:
-        """Refuse fields that contradict each other; `number` counts the phases from 0."""
+        """Raise a UserError if fields contradict each other; `number` counts phases from 0."""
         if self.mixture and self.corpus:
             raise UserError(
                 f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; give one"
@@ -93,19 +93,19 @@ class PhaseConfig:
 
 
 def scaled(warmup: int, num_steps: int) -> int:
-    """Return the steps of a warm-up: a tenth of the steps where they are fewer than the warm-up."""
+    """Return the steps of a warm-up, or a tenth of `num_steps` if the warm-up is longer."""
     return warmup if warmup <= num_steps else -(-num_steps // 10)
 
 
 def scaling(name: str, warmup: int, num_steps: int) -> list[str]:
-    """Say that a warm-up, given by the field `name`, is scaled; nothing where it is not."""
+    """Report in a line that the warm-up of field `name` is scaled; an empty list if it is not."""
     kept = scaled(warmup, num_steps)
     said = f"{name} is {warmup:,}, longer than the {num_steps:,} steps: scaled to {kept:,}"
     return [] if kept == warmup else [f"warm-up  {said}"]
 
 
 def described(phase: Mapping[str, Any]) -> str:
-    """Describe what a phase sets besides its shape, from its fields; empty for nothing."""
+    """Describe the fields that a phase sets besides its shape; "" for none."""
     names = (
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
         "accumulation",
@@ -129,11 +129,11 @@ class Phase:
     batch_warmup_steps: int = 0
     """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
     unit: int = 1
-    """Divisor of the rows of these steps."""
+    """Number that must divide the rows of each of these steps."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:
-        """Steps and rows of each step, from the start to the end of the phase."""
+        """Stages from the start of the phase to its end, each (number of steps, rows of a step)."""
         warmup, parts = self.batch_warmup_steps, (8, 4, 2)
         ends = [round(warmup * n / len(parts)) for n in range(len(parts) + 1)]
         growing = [
@@ -149,7 +149,7 @@ class Phase:
         return sum(steps * rows for steps, rows in self.stages)
 
     def rows_of(self, step: int) -> tuple[int, int]:
-        """Return the number of the first row of a step, counted from the phase's, and its rows."""
+        """Return a step's first row, counted from the start of the phase, and its row count."""
         first = 0
         for steps, rows in self.stages:
             if step < steps:
@@ -159,7 +159,7 @@ class Phase:
 
 
 def stages_from(phases: Sequence[Phase], step: int) -> Iterator[tuple[int, int]]:
-    """Yield phase and rows of a step for each stage of a run with steps after the first `step`."""
+    """Yield (phase, rows of a step) for each stage that ends after the first `step` steps."""
     end = 0
     for number, phase in enumerate(phases):
         for steps, rows in phase.stages:
@@ -175,7 +175,7 @@ class Share(NamedTuple):
     process_count: int
 
     def of(self, batch_size: int) -> int:
-        """Return the number of rows of a batch."""
+        """Return the number of a process's rows in a batch; a UserError if it is not whole."""
         if batch_size % self.process_count:
             raise UserError(
                 f"a batch of {batch_size} rows does not divide among {self.process_count} "
@@ -184,7 +184,7 @@ class Share(NamedTuple):
         return batch_size // self.process_count
 
     def rows(self, phase: Phase, step: int) -> tuple[int, int]:
-        """Return the first row of a step of a phase, counted from the phase's, and their number."""
+        """Return the process's first row of a step, counted from the phase's, and its row count."""
         start, batch_size = phase.rows_of(step)
         count = self.of(batch_size)
         return start + self.process_index * count, count

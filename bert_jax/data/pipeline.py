@@ -46,20 +46,20 @@ from bert_jax.hashing import hash_key, permute
 _MOST = 2**32  # rows of a batch, and steps of a phase
 
 _BLOCK_POSITIONS = (1 << 20, 1 << 18, 1 << 23)
-"""Positions (rows x L) that are built at once: at least, for each shard, and at most. Rows that lie
-side by side are then read together."""
+"""Positions (rows x L) that are built at once: at least, for each shard in use, and at most. Large
+blocks let rows that are neighbours in a shard be read together."""
 _BLOCK_STEPS = 4096  # at most
 _BLOCKS = 4  # kept
 
-# What a random number is for; part of its key. `data.mixture` has 0.
+# Purposes of random numbers, which are part of their keys; `data.mixture` has 0.
 _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 
 
 def row_keys(first: int, count: int) -> np.ndarray:
     """Return the `row_index` of consecutive rows of the stream, (count,) uint32.
 
-    Up to 2^32 rows each is the row's number. Each later 2^32 rows have the same keys in another
-    order, so that a text that comes again is masked otherwise.
+    For the first 2^32 rows it is the row's number. Each later 2^32 rows have the same keys in
+    another order, so that repeated text gets other masks.
     """
     if first + count <= 1 << 32:
         return np.arange(first, first + count, dtype=np.uint32)
@@ -74,9 +74,8 @@ def row_keys(first: int, count: int) -> np.ndarray:
 class ExampleStream:
     """Training batches by step number; safe to read from several threads.
 
-    Each phase reads the rows of its text and length from the start, every row once in an order of
-    its own, then again in another order (`data.mixture`), or several such texts (`data.mixture`).
-    Plans are made when a shard is first read.
+    Each phase reads its corpus, or its mixture of corpora, from the start: every row once in a
+    random order, then again in another order (see `data.mixture`). Shards are planned when needed.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class ExampleStream:
         seed: int = 0,
         stores: Mapping[int, TokenStore | Mixture] | None = None,
     ) -> None:
-        """Check the phases; `stores` has text in the place of `store`, by the number of the phase.
+        """Check the phases; `stores` replaces `store` in some phases, by the number of the phase.
 
         Raises:
-            UserError: no phase; a length, batch size or step count that cannot be; a store that the
+            UserError: no phase; a length, batch size or step count out of range; a store that the
                 pairing cannot serve.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
@@ -132,7 +131,7 @@ class ExampleStream:
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
     def store(self, phase: int) -> TokenStore:
-        """Return the text of a phase; of a mixture the first."""
+        """Return the store that a phase reads, the first one of a mixture."""
         return self._texts[phase].stores[0]
 
     def plan(self, phase: int) -> ExamplePlan:
@@ -188,7 +187,7 @@ class ExampleStream:
         return batch
 
     def wait_for_checks(self) -> None:
-        """Return when all text that was read is compared with its digests; raise what differs."""
+        """Wait until all text that was read is compared with its digests; UserError if wrong."""
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
@@ -198,7 +197,7 @@ class ExampleStream:
         for corpus, (name, store) in enumerate(zip(text.names, text.stores, strict=True)):
             rows = self._store_rows[id(store), length]
             words = [self._seed, _SHUFFLE, number]
-            if corpus:  # a mixture of one corpus reads as the corpus alone
+            if corpus:  # so a mixture of one corpus reads like the corpus without a mixture
                 words = [hash_key(self._seed, _MIXING, number, corpus)]
             try:
                 order = ShardOrder(rows.quotas, self.config.window, words)
@@ -242,7 +241,7 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Begin to read; UserError for a batch that does not divide, or a step beyond the end."""
+        """Begin to read; a UserError if a batch does not divide, or the step is beyond the end."""
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)
@@ -277,7 +276,7 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """One pass over a held-out store, for as many iterations as wanted; the plan is made once.
+    """One pass over a held-out store, which may be iterated many times; the plan is made once.
 
     The last batch is filled up with rows of segment ids 0 and pair_label -1. All processes see the
     same number of batches.
@@ -300,9 +299,10 @@ class EvalBatches:
         Args:
             config: pairing, target_length and short_rate are used.
             batch_size: B over all processes.
-            max_rows: most rows, a fixed random sample.
+            max_rows: largest number of rows, a fixed random sample.
             process_index, process_count: slice of each batch to read, and number of slices.
-            seed: not the training seed: runs are compared on the same rows.
+            seed: seed of the rows; not the training seed, so that runs are compared on the same
+                rows.
 
         Raises:
             UserError: the batch does not divide among the processes, or the store cannot serve the
@@ -322,7 +322,7 @@ class EvalBatches:
         return -(-self.num_rows // self._batch_size)
 
     def _rows(self, start: int, stop: int) -> Places:
-        """Return rows in a fixed order other than the store's: the first are a sample of all."""
+        """Return rows `start` to `stop` of a fixed random order, so the first are a sample."""
         rows = permute(np.arange(start, stop), int(self._ends[-1]), self._key)
         shards = np.searchsorted(self._ends, rows, side="right")
         return Places(shards, rows - np.concatenate([[0], self._ends])[shards])

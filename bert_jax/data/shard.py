@@ -14,12 +14,12 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
 MAX_HEADER_BYTES = 256 << 20
-"""Largest corpus.json in bytes: an entry for each source or shard, about a million of them."""
+"""Largest corpus.json in bytes, for about a million entries of sources or shards."""
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
-"""Offsets looked at when a shard is opened; `verify` looks at all of them."""
+"""Number of offsets that are checked when a shard is opened; `verify` checks all of them."""
 OPEN_SHARDS = 64
-"""Shards that a store keeps open; each holds three files."""
+"""Number of shards that a store keeps open; each has three open files."""
 
 
 @runtime_checkable
@@ -79,13 +79,13 @@ class Shard:
     def take_spans(
         self, starts: np.ndarray, spans: np.ndarray, used: np.ndarray, length: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Fill the rows of a batch with stretches of tokens, laid end to end, and padding.
+        """Fill the rows of a batch with spans of tokens, laid end to end, and padding.
 
-        Stretch i covers the next `spans[i]` positions and reads upwards from `starts[i]`.
+        Span i fills the next `spans[i]` positions with the tokens from `starts[i]` on.
 
         Args:
-            starts: (k,) int64 first token of each stretch. Positions for special tokens read
-                whatever lies there, the ends of the array included; the caller overwrites them.
+            starts: (k,) int64 first token of each span. Positions of special tokens read any token,
+                even beyond the ends of the array; the caller overwrites them.
             spans: (k,) int64, of sum B * L.
             used: (B, 1) positions of each row that are not padding.
 
@@ -99,11 +99,11 @@ class Shard:
         index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
         index += np.arange(index.size)
         rows = np.empty((used.size, length), self.tokens.dtype)
-        # "clip" is what numpy does fastest, and it makes the index of what is overwritten harmless.
+        # "clip" is numpy's fastest mode, and what an out-of-range index reads is overwritten.
         np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
         highest = int(rows.max(initial=0))
         if highest >= self.vocab_size:
-            said = f"it has the id {highest}, of {self.vocab_size} in its vocabulary"
+            said = f"it has the id {highest}, and its vocabulary has {self.vocab_size} ids"
             raise damaged(self.path, said)
         real = np.arange(length, dtype=np.int32) < used.astype(np.int32)
         np.copyto(rows, np.asarray(self.special_ids.pad, rows.dtype), where=~real)
@@ -134,12 +134,12 @@ class Shards:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the stored integer type: uint16 up to 65,536 ids, uint32 above."""
+    """Return the integer type of stored ids: uint16 for up to 65,536 ids, else uint32."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map an array file of a store or shard; UserError where it is missing or of another size."""
+    """Map an array file of a store or shard; a UserError if it is missing or of another size."""
     file = path / f"{name}.bin"
     size = file.stat().st_size if file.is_file() else None
     if size != length * dtype.itemsize:
@@ -149,9 +149,9 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 
 
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
-    """Refuse offsets, (n,), that do not run from 0 to `end`, or do not rise: nothing is empty.
+    """Raise a UserError for offsets, (n,), that do not rise strictly from 0 to `end`.
 
-    `name` is sentence or document; only where `whole`, more than the beginning is looked at.
+    `name` is sentence or document. Unless `whole`, only the beginning of the offsets is read.
     """
     if offsets[0] != 0 or offsets[-1] != end:
         ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"
@@ -166,32 +166,32 @@ def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole
 
 
 def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
-    """Read all tokens, and refuse the first id outside the vocabulary."""
+    """Read all tokens; a UserError for the first id outside the vocabulary."""
     for begin in range(0, len(tokens), _CHECK_BLOCK):
         block = tokens[begin : begin + _CHECK_BLOCK]
         if block.max() >= vocab_size:
             at = begin + int(np.argmax(block >= vocab_size))
-            said = f"the id {tokens[at]} at {at}, of {vocab_size} in vocab_size"
+            said = f"the id {tokens[at]} at position {at}, and vocab_size is {vocab_size}"
             raise damaged(path, f"tokens.bin has {said}")
 
 
 def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
-    """Compare the manifest of a store, and the small files there, with the digests in it."""
+    """Raise a UserError if the manifest or a small file differs from the manifest's digests."""
     header = dict(header)
     if header.pop("crc32", None) not in (None, json_crc(header)):
-        why = "corpus.json is not as written (where that is meant, remove its entry crc32)"
+        why = "corpus.json was changed (if on purpose, remove its entry crc32)"
         raise damaged(path, why)
     check_digests(path, header.get(DIGESTS))
 
 
 def check_digests(path: Path, digests: Any) -> None:
-    """Compare files of a store or shard with their digests in the manifest, by name."""
+    """Raise a UserError if a file differs from its digest, by name, in the manifest."""
     if name := differing(path, digests):
         raise damaged(path, f"{name} does not have the digest that corpus.json names")
 
 
 def damaged(path: Path | None, what: str) -> UserError:
-    """Return the error of a store, or a shard, that cannot be read."""
+    """Make the error for a store, or a shard, that cannot be read."""
     if path is not None and path.parent.name == "shards":
         return UserError(
             f"the shard {path.name} of the token store {path.parent.parent} is damaged: {what}. "

@@ -43,9 +43,9 @@ VERSION = 3
 ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
 """Array files of a shard, without `.bin`."""
 COUNTS = "unigram_counts"
-"""Array file of a store, and of each shard: how often each id occurs."""
+"""Array file of a store, and of each shard: the number of times that each id occurs."""
 MAX_VOCAB = 1 << 22
-"""Ids; the counts of all of them are read when a store is opened."""
+"""Largest vocabulary: the counts of all ids are read when a store is opened."""
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # of a shard's directory
 
 
@@ -58,13 +58,13 @@ class ShardEntry(NamedTuple):
     num_sentences: int
     num_documents: int
     sha256: Mapping[str, str] = {}
-    """Digests of the arrays by `ARRAYS`, which determine the store's fingerprint."""
+    """sha256 of each array, by its name; the store's fingerprint depends on them."""
     crc32c: Mapping[str, str] = {}
-    """Digests that are faster to compare, of the arrays and of `COUNTS`."""
+    """CRC-32C of each array and of `COUNTS`, by name; faster to compare."""
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "ShardEntry":
-        """Make an entry of its JSON; see `_described` for what JSON without sense raises."""
+        """Make an entry from its JSON; errors for malformed JSON as in `_described`."""
         name, *numbers = (entry[field] for field in cls._fields[:4])
         if not _NAME.fullmatch(name) or not all(
             type(number) is int and 0 < number < 1 << 48 for number in numbers
@@ -77,27 +77,27 @@ class ShardEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A tokenized corpus: what its manifest says, and its shards."""
+    """A tokenized corpus: the content of its manifest, and its shards."""
 
     shards: Shards
     counts: tuple[ShardEntry, ...]
     """Sizes and digests of the shards, which are known without opening them."""
     unigram_counts: np.ndarray
-    """(vocab_size,) int64: how often each id occurs."""
+    """(vocab_size,) int64: number of times that each id occurs."""
     vocab_size: int
     special_ids: SpecialIds
     tokenizer_fingerprint: str
     fingerprint: str
-    """sha256 of what determines the content; equal stores have equal fingerprints."""
+    """sha256 over all that determines the content; equal stores have equal fingerprints."""
     path: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     """The rest of `corpus.json`."""
     checks: Checks = field(default_factory=Checks)
-    """Comparison of the arrays of shards with their digests; see `open_store`."""
+    """Comparisons of the shards' arrays with their digests; see `open_store`."""
 
     @classmethod
     def of(cls, shards: Sequence[Shard], unigram_counts: np.ndarray) -> "TokenStore":
-        """Make a store of shards in memory; the first one says what they share."""
+        """Make a store from shards in memory; vocabulary and metadata come from the first."""
         first = shards[0]
         sizes = ((each.num_tokens, each.num_sentences, each.num_documents) for each in shards)
         return cls(
@@ -137,9 +137,9 @@ class TokenStore:
 
     @property
     def target_entropy(self) -> float | None:
-        """Entropy in nats of the target tokens of pairs, an end token each; None without pairs.
+        """Entropy in nats of the target tokens of pairs, one end token each; None without pairs.
 
-        A model that knows how frequent each target token is, and nothing else, has this loss.
+        It is the loss of a model that knows only how frequent each target token is.
         """
         value = self.meta.get("target_entropy")
         return float(value) if isinstance(value, float) else None
@@ -148,7 +148,7 @@ class TokenStore:
     def unigram_entropy(self) -> float:
         """Entropy in nats of the distribution of the tokens that are not special.
 
-        A model that knows how frequent each token is, and nothing else, has this masked-LM loss.
+        It is the masked-LM loss of a model that knows only how frequent each token is.
         """
         counts = np.asarray(self.unigram_counts, dtype=np.float64).copy()
         counts[list(asdict(self.special_ids).values())] = 0.0
@@ -156,7 +156,7 @@ class TokenStore:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Return the entropy in nats of the distribution that counts, (vocab_size,), give."""
+    """Return the entropy in nats of the distribution with these counts, (vocab_size,)."""
     counts = counts[counts > 0]
     if not counts.size:
         return 0.0
@@ -167,8 +167,8 @@ def entropy(counts: np.ndarray) -> float:
 def is_store(path: str | Path) -> bool:
     """Return true when `path` is a directory that holds a complete token store.
 
-    A store of version 1, which has its arrays beside the manifest, counts too: opening it says why
-    it is refused.
+    A store of version 1, which has its arrays beside the manifest, counts too, so that opening it
+    explains why it is refused.
     """
     path = Path(path)
     has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
@@ -177,7 +177,7 @@ def is_store(path: str | Path) -> bool:
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
     """Compute the fingerprint of a store from its tokenizer's and the sha256 of shards by array."""
-    # Run records hold fingerprints, so the numbers are the versions that stores once had.
+    # Records of old runs hold fingerprints, so these version numbers stay as they once were.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -225,7 +225,7 @@ def open_store(
         _verify(store)
     elif len(store.counts) == 1:
         fetch(store.counts[0].name)
-        open_shard(store, 0)  # says now what is missing
+        open_shard(store, 0)  # raises now if a file is missing
     return store
 
 
@@ -244,7 +244,7 @@ def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> 
             f"tokenizer in {path / 'tokenizer'}, or build the corpus again with the one you want."
         )
     unigram = np.array(map_array(path, COUNTS, OFFSET_DTYPE, store.vocab_size))
-    total = sum(unigram.tolist())  # of numpy's integers a sum can wrap around
+    total = sum(unigram.tolist())  # numpy's sum could overflow
     if unigram.min() < 0 or total != store.num_tokens:
         raise damaged(path, f"{COUNTS}.bin adds up to {total}, not {store.num_tokens}")
     check_manifest(path, header)
@@ -299,7 +299,7 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
     shards = tuple(map(ShardEntry.read, header["shards"]))
     whole = tuple(header[name] for name in ShardEntry._fields[1:4])
     sums = tuple(map(sum, zip(*(shard[1:4] for shard in shards), strict=True)))
-    if sums != whole:  # nor are there no shards
+    if sums != whole:  # also refuses an empty list of shards
         raise ValueError(f"the shards add up to {sums}, not {whole}")
     if len({shard.name for shard in shards}) < len(shards):
         raise ValueError("two shards of one name")

@@ -1,4 +1,4 @@
-"""Writing a token store; `bert_jax.data.store` says how it lies on disk and reads it."""
+"""Writing a token store; `bert_jax.data.store` describes its layout and reads it."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ _SUMS = ("num_tokens", "num_sentences", "num_documents")
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Make sure that ids, (n,) integers, can be stored: jax reads past a table without a word.
+    """Check that ids, (n,) integers, can be stored: jax would read past a table silently.
 
     Raises:
         UserError: an id outside the vocabulary, or a special one other than [UNK].
@@ -46,9 +46,9 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 class ShardWriter:
     """A shard that is written block by block, in memory that does not grow with the shard.
 
-    A context manager. The shard is built in `path.tmp-<process>` beside `path` and renamed by
-    `finish`, in the place of a shard that was there; leaving the block without `finish`, by an
-    error or not, removes what was written. `write_manifest` makes a store of shards.
+    A context manager. The shard is built in `path.tmp-<process>` beside `path`; `finish` renames it
+    and replaces an older shard. Leaving the block without `finish`, by an error or not, removes
+    what was written. `write_manifest` makes a store from shards.
 
     Raises:
         UserError: `path` holds something else, or cannot be written.
@@ -58,7 +58,7 @@ class ShardWriter:
         self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.vocab_size)
         self.unigram_counts = np.zeros(tokenizer.vocab_size, OFFSET_DTYPE)
-        """(vocab_size,): how often each id occurs so far."""
+        """(vocab_size,): number of times that each id occurs so far."""
         self.num_tokens = self.num_sentences = self.num_documents = 0
         self._staged = StagedDirectory(path, _is_shard, overwrite=True)
         self.path = self._staged.target
@@ -167,14 +167,14 @@ def write_manifest(
     counts: Iterable[bytes | None] | None = None,
     **meta: Any,
 ) -> None:
-    """Make one store of shards that are complete, in their order, with further entries `meta`.
+    """Make one store from complete shards, in their order; `meta` are further manifest entries.
 
     `corpus.json` is written last: without it there is no store. Rename the directory only
     afterwards (`StagedDirectory`). `counts` are the contents of each shard's `unigram_counts.bin`,
-    None where that is missing; by default the files are read below `directory`.
+    None where it is missing; by default the files are read below `directory`.
 
     Raises:
-        UserError: No shards, one whose counts of ids are not as written, or the disk is full.
+        UserError: No shards, a shard with other counts of ids than its entry, or a full disk.
     """
     if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")

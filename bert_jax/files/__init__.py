@@ -1,5 +1,5 @@
-"""Files: bounded readers of what anyone may have written, whole replacement, leases, buckets.
+"""File access: limited readers of untrusted files, atomic replacement, leases, and buckets.
 
-`untrusted/` bounds bytes, depth and time of each format. Knows no model and no jax.
-Read first: untrusted/whole_file.py, staging.py.
+`untrusted/` limits bytes, depth and time for each format. The package knows no model. Read first:
+untrusted/whole_file.py, staging.py.
 """

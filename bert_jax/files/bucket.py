@@ -1,4 +1,4 @@
-"""Files of a bucket: read with patience, and kept on the local disk within a bound."""
+"""Files of a bucket: reads that are retried, and a cache of limited size on the local disk."""
 
 import contextlib
 import fcntl
@@ -15,30 +15,30 @@ from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.files.urls import bucket_failures, file_system
 
 _RANGE = 32 << 20
-"""Bytes of a read."""
+"""Bytes per read of a large file."""
 _SMALL = 64 << 20
 """Largest small file, such as a tokenizer's, in bytes."""
 _READ_SECONDS = 120.0
-"""Patience with one read, which is then tried again."""
+"""Longest duration of one read, which is then tried again."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
-"""Seconds between tries; each wait is twice the one before."""
+"""Seconds between tries: the first wait, doubled up to the longest."""
 
 
 class BucketAwayError(RuntimeError):
-    """A bucket out of reach for longer than the run waits; another start may reach it."""
+    """A bucket that was out of reach for longer than the run waits; a restart may reach it."""
 
     exit_code = 6
 
 
 class BucketFiles:
-    """Files below a URL; a read that fails is tried again until the bucket is given up."""
+    """Files below a URL; failed reads are retried until a timeout."""
 
     def __init__(self, url: str, read_timeout: float) -> None:
-        """Name gs://BUCKET/DIRECTORY, which may be out of reach for `read_timeout` seconds."""
+        """Set gs://BUCKET/DIRECTORY, and the seconds for which it may be out of reach."""
         self.url, self._read_timeout = url.rstrip("/"), read_timeout
         self._files = file_system(url)
         self.bytes_read = 0
-        """Bytes of all reads so far."""
+        """Number of bytes read so far."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Read a file, or the bytes [start, end) of a file.
@@ -57,19 +57,23 @@ class BucketFiles:
         return int(self._patiently(name, "info")["size"])
 
     def fetch_small(self, name: str, target: Path) -> None:
-        """Copy a small file to a path, unless it is already there."""
+        """Download a small file to `target`, unless it is there.
+
+        Raises:
+            UserError: The file is missing or too large; other errors as in `read`.
+        """
         if target.is_file():
             return
         try:
             size = self.size(name)
             if size > _SMALL:
-                raise UserError(f"{self.url}/{name} has {size:,} bytes; it is no file of ours")
+                raise UserError(f"{self.url}/{name} has {size:,} bytes; the limit is {_SMALL:,}")
             replace_file(target, self.read(name))
         except FileNotFoundError as error:
             raise damaged(self, name, "the file is missing") from error
 
     def names(self, directory: str) -> list[str]:
-        """Return the names of the files right below a directory; none where it is not there."""
+        """List the names of the files directly in a directory; empty if it does not exist."""
         try:
             entries = self._patiently(directory, "ls", detail=True)
         except FileNotFoundError:
@@ -105,22 +109,22 @@ class BucketFiles:
 
 
 class FileCache:
-    """Files of a bucket on the local disk, shared by processes: the last used, up to some bytes."""
+    """Cache of bucket files on disk, shared by processes; drops the least recently used."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
-        """Keep files below `root`, at most `most_bytes` of them."""
+        """Keep at most `most_bytes` bytes of files below `root`."""
         self._root, self._most = root, most_bytes
         self._found: dict[tuple[Path, int], str] = {}
-        """sha256 of what this process has read, by path and inode."""
+        """sha256 of the files that this process has checked, by path and inode."""
 
     def fetch(self, files: BucketFiles, name: str, target: Path, size: int, digest: str) -> None:
-        """Make a file of the bucket appear at a path below the root, whole.
+        """Make sure that the cache holds a bucket's file at `target`, a path below the root.
 
-        A file that is there is read at its first use: one that went bad is fetched again. The file
-        must have `size` bytes and the sha256 `digest`.
+        The file must have `size` bytes and the sha256 `digest`. A cached file is hashed at its
+        first use in a process, and fetched again if it is damaged.
 
         Raises:
-            UserError: The file is missing or another one, or the disk is full.
+            UserError: The file is missing or differs in the bucket, or the disk is full.
             BucketAwayError: See `BucketFiles.read`.
         """
         if self._has(target, size, digest):
@@ -183,7 +187,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def damaged(files: BucketFiles, name: str, what: str) -> UserError:
-    """Return the error of a file of a corpus."""
+    """Make the error for a damaged file of a corpus."""
     return UserError(
         f"the corpus {files.url} is damaged: {name}: {what}. Copy the file again from where the "
         "corpus was built, or build the corpus again"

@@ -1,4 +1,4 @@
-"""Files compared with the digests that were recorded when they were written."""
+"""Comparison of files with the digests that were recorded when they were written."""
 
 import contextlib
 import functools
@@ -17,14 +17,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object
 
 DIGESTS = "crc32c"
-"""Key of the digests of files in a record, by path; before there was sha256, seven times slower."""
+"""Key in a record for the CRC-32C of files by path; older records have the slower sha256."""
 RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
-"""Kinds of directories by the file that describes them."""
+"""Kind of directory by the name of the record file in it."""
 MAX_RECORD_BYTES = 1 << 24
 
 
 class Checks:
-    """Comparisons that a thread makes one after the other, while the files are used already."""
+    """Queue of file checks that a thread runs one by one while the files are already used."""
 
     def __init__(self) -> None:
         self._lock, self._todo = threading.Lock(), deque[Callable[[], None]]()
@@ -32,7 +32,7 @@ class Checks:
         self._fault: Exception | None = None
 
     def add(self, check: Callable[[], None]) -> None:
-        """Have the thread call a function that raises what differs."""
+        """Queue a function that raises an error if a file differs."""
         with self._lock:
             self._todo.append(check)
             if self._thread is None:
@@ -40,7 +40,7 @@ class Checks:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Return when all is compared; raise the first fault."""
+        """Wait for all checks; raise the first error."""
         while (thread := self._thread) is not None:
             thread.join()
         if self._fault is not None:
@@ -61,7 +61,7 @@ class Checks:
 
 @contextlib.contextmanager
 def checked(directory: Path) -> Iterator[None]:
-    """Call `check_recorded` while the body reads the directory; raise the fault after the body."""
+    """Run `check_recorded` while the body reads the directory; raise its error after the body."""
     checks = Checks()
     checks.add(lambda: check_recorded(directory, DIGESTS, "sha256"))
     yield
@@ -69,7 +69,7 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Refuse files that differ from the digests in a directory's record, the first of `keys`."""
+    """Raise a UserError if a file differs from its digest in the record, the first of `keys`."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)
@@ -84,7 +84,7 @@ def check_recorded(directory: Path, *keys: str) -> None:
 
 
 def differing(directory: Path, digests: Any) -> str:
-    """Return the path of a file that does not have its digest; "" where there is none."""
+    """Return the first path whose file is missing or has another digest; "" if there is none."""
     for name, digest in digests.items() if isinstance(digests, dict) else ():
         inside = not name.startswith("/") and ".." not in Path(name).parts
         kind = DIGESTS if len(f"{digest}") == 8 else "sha256"
@@ -95,24 +95,24 @@ def differing(directory: Path, digests: Any) -> str:
 
 
 def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dict[str, str]:
-    """Return the digest of each file below a directory by its path, but for one directory."""
+    """Compute the digest of each file below a directory by path, except in the directory `but`."""
     paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     files = [path for path in paths if path.parts[0] not in (but, ".lock")]
     return {path.as_posix(): digest_of(directory / path, kind) for path in files}
 
 
 def crc_of(pieces: Iterable[bytes]) -> str:
-    """Compute the CRC-32C of pieces, one after the other, in hex."""
+    """Compute the CRC-32C of pieces, one after the other, as 8 hex digits."""
     return f"{functools.reduce(google_crc32c.extend, pieces, 0):08x}"
 
 
 def json_crc(content: dict[str, Any]) -> int:
-    """Compute the CRC that a JSON object carries of its other entries."""
+    """Compute the CRC-32 of a JSON object, stored in the object beside the entries `content`."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
-    """Compute the digest of a file in hex."""
+    """Compute the digest of a file in hex; `kind` is `DIGESTS` or an algorithm of hashlib."""
     with open(path, "rb") as file:
         if kind == DIGESTS:
             return crc_of(iter(lambda: file.read(1 << 20), b""))

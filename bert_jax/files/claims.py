@@ -1,7 +1,7 @@
-"""Small files that one of several writers creates: what a lease on a directory is made of.
+"""Claims: small files by which processes agree who may write to a directory (see `lease`).
 
-A claim is created by exactly one writer, where no file has its name; renewed by its owner, which
-others see as a new version; and removed. Local disks, NFS and Cloud Storage all offer these three.
+Of several writers that create a claim, exactly one succeeds. Its owner renews the claim, which
+others see as a new version, and removes it. Local disks, NFS and Cloud Storage all offer this.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing_extensions import override
 from bert_jax.errors import UserError
 
 CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")
-"""Name of a claim; the number orders claims."""
+"""File name of a claim; later claims have higher numbers."""
 _MAX_BYTES = 4096
 
 
@@ -29,13 +29,13 @@ class Claims(Protocol):
         """List the numbers of all claims, in ascending order."""
 
     def create(self, number: int, content: bytes) -> bool:
-        """Create a claim; False where the number is taken."""
+        """Create a claim; return False if the number is taken."""
 
     def read(self, number: int) -> tuple[bytes, Hashable] | None:
-        """Read the content and the version of a claim; None where there is none."""
+        """Read a claim's content and version; return None if there is no such claim."""
 
     def renew(self, number: int, content: bytes) -> bool:
-        """Give an own claim a new version; False where the claim is gone or another's."""
+        """Give this process's claim a new version; return False if it is gone or another's."""
 
     def remove(self, number: int) -> None:
         """Remove a claim, if it is there."""
@@ -44,12 +44,13 @@ class Claims(Protocol):
 class LocalClaims(Claims):
     """Claims in a local directory or on NFS.
 
-    A version is the time that the file server gives the file: only its changes count, so no two
-    clocks are compared. Each look opens the file, because NFS clients ask the server only then.
+    A version is the file's modification time as the file server sets it. Versions are only compared
+    for equality, so clocks need not agree. NFS clients ask the server when a file is opened, so
+    every read opens it.
     """
 
     def __init__(self, directory: Path):
-        """Name the directory; `create` makes it where it is missing."""
+        """Set the directory; `create` makes it if it is missing."""
         self._directory = directory
         self._made: list[Path] = []
 
@@ -100,15 +101,15 @@ class LocalClaims(Claims):
         found = self.read(number)
         if found is not None and found[0] == content:
             with contextlib.suppress(FileNotFoundError):
-                os.utime(self._path(number))  # needs no space: a full disk ends no lease
+                os.utime(self._path(number))  # takes no space, so a full disk ends no lease
                 return True
-        os.stat(self._directory)  # raises where it is not mounted: nobody took it over
+        os.stat(self._directory)  # raises if it is not mounted; then nobody took it over
         return False
 
     @override
     def remove(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: a run was begun in what `create` made
+        with contextlib.suppress(OSError):  # not empty: a run has begun there
             for path in self._made:
                 path.rmdir()
         self._made = []
@@ -120,12 +121,12 @@ class LocalClaims(Claims):
 class BucketClaims(Claims):
     """Claims as objects of Cloud Storage; a version is the generation of the object.
 
-    Every write names the generation that it replaces, so the store itself refuses all but one of
-    several writers.
+    Every write names the generation that it replaces, so Cloud Storage accepts only one of several
+    concurrent writes.
     """
 
     def __init__(self, files: Any, url: str):
-        """Take the file system of gcsfs, without a cache of listings, and gs://BUCKET/DIRECTORY."""
+        """Set gcsfs's file system, which must not cache listings, and gs://BUCKET/DIRECTORY."""
         self._files = files
         self._bucket, _, self._root = url.removeprefix("gs://").partition("/")
         self._generation = ""
@@ -167,7 +168,7 @@ class BucketClaims(Claims):
                 "POST", url, self._bucket, uploadType="media", name=self._key(number),
                 ifGenerationMatch=generation, data=content, json_out=True,
             )  # fmt: skip
-        except FileExistsError:  # another generation, perhaps of a request whose answer was lost
+        except FileExistsError:  # perhaps our own earlier request, whose reply was lost
             found = self.read(number)
             if found is None or found[0] != content:
                 return False

@@ -37,37 +37,44 @@ class Times:
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time until another machine takes over; above the 60 s of an old state on network disks."""
+    """Time without a renewal until another machine takes over; above the 60 s for which network
+    disks may show an old state."""
     patience: float = 300.0
-    """Time to wait for a holder elsewhere; longer than launchers give a run to save and end."""
+    """Time to wait for a holder elsewhere; longer than launchers let a run save and end."""
     poll: float = 1.0
     """Time between two looks at another's lease."""
 
 
 class Lease:
-    """A claim on a directory, renewed by a thread."""
+    """The exclusive right to write to a directory, renewed by a thread."""
 
     def __init__(
         self, claims: Claims, name: str, times: Times, *, say: Callable[[str], None],
         exit: Callable[[int], Any] = os._exit, writer: str = "run", place: str = "work directory",
     ):  # fmt: skip
-        """Take nothing yet; `name` is the directory of `claims`, for messages."""
+        """Prepare the lease on the directory `name` by `claims`; `take` takes it.
+
+        `say` receives lines about the wait; `exit` ends the process when the lease is lost.
+        """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
         self._say, self._writer, self._place = say, writer, place
         self._own = json.dumps(_myself()).encode()
         self._number = 0
         self._content: bytes | None = None
-        """Content of another writer's lease at the last look; below, what that look saw."""
+        """Content of the other holder's claim at the last look; below, its version."""
         self._version: Any = None
         self._since = self._seen = 0.0
-        """Times of the first look at this holder, and of the last change."""
+        """Monotonic times of the first look at this holder and of its last renewal."""
         self._beats = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def take(self) -> bool:
-        """Take the lease; False: ask again later. A holder that lives is refused."""
+        """Try to take the lease; return False if the caller should try again after `Times.poll`.
+
+        A holder that lives on this machine, or renews for all of `Times.patience`, is a UserError.
+        """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
         if there and not self._is_over(*there[max(there)]):
@@ -79,13 +86,13 @@ class Lease:
         return True
 
     def _create(self, number: int, over: dict[int, bytes]) -> bool:
-        """Create the claim, and remove the claims of holders that are gone."""
+        """Create the claim `number`, and remove the claims `over` of holders that are gone."""
         if not self._claims.create(number, self._own):
             return False
         others = [each for each in self._claims.numbers() if each != number]
         now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
         if any(over.get(each) != content for each, content in now.items()):
-            # Another start created a claim meanwhile, and may give way to this one as well.
+            # Another start created a claim meanwhile: both give way and try again later.
             self._claims.remove(number)
             time.sleep(random.random() * self._times.poll)
             return False
@@ -101,7 +108,7 @@ class Lease:
                 return
             try:
                 held = self._claims.renew(self._number, self._own)
-            except Exception as error:  # whatever a network brings: the next beat tries again
+            except Exception as error:  # any network error: the next renewal tries again
                 _log.warning("The lease on %s cannot be renewed: %s", self._name, error)
                 return
         if held:
@@ -116,7 +123,7 @@ class Lease:
         self._exit(EXIT_CODE)
 
     def release(self) -> None:
-        """Leave the directory to others."""
+        """Give up the lease and stop renewing it."""
         with self._lock:
             number, self._number = self._number, 0
         self._done.set()
@@ -138,9 +145,9 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Say whether a holder is gone, by the newest state of its lease; refuse if it lives."""
+        """Decide by its claim whether a holder is gone; a UserError if the holder lives."""
         now, holder = time.monotonic(), dict[str, Any]()
-        with contextlib.suppress(UserError):  # its writer may have died before it was complete
+        with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")
             holder = found if isinstance(found, dict) else {}
         if content != self._content:
@@ -188,7 +195,7 @@ def _myself() -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Name what process numbers are unique in: this boot of this machine, or a container there."""
+    """Name the scope in which process ids are unique: this boot of this machine, or a container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -206,7 +213,7 @@ def _described(holder: dict[str, Any]) -> str:
 
 
 def _lives_here(holder: dict[str, Any]) -> str | None:
-    """Say how a holder lives on this machine; "": it died, None: that cannot be told."""
+    """Describe a holder that lives on this machine; "" if it died, None if that cannot be told."""
     pid = holder.get("pid")
     if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
         return None

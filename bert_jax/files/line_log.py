@@ -1,7 +1,7 @@
-"""A text file that lines are added to, and that a full disk does not hurt.
+"""An append-only text file whose writer survives a full disk.
 
 A logging failure must never stop a run. A line that cannot be written is kept in memory and
-written, in order, when the disk takes it again.
+written, in order, once the disk accepts it.
 """
 
 import collections
@@ -16,14 +16,14 @@ _log = logging.getLogger("bert_jax")
 
 
 class LineLog:
-    """Adds lines to a file, opened for each write as it may go; no method raises an OSError."""
+    """A log file, opened anew for each write in case it is removed; no method raises an OSError."""
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
-        """Name the file; at most `limit` lines wait in memory, beyond which the oldest are dropped.
+        """Set the file; at most `limit` lines wait in memory, and the oldest are dropped first.
 
-        Its directory is never made here: a missing one is not mounted. In a file that is `shared`
-        with other processes a line that was cut off stays, since others may have written behind it;
-        the next one begins on its own line.
+        A missing directory is never made: it may be a disk that is not mounted. In a file that
+        other processes write too (`shared`), a line that was cut off stays, since others may have
+        written after it; the next line begins on a new line.
         """
         self._path, self._shared, self._limit = path, shared, limit
         self._waiting: collections.deque[bytes] = collections.deque()
@@ -31,7 +31,7 @@ class LineLog:
         self._failing = False
 
     def write(self, line: str) -> None:
-        """Add a line, which must have no newline in it, after those that wait."""
+        """Append a line, which must have no newline in it, after the lines that wait."""
         self._waiting.append(line.encode() + b"\n")
         if len(self._waiting) > self._limit:
             self._waiting.popleft()
@@ -39,7 +39,7 @@ class LineLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait; where that fails they go on waiting."""
+        """Write the waiting lines; if that fails, they keep waiting."""
         if not self._waiting:
             return
         try:
@@ -59,24 +59,24 @@ class LineLog:
         self._failing, self._dropped = False, 0
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk, not only with the operating system."""
+        """Write the waiting lines and flush the file to the disk (fsync)."""
         self.flush()
         try:
             sync(self._path)
-        except FileNotFoundError:  # no line yet, or it went away: the next write says so
+        except FileNotFoundError:  # no line yet, or the file is gone: the next write reports it
             pass
         except OSError as error:
-            if not self._failing:  # flush has said so
+            if not self._failing:  # else flush has reported it
                 _log.warning("%s may not be on the disk: %s", self._path, error.strerror or error)
 
     def close(self) -> None:
-        """Try a last time to write the lines that wait."""
+        """Try a last time to write the waiting lines."""
         self.flush()
         if self._waiting:
             _log.warning("%s: %s lines are lost", self._path, f"{len(self._waiting):,}")
 
     def _append(self, file: int) -> None:
-        """Write the lines that wait, and forget the lines that are complete."""
+        """Write the waiting lines, and stop keeping each line that was written whole."""
         end = os.lseek(file, 0, os.SEEK_END)
         torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"
         data = b"\n" * torn + b"".join(self._waiting)

@@ -1,4 +1,4 @@
-"""Pictures: figures that need no window system, their look, and their files."""
+"""Pictures: figures that need no window system, their style, and their files."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ def new_figure(inches: tuple[float, float], title: str = "") -> Any:
 
     figure = Figure(figsize=inches, dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    if title:  # names of files and classes are no formulas
+    if title:  # a $ in a file or class name must not start a formula
         figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
     return figure
 
 
 def dress(axis: Any) -> None:
-    """Give an axis a light grid behind its curves, and no box."""
+    """Draw a light horizontal grid behind an axis's curves; remove its top and right borders."""
     axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,8 +1,8 @@
-"""The work directory as the loop sees it: a local directory, or one in a bucket.
+"""The work directory as the training loop sees it: a local directory, or one in a bucket.
 
-Checkpoints are written straight into a bucket. What a run appends to or reads by name
-(config.json, metrics.jsonl, tokenizer/ and so on) cannot lie there: an object is written as a
-whole. Those files lie in a local mirror, and `sync` uploads what changed.
+Checkpoints are written straight into a bucket. Files that a run appends to or opens by path
+(config.json, metrics.jsonl, tokenizer/ and so on) cannot be kept there, since an object can only be
+written whole. They lie in a local mirror, and `WorkDir.sync` uploads the changed ones.
 """
 
 import atexit
@@ -26,14 +26,14 @@ from bert_jax.files.claims import CLAIM, BucketClaims, Claims, LocalClaims
 from bert_jax.files.urls import bucket_failures, file_system, scheme
 
 _CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
-"""Directories of arrays, which are written and read where they are."""
+"""Directories of checkpoints, which are read and written in place, without the mirror."""
 _LARGEST = 1 << 30
 _log = logging.getLogger("bert_jax")
 
 
 @dataclass(frozen=True)
 class WorkDir:
-    """Where the parts of a work directory are."""
+    """Places of the parts of a work directory."""
 
     local: Path
     """config.json, metrics.jsonl, tokenizer/ and the other small files."""
@@ -44,19 +44,19 @@ class WorkDir:
     name: str
     """Path as it was given, for messages."""
     mirror: "_Mirror | None" = None
-    """None: `local` is the work directory itself."""
+    """Mirror of a bucket's small files at `local`; None: `local` is the work directory itself."""
     confirm: Callable[[], None] | None = None
     """Check before a save that this run still holds the directory; ends the process if not."""
 
     def claims(self) -> Claims:
-        """Return the claims in the directory, which make its lease."""
+        """Return the claims in the work directory, on which its lease is built."""
         if self.mirror is None:
             return LocalClaims(self.local)
         return BucketClaims(self.mirror.files, self.name)
 
     @contextlib.contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Raise what goes wrong in the block as an error that says `what` and what to do."""
+        """Replace an I/O error in the body by one with `what` before it; see `bucket_failures`."""
         if self.mirror is not None:
             with bucket_failures(f"{what} {self.name}", self.name):
                 yield
@@ -67,13 +67,13 @@ class WorkDir:
             raise UserError(f"{what} {self.name}: {error}") from error
 
     def sync(self, *, required: bool = False) -> None:
-        """Upload the small files that changed since the last call; locally, there are none.
+        """Upload the small files of a bucket's mirror that changed since the last call.
 
-        Process 0 confirms its lease on the directory first, then uploads; the others return at
-        once. Call it before each save, so that a run that is restarted from that save finds the
-        metrics up to it, and when the run ends. An upload that fails is logged as an error and
-        tried again at the next call; a `required` one, as the first of a run, raises UserError
-        where the bucket or the rights are missing, and else ConnectionError.
+        Process 0 first confirms its lease on the directory, then uploads; other processes return at
+        once. Call this at the end of a run and before each save, so that a run restarted from the
+        save finds the metrics up to it. A failed upload is logged and retried at the next call,
+        unless it is `required`: then a missing bucket or right is a UserError, and any other
+        failure a ConnectionError.
         """
         if jax.process_index() != 0:
             return
@@ -91,7 +91,7 @@ class WorkDir:
 
 
 def open_workdir(path: str | Path) -> WorkDir:
-    """Open a local directory, which need not exist, or gs://BUCKET/DIRECTORY with its small files.
+    """Open a work directory: a local path, which need not exist, or gs://BUCKET/DIRECTORY.
 
     Raises:
         UserError: Another scheme, no directory after the bucket, gcsfs is not installed, or the
@@ -134,8 +134,8 @@ class _Mirror:
         atexit.register(self._remove)
 
     def download(self, bucket: str) -> None:
-        """Fetch every file, except what lies below directories of checkpoints."""
-        self.files.info(bucket)  # a listing says the same of a missing bucket and an empty one
+        """Download every file outside the directories of checkpoints."""
+        self.files.info(bucket)  # fails if it is missing; its listing would just be empty
         root = self._url.removeprefix("gs://")
         try:
             entries = self.files.ls(root, detail=True)
@@ -156,8 +156,8 @@ class _Mirror:
                 raise UserError(f"{self._url} holds an object with the name {name!r}; remove it")
             if entry["size"] > _LARGEST:
                 raise UserError(
-                    f"{self._url}/{name} has {entry['size']:,} bytes, which is no file of a run; "
-                    "move it elsewhere"
+                    f"{self._url}/{name} has {entry['size']:,} bytes; a run's small files have at "
+                    f"most {_LARGEST:,}. Move it elsewhere"
                 )
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,13 +167,13 @@ class _Mirror:
             self._uploaded[name] = _signature(target)
 
     def upload(self) -> None:
-        """Upload what changed, each object whole; delete nothing, as cleaned local files would."""
+        """Upload each changed file whole; delete no object, even if its local file is gone."""
         self._failed = True
         for path in sorted(self.local.rglob("*")):
             name = path.relative_to(self.local).as_posix()
             if not path.is_file() or re.search(r"\.tmp\b", name):
                 continue
-            # Before reading: what is appended meanwhile comes next time.
+            # Taken before reading, so that lines appended meanwhile are uploaded next time.
             signature = _signature(path)
             if self._uploaded.get(name) == signature:
                 continue

@@ -1,4 +1,4 @@
-"""Directories and files that appear complete or not at all."""
+"""Files and directories that appear complete or not at all."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ _REASONS = {
 
 
 def disk_full(path: Path, error: OSError) -> UserError | OSError:
-    """Return the error of a failed write: a `UserError` for disk, quota or rights."""
+    """Return a `UserError` for a full disk, missing rights and the like, else `error` itself."""
     space = (errno.ENOSPC, errno.EDQUOT)
     if error.errno not in _REASONS:
         return error
@@ -45,23 +45,25 @@ def disk_full(path: Path, error: OSError) -> UserError | OSError:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file; its bytes are on the disk on return."""
+    """Write a file and flush it to the disk."""
     path.write_bytes(data)
     sync(path)
 
 
 @contextlib.contextmanager
 def staged_file(path: Path) -> Iterator[Any]:
-    """Open a binary file that appears whole when the body ends well, and else not at all.
+    """Open a binary file that replaces `path` when the body succeeds; a failed body leaves nothing.
 
-    A missing directory is made. What a dead process, which holds no lock, has left is removed. A
-    full disk, or a directory that cannot be written, is a `UserError`.
+    Missing parent directories are made, and temporary files of dead processes removed.
+
+    Raises:
+        UserError: The disk is full, or the directory cannot be written.
     """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
-            with contextlib.suppress(OSError):  # between opening and locking, it is a young one
+            with contextlib.suppress(OSError):  # a young file may be open and not locked yet
                 if time.time() - left.stat().st_mtime > _YOUNG_SECONDS and _is_abandoned(left):
                     left.unlink()
         with open(temporary, "w+b") as file:
@@ -86,7 +88,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable."""
+    """Flush a file's content, or a directory's entries, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,10 +98,10 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def signals_wait() -> Iterator[None]:
-    """Ctrl-C and SIGTERM that come in the body are acted on at its end.
+    """Delay Ctrl-C and SIGTERM until the body ends.
 
-    Between making a thing and knowing that it is to be removed, nothing may be raised. It only acts
-    in the main thread, the one that Python lets handle signals.
+    So no exception falls between making a directory and noting that it must be removed. Outside the
+    main thread, the only one in which Python handles signals, nothing is delayed.
     """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
@@ -117,17 +119,15 @@ def signals_wait() -> Iterator[None]:
 
 
 class StagedDirectory:
-    """Builds `target` under a temporary name beside it; one rename makes it appear.
+    """A directory that is built under a temporary name beside `target`; one rename makes it appear.
 
     As a context manager: the body fills `.path` and calls `commit()`; leaving without a commit
-    removes what was written. A directory left by a process that died is removed by the next build
-    of the same target: its owner holds a file lock, which the kernel drops with the process, so a
-    recycled process number cannot mislead.
+    removes what was written. The builder holds a file lock, which the kernel drops when the process
+    dies; the next build of the same target removes temporary directories that nobody locks.
 
-    An existing `target` is replaced if `overwrite` is set and `replaceable` says that it is of the
-    kind built here, after the new one is complete; else it is refused. With `resume` the temporary
-    name is `target.unfinished`, one build at a time may have it, and leaving without a commit keeps
-    what was written for the next build.
+    An existing target is replaced when the new one is complete, and only with `overwrite` and if
+    `replaceable(target)` is true; else it is a UserError. With `resume` the temporary name is
+    `target.unfinished`, one build at a time may use it, and without a commit its files stay.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class StagedDirectory:
         return sorted(p for p in self.target.parent.iterdir() if ours.fullmatch(p.name))
 
     def _recover(self) -> None:
-        """Remove what dead processes left; put an old target back that lost its successor."""
+        """Remove what dead processes left; restore an old target whose replacement never came."""
         for old in self._siblings("old"):
             if not self.target.exists():
                 old.rename(self.target)
@@ -198,7 +198,7 @@ class StagedDirectory:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return path
-        raise UserError(f"too many unfinished builds beside {self.target}; remove its .tmp-* ones.")
+        raise UserError(f"{self.target} has 1,000 unfinished builds; remove {self.target}.tmp-*.")
 
     def _take(self) -> Path:
         path = self.target.with_name(f"{self.target.name}.unfinished")
@@ -216,7 +216,7 @@ class StagedDirectory:
         return path
 
     def commit(self) -> None:
-        """Put all that was written on the disk, and rename to the target's name."""
+        """Flush all written files to the disk and rename the directory to the target."""
         self._check_target()
         (self.path / _LOCK).unlink()
         for folder, _, names in os.walk(self.path):
@@ -233,7 +233,7 @@ class StagedDirectory:
         self._committed = True
 
     def close(self) -> None:
-        """Remove what was written unless it was committed or is to be resumed; once only."""
+        """Remove what was written unless it is committed or resumable; call this only once."""
         if not self._committed and not self._resume:
             _remove(self.path)
         os.close(self._lock)
@@ -246,7 +246,7 @@ class StagedDirectory:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory into which threads of a save that failed may write a little longer."""
+    """Remove a directory; retry for a second, as threads of a failed save may still write to it."""
     for _ in range(50):
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
@@ -259,7 +259,7 @@ def _is_abandoned(path: Path) -> bool:
     try:
         descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
     except FileNotFoundError:
-        # Between mkdir and the lock, or committed this moment: do not touch a young one.
+        # Without a lock file the directory was just made, or is being committed: spare young ones.
         try:
             return time.time() - path.stat().st_mtime > _UNLOCKED_GRACE_SECONDS
         except FileNotFoundError:

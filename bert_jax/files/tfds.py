@@ -1,7 +1,7 @@
-"""TensorFlow Datasets without TensorFlow: preparing a data set, reading one that is prepared.
+"""TensorFlow Datasets without TensorFlow: prepare a data set, and read a prepared data set.
 
-The library unpacks archives by TensorFlow, and takes an archive as unpacked where its directory is
-there. So archives are unpacked here, within bounds, and the preparation is started again.
+The library unpacks archives with TensorFlow, but skips an archive whose target directory exists. So
+this module unpacks the archives, within limits, and calls the library again.
 """
 
 import contextlib
@@ -18,23 +18,24 @@ _ARCHIVES = {
     ".zip": ("ZIP", extract_zip), ".tar.gz": ("TAR_GZ", extract_tar),
     ".tgz": ("TAR_GZ", extract_tar), ".tar": ("TAR", extract_tar),
 }  # fmt: skip
-"""Compressions by the end of file names: the library's name, and the function that unpacks."""
+"""Archive formats by file suffix: the library's name, and the function that unpacks."""
 
 
 class PreparedSplit(NamedTuple):
-    """Examples of a prepared data set."""
+    """One split of a prepared data set."""
 
     features: Any
-    """Features by name; classes have their names."""
+    """Feature types by name, with the names of classes."""
     examples: Any
-    """A sequence of dicts."""
+    """Sequence of examples, each a dict by feature name."""
     version: str
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Return a split of a data set, such as glue/cola, that is prepared; messages name it `name`.
+    """Open a split of a prepared data set, such as glue/cola; messages name it `name`.
 
-    A missing library, data set, split or preparation is a `UserError`; nothing is downloaded.
+    Raises:
+        UserError: The library, data set or split is missing, or the data set is not prepared.
     """
     tfds = _library(name)
     try:
@@ -45,31 +46,33 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
         raise UserError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
     if not prepared:
         raise UserError(
-            f"{name} is not prepared: {builder.data_path} is not there (TFDS_DATA_DIR names "
-            f"another directory). Prepare it once: bert-jax tfds {dataset}"
+            f"{name} is not prepared: {builder.data_path} does not exist. Prepare it once with "
+            f"bert-jax tfds {dataset}, or set TFDS_DATA_DIR if it is elsewhere"
         )
     return PreparedSplit(builder.info.features, examples, str(builder.version))
 
 
 def prepare_tfds(dataset: str) -> Path:
-    """Write a data set such as glue/cola as array_record files, once; return its directory.
+    """Download a data set such as glue/cola, write it as array_record files; return its directory.
 
-    It goes where TFDS_DATA_DIR says, by default to ~/tensorflow_datasets. What cannot be
-    downloaded, unpacked or prepared without TensorFlow is a `UserError`.
+    The parent directory is TFDS_DATA_DIR, or ~/tensorflow_datasets. A prepared data set is kept.
+
+    Raises:
+        UserError: The download, the unpacking or the preparation failed, or needs TensorFlow.
     """
     tfds = _library(dataset)
     try:
         builder = tfds.builder(dataset, file_format="array_record")
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: of configurations
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: a configuration
         raise UserError(f"{dataset}: {_first_line(error)}") from error
     downloads = Path(builder.data_dir_root) / "downloads"
     extracted = downloads / "extracted"
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    # An archive may be fetched only after another was unpacked; each round unpacks one or more.
+    # An archive may be fetched only once another is unpacked; each round unpacks at least one.
     while True:
         try:
-            # Its bars go to stderr; what it prints is that TensorFlow is not there.
+            # Progress bars go to stderr; stdout only complains that TensorFlow is missing.
             with contextlib.redirect_stdout(io.StringIO()):
                 builder.download_and_prepare(
                     download_dir=downloads,
@@ -82,9 +85,9 @@ def prepare_tfds(dataset: str) -> Path:
                 why = f"could not be prepared: {type(error).__name__}: {_first_line(error)}"
                 if "No module named 'tensorflow'" in str(error):
                     why = (
-                        "cannot be prepared: its code needs TensorFlow. Where that is installed, "
-                        f"run tfds build {dataset} --file_format=array_record; what it writes is "
-                        "read here"
+                        "cannot be prepared: its code needs TensorFlow. On a machine with "
+                        f"TensorFlow run tfds build {dataset} --file_format=array_record; bert_jax "
+                        "reads the result"
                     )
                 raise UserError(f"{dataset} {why}") from error
 
@@ -97,7 +100,7 @@ def _library(name: str) -> Any:
 
 
 def _unpack(downloads: Path, extracted: Path) -> int:
-    """Unpack the archives that are not unpacked yet; return how many."""
+    """Unpack the archives that are not unpacked yet; return their number."""
     count = 0
     for path in sorted(downloads.glob("*")):
         for suffix, (method, extract) in _ARCHIVES.items():

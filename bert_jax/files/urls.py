@@ -1,4 +1,4 @@
-"""Files by their names: local paths, gs://BUCKET/FILE, and hf://datasets/OWNER/NAME@COMMIT/FILE."""
+"""Files by name: local paths, gs://BUCKET/FILE, and hf://datasets/OWNER/NAME@COMMIT/FILE."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bert_jax.errors import UserError
 
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs"), "hf": ("huggingface_hub", "hub")}
-"""Package that a scheme needs, and the extra of this package that installs it."""
+"""Package that a scheme needs, and bert_jax's extra that installs it."""
 _VERSIONS = ("generation", "blob_id", "etag", "ETag", "mtime", "last_modified", "LastModified")
 
 
@@ -21,11 +21,11 @@ class FileState(NamedTuple):
     size: int
     """Bytes."""
     version: str
-    """Time of the last change in nanoseconds; in a store, its number of the content."""
+    """Modification time in nanoseconds; in a store, the store's version, such as a generation."""
 
 
 def scheme(path: str | Path) -> str | None:
-    """Return the scheme of a URL, such as "gs", also with one slash, as of a Path; else None."""
+    """Return the scheme of a URL, such as "gs", else None; "gs:/x", as in a Path, counts too."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 
@@ -36,7 +36,7 @@ def is_url(name: str | Path) -> bool:
 
 
 def file_system(url: str) -> Any:
-    """Return fsspec's file system for a URL; refuse unknown schemes and missing packages."""
+    """Return fsspec's file system for a URL; a UserError if unknown, or a package is missing."""
     kind = scheme(url) or ""
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:
@@ -50,13 +50,13 @@ def file_system(url: str) -> Any:
         )
     import fsspec
 
-    for protocol in ("gs", "gcs"):  # other processes write too
+    for protocol in ("gs", "gcs"):  # other processes write, so a cached listing would be stale
         fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
     return fsspec.filesystem(kind)
 
 
 def file_state(name: str) -> FileState:
-    """Return size and version of a file; refuse a file that is missing or out of reach."""
+    """Return size and version of a file; a UserError if the file is missing or out of reach."""
     with _read_failures(name):
         if not is_url(name):
             status = os.stat(name)
@@ -70,29 +70,29 @@ def file_state(name: str) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a file to read, in a store by ranges; failures, in the body too, are `UserError`s."""
+    """Open a file to read, a remote file by ranges; failures, also in the body, are UserErrors."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
 
 
 def match_urls(pattern: str) -> list[str]:
-    """List the files, sorted, that a URL names, perhaps with `*`, `?` and `**`."""
+    """List the remote files, sorted, that a URL or a glob (`*`, `?`, `**`) matches."""
     files = file_system(pattern)
     prefix = pattern[: pattern.index("://") + 3]
     with _read_failures(pattern):
         if not re.search(r"[*?\[]", pattern):
-            with contextlib.suppress(FileNotFoundError):  # isfile() takes every error for that
+            with contextlib.suppress(FileNotFoundError):  # isfile() would hide other errors
                 return [pattern] if files.info(pattern)["type"] == "file" else []
             return []
         return sorted(prefix + found for found in files.glob(pattern) if not found.endswith("/"))
 
 
 def upload(directory: Path, url: str) -> None:
-    """Copy what lies in a local directory to below a URL; each file appears whole.
+    """Copy the files of a local directory to a URL; each file appears whole.
 
-    Manifests, `corpus.json`, come last: what they describe is there. A store that cannot be written
-    is a `UserError`.
+    Manifests, `corpus.json`, come last, so that the files they describe exist. A store that cannot
+    be written is a UserError.
     """
     files = file_system(url)
     with failures_named(f"cannot write {url}", url):
@@ -112,7 +112,7 @@ def _read_failures(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures_named(what: str, name: str) -> Iterator[None]:
-    """Raise failures of a file, or of a store, as UserErrors that begin with `what`."""
+    """Replace I/O errors in the body by UserErrors whose message begins with `what`."""
     try:
         if scheme(name) in ("gs", "gcs"):
             with bucket_failures(what, name):
@@ -128,9 +128,9 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Raise faults of the bucket, the network or the rights as errors that say what to do.
+    """Replace errors of a bucket, the network or the rights by errors that say what to do.
 
-    A missing bucket or right is a UserError; a ConnectionError says that another try may help.
+    A missing bucket or right becomes a UserError, other failures a ConnectionError: try again.
     """
     import aiohttp
     import google.auth.exceptions

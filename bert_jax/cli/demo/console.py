@@ -26,12 +26,12 @@ def print_commands(commands: Sequence[Sequence[str]]) -> None:
 
 
 def command_lines(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Return shell commands that work where the demo was started."""
+    """Return shell commands that work in the directory where the demo was started."""
     return [shlex.join([*_program(), *arguments]) for arguments in commands]
 
 
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
-    """Return the configuration of the run that is there, if any; refuse another objective."""
+    """Read the configuration of the run there, None if none; UserError for another objective."""
     if not (run / "config.json").exists():
         return None
     there = read_config(run)

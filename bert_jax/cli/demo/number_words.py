@@ -25,7 +25,7 @@ from bert_jax.training.pretrain.train import train
 
 CONFIG = "configs/translate/numbers.py"
 LEAST_EXACT = 0.99
-"""Share of the unseen numbers whose digits must all be right."""
+"""Smallest share of the unseen numbers that must be translated exactly."""
 NUM_TRAIN, NUM_UNSEEN = 20_000, 2_000
 FIRST_DRAWN = 5_001
 """Smallest number that may be drawn; training has all smaller numbers."""
@@ -101,10 +101,9 @@ def run_demo(config_name: str, workdir: Path) -> int:
 
 
 def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
-    """Make the vocabulary of some number words, and of digits, each its own token.
+    """Make a vocabulary of number words and of digits, each a token of its own.
 
-    Hyphens are tokens, too. Digits after the first continue a word, so that numbers decode
-    unbroken.
+    Hyphens are tokens, too. Digits after the first continue a word: numbers decode without spaces.
     """
     words = sorted({word for text in texts for word in re.findall(r"\w+|-", text)})
     digits = "0123456789"

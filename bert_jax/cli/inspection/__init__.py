@@ -1,1 +1,1 @@
-"""Answers about runs and corpora: status, replay, lineage, evaluation, corpora."""
+"""Inspection of runs and corpora: status, replay, lineage, evaluation, corpora."""

@@ -1,4 +1,4 @@
-"""Held-out masked-LM loss by position and masking rate, a measure of reading long rows."""
+"""Held-out masked-LM loss by position and masking rate, which shows how a model uses long rows."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ DEFAULT_RATES: tuple[float, ...] = (0.05, 0.15, 0.3)
 class PositionLosses:
     """Sums over held-out rows for R masking rates and K buckets of positions.
 
-    A position is the number of tokens before a token in its segment, [CLS] included. A token sees
-    no other segment of a packed row, so its place in the whole row would mean nothing.
+    A token's position is the number of tokens before it in its segment, [CLS] included. The place
+    in the whole row would mean nothing, since a token sees no other segment of a packed row.
     """
 
     step: int
@@ -42,9 +42,9 @@ class PositionLosses:
     rates: tuple[float, ...]
     """Shares of the tokens that are predicted."""
     loss: np.ndarray
-    """(R, K) float64, nats."""
+    """(R, K) float64: sums of the losses, nats."""
     correct: np.ndarray
-    """(R, K) float64."""
+    """(R, K) float64: tokens predicted correctly."""
     count: np.ndarray
     """(R, K) float64: masked tokens."""
 
@@ -84,7 +84,7 @@ def evaluate_by_position(
     Arguments and further errors as in `open_heldout`.
 
     Raises:
-        UserError: A rate is no share, or the run learns no masked words.
+        UserError: A rate is not in (0, 1] or comes twice, or the run's objective is not masked_lm.
     """
     for rate in rates:
         if not 0 < rate <= 1:
@@ -102,7 +102,7 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
     objective = run.settings.objective
     if not isinstance(objective, MaskedLM):
         raise UserError(
-            "the run's objective is not masked_lm; losses by position are those of masked words"
+            "the run's objective is not masked_lm; losses by position are losses of masked words"
         )
     given = {field.name: getattr(objective, field.name) for field in fields(MaskedLM)}
     masking = replace(objective.masking, rate=max(rates), max_predictions=None)

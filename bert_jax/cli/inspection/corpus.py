@@ -30,7 +30,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
-"""Number of tokens read of a larger corpus."""
+"""Number of tokens to read of a corpus that has more."""
 _BLOCK = 1 << 20
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
@@ -187,7 +187,7 @@ def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray
 
 
 def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:
-    """Return 64 bits of each document's tokens and their order; `starts` is (n + 1,)."""
+    """Return a hash of each document's tokens in order, (n,) uint64; `starts` is (n + 1,)."""
     tokens = np.asarray(shard.tokens[starts[0] : starts[-1]]).astype(np.uint64)
     sizes = np.diff(starts)
     begins = starts[:-1] - starts[0]

@@ -31,7 +31,7 @@ from bert_jax.training.steps.state import StepConfig, state_shardings
 from bert_jax.training.steps.step import make_eval_step
 
 _TOKENS = 1 << 15
-"""Tokens of a batch, unless a single row is longer."""
+"""Largest number of tokens in a batch, unless a single row has more."""
 
 _log = logging.getLogger("bert_jax")
 
@@ -62,8 +62,8 @@ def open_heldout(
 ) -> HeldOutRun:
     """Read a checkpoint and plan rows of held-out text.
 
-    Rows may be longer than in training, up to the model's positions, which `model.positions` `rope`
-    does not limit; a warning then gives the longest row of training.
+    Rows may be longer than in training: up to the learned positions of the model, or of any length
+    if `model.positions` is `rope`. A warning then names the longest row of training.
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
@@ -107,7 +107,7 @@ def open_heldout(
 
 
 def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
-    """Put the parameters of a checkpoint that the objective uses onto a mesh."""
+    """Put those parameters of a checkpoint that the objective uses onto a mesh."""
     shardings = state_shardings(settings, mesh).params
     return jax.device_put({name: params[name] for name in shardings}, shardings)
 
@@ -168,7 +168,7 @@ def compared_lines(
 ) -> Iterator[str]:
     """Yield a line for each of several checkpoints of one model, with its metrics on held-out text.
 
-    All checkpoints see the rows of the last checkpoint, from its corpus.
+    All checkpoints are evaluated on the same rows: the last checkpoint's, from its corpus.
 
     `names` are checkpoints as WORKDIR@STEP or WORKDIR; other arguments as in `open_heldout`.
 

@@ -67,8 +67,8 @@ def check_lineage(
     """Trace a directory and compare its ancestors with their digests; nothing changes.
 
     `name` is a directory as `trace` takes it, or WORKDIR@STEP; `near` are further directories to
-    search for ancestors by name. If `quick`, only the records are compared. `say` receives a line
-    before each read of content.
+    search for ancestors by name. If `quick`, only the records are compared. `say` is called with a
+    line before each read of content.
 
     Raises:
         UserError: Nothing with a lineage is there, or a record is malformed.
@@ -182,9 +182,9 @@ def _lines(checked: Checked, depth: int) -> Iterator[str]:
         yield from _lines(each, depth + 1)
     for state, number in files.items():
         if number > _MOST_FILES and state != "differs":
-            yield f"{'  ' * (depth + 1)}{number - _MOST_FILES:,} sources more - {_WORDS[state]}"
+            yield f"{'  ' * (depth + 1)}{number - _MOST_FILES:,} more sources - {_WORDS[state]}"
 
 
 def has_difference(root: Checked) -> bool:
-    """Say whether the content of an ancestor differs from a record."""
+    """Return true if the content of an ancestor differs from a record."""
     return any(each.state == "differs" for each in root.walk())

@@ -41,7 +41,7 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
     names = [f"{begin:,}\u2013{end - 1:,}" for begin, end in itertools.pairwise(edges)]
     axis.set_xticks(range(len(names)), names)
     axis.set_xlim(-0.5, len(names) - 0.5)
-    axis.set_xlabel("position in the document, or in its piece of a row's length (tokens)")
+    axis.set_xlabel("position in the document, or in its piece if longer than a row (tokens)")
     axis.set_ylabel("held-out masked-LM loss (nats per token)")
     dress(axis)
     axis.legend(loc="best", fontsize=9, framealpha=0.85, edgecolor="none")

@@ -40,12 +40,12 @@ TARGET_LEGEND = (
 def replay_batch(
     workdir: Path | str, step: int, *, corpus: str | None = None, max_rows: int | None = None
 ) -> str:
-    """Decode batch `step` of a run, with the masks of its training.
+    """Decode batch `step` of a pretraining run, with the masks that it had in training.
 
     `corpus` replaces the directory that the step's phase used in training.
 
     Raises:
-        UserError: No run there, a step outside it, or another corpus.
+        UserError: No run there, a step outside the run, or a corpus other than the run's.
     """
     work = open_workdir(workdir)
     config = read_config(work.local)
@@ -225,7 +225,7 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Return the text of each name, from the tokens with that name."""
+    """Join the tokens of each name (a segment, or side of a pair) to a text."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -261,7 +261,7 @@ def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
 def label_texts(
     objective: HeadKind, spec: LabelSpec, tokenizer: Tokenizer, batch: Batch
 ) -> list[str]:
-    """Write the label of each row for people; empty where the rows have none.
+    """Format the label of each row for people; "" where the rows have none.
 
     `batch` has the rows of one trial, without padding rows: labels (B, ...), tokens (B, L).
     """

@@ -148,7 +148,7 @@ def _checkpoints(status: PretrainStatus) -> str:
     if not status.checkpoints:
         return "none yet"
     if not status.verified:
-        return f"none that was read back; not read back: {_steps(others)}"
+        return f"none was read back; not read back: {_steps(others)}"
     text = f"step {status.verified[-1]:,} is the newest that was read back"
     if status.verified[:-1]:
         text += f"; before it {_steps(status.verified[:-1])}"
@@ -170,7 +170,7 @@ def _time(status: RunStatus) -> list[str]:
     if status.num_starts > 1:
         title += f", and {duration(status.down_seconds)} between them"
     if status.num_killed:
-        title += f"; {status.num_killed} ended without a word"
+        title += f"; {status.num_killed} ended without a record"
     return [
         "",
         title,

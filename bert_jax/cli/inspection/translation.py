@@ -26,7 +26,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Rise of the loss with wrong sources, in nats a token, if a decoder reads its source."""
+"""Smallest rise of the loss, in nats a token, by wrong sources if the decoder reads its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -41,12 +41,13 @@ def evaluate_pairs(
 ) -> dict[str, Any]:
     """Translate a file and score the translations against another file, line by line.
 
-    Files have a sentence a line; `corpus` replaces the run's, for the best constant caption.
+    Files have a sentence a line; `corpus` replaces the run's corpus, whose targets are the
+    candidates for the best constant caption.
 
     Returns:
-        `bleu`, `chrf` with intervals and signatures, `exact` (share of the translations that are
-        the reference), `floors`, `ceiling`, losses in nats a target token, `by_length`; see
-        `translation_lines`.
+        `bleu`, `chrf` with intervals and signatures, `exact` (share of the translations that equal
+            the reference), `floors`, `ceiling`, losses in nats a target token, `by_length`; see
+            `translation_lines`.
 
     Raises:
         UserError: No translation run there, unequal numbers of lines, an empty line, or files that
@@ -94,7 +95,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     floors = found["floors"]
     copied = f"{floors['copy']:.1f} copies of the sources"
     if floors["constant"] is None:
-        fixed = "the training corpus is not there, so no constant caption is known (--corpus)"
+        fixed = "no constant caption is known: the training corpus is missing (name it: --corpus)"
     else:
         fixed = f"{floors['constant']:.1f} one caption for all: {floors['constant_text']!r}"
     lines.append(f"{'floors':13} {copied}; {fixed}")
@@ -103,18 +104,19 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     )
     if not found["ceiling"]:
         lines.append(
-            "Note: BLEU counts runs of four words, which no reference has; look at exact and chrF"
+            "Note: BLEU needs texts of at least four words, and no reference has four; look at "
+            "exact and chrF"
         )
     loss, swapped = found["loss"], found["loss_swapped"]
     lines.append(f"{'loss':13} {loss:.3f} nats a target token")
     if swapped is not None:
         gap = swapped - loss
         lines.append(
-            f"{'swapped':13} {swapped:.3f} with the sources of other pairs: {gap:.3f} more"
+            f"{'swapped':13} {swapped:.3f} with the sources of other pairs: {gap:z.3f} more"
         )
         if gap < LEAST_GAP:
             lines.append(
-                f"Warning: wrong sources raise the loss by {gap:.3f} nats a token, less than "
+                f"Warning: wrong sources raise the loss by {gap:z.3f} nats a token, less than "
                 f"{LEAST_GAP}: the decoder ignores its source"
             )
     if found["cut"]:
@@ -150,13 +152,13 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
 def losses(
     saved: SavedModel, sources: Sequence[str], targets: Sequence[np.ndarray]
 ) -> tuple[float, float | None]:
-    """Compute the loss of the references, in nats a token with the end token, without smoothing.
+    """Compute the loss of the references, in nats a token, end tokens included, without smoothing.
 
     The model is on a device; `targets` are token ids without special tokens.
 
     Returns:
         The loss, and the loss with each source moved to another pair (None for a single pair). The
-        two are equal for a decoder that ignores its source.
+            two are equal if the decoder ignores its source.
     """
     special, limit = saved.tokenizer.special_ids, saved.max_length
     rows = [
@@ -227,7 +229,7 @@ def _translations(translator: Translator, sources: Sequence[str]) -> Iterator[di
 
 
 def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
-    """Return some training targets of the run; none where the run's corpus is missing."""
+    """Return some training targets of the run; empty if the run's corpus is missing."""
     name = corpus or saved.origin.config.get("data", {}).get("corpus", "")
     try:
         store = open_corpus(name).train

@@ -17,20 +17,19 @@ _HELDOUT = "heldout"
 
 
 class Lineage(groups.Json):
-    """Print the chain of files from which a model or a run came.
-
-    Each digest on the way is checked.
+    """Trace a model back to its runs and files, and check digests.
 
     $ bert-jax lineage out/reviews --near work
     $ bert-jax lineage work/tiny@15000 --json
     """
 
     directory: Given[Annotated[str, "MODEL"]]
-    """Work directory (or WORKDIR@STEP), export, import, grown model, average, model in Hugging
-    Face's format, or corpus."""
+    """Directory of a run (or WORKDIR@STEP), an export, an import, a grown or averaged model, a
+    model in Hugging Face's format, or a corpus."""
     near: tuple[Directory, ...] = ()
-    """Further directory to search for ancestors, by name and digest: an export does not record the
-    place of its source. The directory beside an export is always searched. May be repeated."""
+    """Further directory to search for ancestors, by name and digest, since an export does not
+    record the place of its source. The directory beside an export is always searched. May be
+    repeated."""
     quick: bool = False
     """Compare only the records, without reading checkpoints, stores and files."""
 
@@ -58,13 +57,14 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     corpus: Given[CorpusPlace]
     """Directory of `bert-jax corpus`, or one store of it."""
     part: Literal["train", "heldout"] = "train"
-    """Store of the corpus."""
+    """Store to look at."""
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
-    """Pairing of the rows, as data.pairing of a run (default: none, or translation for pairs)."""
+    """Pairing of the rows, as data.pairing (default: translation for a corpus of pairs, else
+    none)."""
     length: Count = 128
     """Number of tokens in a row."""
     documents: Count = 5
-    """Number of the longest, and of the shortest, documents to print."""
+    """Number of longest documents, and of shortest documents, to print."""
     full: bool = False
     """Read all documents of a corpus above 50 million tokens, not an evenly spaced sample."""
 
@@ -100,12 +100,12 @@ class Contamination(groups.Workers, groups.Json):
     """
 
     corpus: Given[CorpusPlace]
-    """Directory of `bert-jax corpus`, whose store `train` is read; or text as `bert-jax corpus
+    """Directory of `bert-jax corpus`, whose store `train` is read, or text as `bert-jax corpus
     --input` takes it."""
     against: tuple[Annotated[str, "FILE"], ...]
-    """Evaluation texts: squad:FILE, glue:DIR, or a file: .txt with an example a line, .tsv or .csv
-    with an example a row, .jsonl with an example an object; heldout: the held-out documents of the
-    corpus. May be repeated."""
+    """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file:
+    .txt with an example a line, .tsv or .csv an example a row, .jsonl an example an object. May be
+    repeated."""
     similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
     """Lowest Jaccard similarity of word 5-shingles that counts as a near-duplicate."""
     out: Annotated[Path | None, "FILE.json"] = None

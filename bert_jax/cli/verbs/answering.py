@@ -27,8 +27,8 @@ def run_verb(
 ) -> int:
     """Answer the texts on the command line, or the lines of files; without both, standard input.
 
-    `make` makes the predictor of a model on a device; `same` are fields with the same value for all
-    records, None where they are not given.
+    `make` makes the predictor of a model that is on a device; `same` are fields with one value for
+    all records, None if not given.
     """
     table = check_files(asked)
     saved = read_model(asked.model)

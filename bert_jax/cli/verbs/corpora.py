@@ -146,22 +146,22 @@ class Cleaning(Verb):
     filter: tuple[Annotated[str, "NAME"], ...] = ()
     """Published filters that drop documents or lines: a group (gopher, gopher-quality,
     gopher-repetition, c4), a single filter, or a filter with other bounds, NAME=LOW:HIGH. May be
-    repeated; an unknown name lists all."""
+    repeated; an unknown name lists all filters."""
     language: Annotated[str, "CODE[:P]"] = ""
-    """Language to keep, such as de; de:0.9 with the lowest probability (default: 0.8)."""
+    """Language to keep, such as de; de:0.9 also sets the lowest probability (default: 0.8)."""
     drop_duplicates: Commas[str] = ()
     """Kinds of duplicates to drop, separated by commas. exact: documents with the same words as an
     earlier document, or equal training pairs. paragraphs: paragraphs with the same words as an
     earlier paragraph. near: documents whose word 5-shingles have a Jaccard similarity of at least
     0.8 with an earlier document; near=0.7 sets another limit."""
     without: tuple[Annotated[str, "FILE"], ...] = ()
-    """Evaluation texts, as `bert-jax contamination --against` takes them; paragraphs that share an
-    n-gram of 13 words with them are left out. May be repeated."""
+    """Evaluation texts to keep out, as `bert-jax contamination --against` takes them: paragraphs
+    that share an n-gram of 13 words with them are left out. May be repeated."""
     keep_dropped: Directory | None = None
     """Directory for samples of dropped documents, with the reason."""
 
     def cleaning(self) -> "CleaningConfig":
-        """Return the rules that the options set; refuse options without sense or effect."""
+        """Return the rules that the options set; a UserError for options without effect."""
         from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 
         language, colon, threshold = self.language.partition(":")
@@ -198,19 +198,19 @@ class OfText(Cleaning):
     TITLE: ClassVar[str] = "text"
 
     splitter: Literal["fast", "lines", "syntok"] | None = None
-    """Method of splitting sentences (default: fast); lines: a sentence a line."""
+    """Sentence splitter (default: fast); lines: each line is a sentence."""
     by_column: Annotated[str, "COLUMN"] = ""
     """Column with few values, such as lang; each value gets its own corpus below --out."""
     estimate: bool = False
     """Read a sample and estimate the cost of the build; nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
     """Engine of the build. local: processes of this machine; ray: Ray on this machine;
-    ray:HOST:PORT: the cluster with that head; ray:auto: this node's cluster."""
+    ray:HOST:PORT: the cluster whose head is there; ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, "MB"] = None
-    """Size of the files that make one shard, a task of the engine; twice as much text or more makes
-    a corpus of shards (default: 1024)."""
+    """Size of the input files of one shard; each shard is a task of the engine. Input below twice
+    this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
-    """Directory that all nodes can reach, for finding duplicates (default: beside --out)."""
+    """Directory that all nodes can reach, for the search for duplicates (default: beside --out)."""
 
 
 class OfPairs(Verb):

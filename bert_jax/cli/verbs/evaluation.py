@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
     """Evaluation on held-out text."""
 
-    TITLE: ClassVar[str] = "a run of pretraining, or a pretrained model, on held-out text"
+    TITLE: ClassVar[str] = "a pretraining run or a pretrained model, on held-out text"
 
     length: Annotated[int | None, "N"] = None
     """Number of tokens in a row (default: as in the last phase)."""
@@ -30,8 +30,8 @@ class Labelled(Verb):
     TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
 
     data: Annotated[str | None, "FILE"] = None
-    """File in the format of the run's files, for GLUE also a split (default: the run's dev and test
-    data; --data dev or --data test scores one of them). --columns sets fields of the task."""
+    """Labelled file in the format of the run's files, for GLUE also a split; dev or test: that part
+    of the run's own data (default: both). --columns sets fields of the task."""
     report: Directory | None = None
     """Directory for report.md and report.json (scores by class with intervals, confusion, the most
     confident mistakes) and a picture."""
@@ -48,8 +48,8 @@ class Pairs(groups.Beams):
     TITLE: ClassVar[str] = "a model that translates, on pairs of files"
 
     pairs: tuple[Annotated[str, "FILE"], Annotated[str, "FILE"]] | None = None
-    """Files of source sentences and references, a line each; prints sacreBLEU's BLEU and chrF with
-    intervals, floors, losses, a table by source length."""
+    """Files of source sentences and references, one a line; prints sacreBLEU's BLEU and chrF with
+    intervals, floors, losses, and a table by source length."""
 
 
 class Vectors(groups.Rerank):
@@ -58,13 +58,14 @@ class Vectors(groups.Rerank):
     TITLE: ClassVar[str] = "a model that makes vectors, on one of three test sets"
 
     retrieval: Directory | None = None
-    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or one of its files
-    of judgements; prints nDCG@10, MRR@10, recall@100 and MAP beside BM25's."""
+    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or one of its
+    judgement files; prints nDCG@10, MRR@10, recall@100 and MAP beside the scores of BM25."""
     sts: Annotated[str | None, "FILE"] = None
-    """Table of scored pairs of texts (query, document, score); prints Spearman's correlation of the
-    scores with the cosines."""
+    """Table of text pairs with scores (query, document, score); prints Spearman's correlation of
+    the scores with the cosines."""
     clustering: Annotated[str | None, "FILE"] = None
-    """Table of texts with classes (text, label); prints k-means' V-measure, mean of 10 runs."""
+    """Table of texts with classes (text, label); prints the V-measure of k-means, mean of 10
+    runs."""
     dimensions: Commas[int] = ()
     """Lengths of prefixes of the vectors to score as well, such as 256,128,64."""
 
@@ -166,7 +167,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
         if self.step is not None:
             raise UserError(
-                f"--step is {self.step}; losses by position are of the newest checkpoint"
+                f"--step is {self.step}; --by-position evaluates the newest checkpoint, so leave "
+                "--step out"
             )
         rates = tuple(each / 100 for each in self.masking_rates) or DEFAULT_RATES
         losses = evaluate_by_position(

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 
 
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
-    """Write a model in a format of other software, and prove it.
+    """Export a model to another format, and check that outputs agree.
 
     A fine-tuning run exports its best model.
 
@@ -19,10 +19,10 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
     """
 
     to: Literal["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx", "peft"]
-    """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: an encoder
-    that makes vectors. stablehlo: one program for CPU, CUDA and TPU, which for a translator
-    includes the search. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft: only
-    the low-rank updates and the head of a run with lora.rank, for PEFT."""
+    """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: for an
+    encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU, for a translator with
+    its search. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft: only the
+    low-rank updates and the head of a run with lora.rank, for PEFT."""
     quantize: Literal["int8"] | None = None
     """Quantization of matrices to 8 bits by ONNX Runtime, for onnx; the proof reports the loss of
     precision."""
@@ -87,10 +87,10 @@ class Average(groups.IntoDirectory, groups.StoreRows):
     last: Annotated[int | None, "K"] = None
     """Number of newest checkpoints of each WORKDIR to average."""
     method: Literal["mean", "ema"] = "mean"
-    """Average: mean with equal weights, or ema, an exponential moving average in the given
+    """Kind of average: mean with equal weights, or ema, an exponential moving average in the given
     order."""
     decay: Annotated[float | None, "D"] = None
-    """Weight of the average so far at each further checkpoint of ema (default: 0.9)."""
+    """Weight that ema gives the average so far at each further checkpoint (default: 0.9)."""
     evaluate: bool = False
     """Print the held-out loss of each checkpoint and of the average."""
 
@@ -120,9 +120,9 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 
 
 class Import(groups.IntoDirectory, groups.Tolerance):
-    """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and prove it.
+    """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check it.
 
-    The proof needs Transformers.
+    If Transformers is installed, its outputs and token ids are compared.
 
     $ bert-jax import bert-base-cased --out work/cased
     $ bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt
@@ -132,8 +132,8 @@ class Import(groups.IntoDirectory, groups.Tolerance):
     """Directory in Hugging Face's format, TensorFlow checkpoint of the original code (its directory
     or prefix), or name on the Hugging Face Hub."""
     add_tokens: File | None = None
-    """File of tokens to add to the vocabulary, one a line; each starts as the mean of its former
-    pieces."""
+    """File of tokens to add to the vocabulary, one a line; the embedding of each starts as the mean
+    of the tokens that spelled it before."""
     gelu: Literal["tanh", "erf"] | None = None
     """Meaning of gelu in a TensorFlow checkpoint: tanh as in the original code (default), or erf as
     in its first release and in Transformers."""
@@ -162,7 +162,7 @@ class Import(groups.IntoDirectory, groups.Tolerance):
 
 
 class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
-    r"""Make the first weights of a larger model from a smaller one.
+    r"""Make the initial weights of a larger model from a smaller one.
 
     MODEL is a run of pretraining (its newest intact checkpoint) or what `import` or `export` wrote.
     --corpus: measure the masked-LM loss of both models on the held-out text of a corpus.
@@ -179,7 +179,7 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     """Pretraining configuration whose section model has the sizes (default: MODEL's own)."""
     preserve: bool = False
     """Divide weights by the number of copies of their inputs, so that a wider model starts with
-    nearly the loss of MODEL; otherwise MODEL's values stay, as in ModernBERT's tiling."""
+    nearly the loss of MODEL; otherwise weights are copied unchanged, as in ModernBERT's tiling."""
 
     CONFIGURED: ClassVar[bool] = True
 

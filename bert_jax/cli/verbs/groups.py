@@ -33,10 +33,10 @@ class Json(Verb):
     """The format of the output."""
 
     json: bool = False
-    """Print JSON, in place of lines for people."""
+    """Print JSON instead of lines for people."""
 
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
-        """Print JSON, written in so many ways of `json.dumps`, or lines."""
+        """Print `found` as JSON, with options `how` of `json.dumps`, or else the lines."""
         written = {"indent": 2, **how}
         print(json.dumps(found, **written) if self.json else "\n".join(lines))
 
@@ -59,7 +59,7 @@ class Checkpoint(Verb):
     """One checkpoint of a run."""
 
     step: int | None = None
-    """Step of the only checkpoint to read (default: the newest; `verify`: all)."""
+    """Step of the checkpoint to read (default: the newest; `verify`: all)."""
 
 
 class Seed(Verb):
@@ -81,7 +81,7 @@ class IntoDirectory(Verb):
     """The directory that a verb writes."""
 
     out: options.Directory
-    """Directory to write; it appears only when complete."""
+    """Directory to write; it appears when it is complete."""
 
 
 class IntoFile(Verb):
@@ -103,7 +103,7 @@ class Tolerance(Verb):
     """The proof of a converted model."""
 
     tolerance: NonNegative = 1e-4
-    """Largest permitted difference of a state or a logit from the source."""
+    """Largest permitted difference of a hidden state or logit from the source."""
 
 
 class Workers(Verb):
@@ -141,13 +141,13 @@ class Columns(Verb):
 
     columns: tuple[Annotated[Text, "FIELD=COLUMN,..."], ...] = ()
     """Names of columns in tables, or of fields in JSON lines, separated by commas:
-    text=review,label=stars; a column without a name has its number from 1. Also the format of CSV
-    and TSV files: header=False, delimiter=;, quoting=False."""
+    text=review,label=stars; in a table without names, the column's number from 1. Also the format
+    of CSV and TSV files: header=False, delimiter=;, quoting=False."""
 
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the columns by field, and the format of a table.
 
-        Fields must be among `known`; without known fields any name passes.
+        Fields must be among `known`, if given; other fields or values are a UserError.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
@@ -181,8 +181,8 @@ class Device(Verb):
     """The device of a model."""
 
     device: Annotated[str | None, "NAME"] = None
-    """Device: cpu, gpu, tpu, or a numbered one such as gpu:1 (default: the first that JAX
-    finds)."""
+    """Device for the model: cpu, gpu, tpu, or a numbered one such as gpu:1 (default: JAX's
+    first)."""
 
     def opened(self, place: str) -> "SavedModel":
         """Read a model onto the device."""
@@ -196,7 +196,7 @@ class Rerank(Verb):
     """The reranker of a search."""
 
     rerank: ModelPlace | None = None
-    """Fine-tuned model of pairs, with one score or two classes, that reorders the first
+    """Model fine-tuned on pairs of texts, with one score or two classes; it reorders the first
     --candidates passages."""
     candidates: Count = 100
     """Number of passages that --rerank reorders."""
@@ -210,8 +210,8 @@ class Beams(Verb):
     num_beams: Count = 5
     """Number of hypotheses that each step keeps; 1 is greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha, which divides
-    scores."""
+    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha, by which a
+    hypothesis's score is divided."""
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty, see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0
@@ -233,10 +233,10 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """A verb that answers texts."""
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Format of the files; auto goes by the suffix, for standard input by the first line."""
+    """Format of the files; auto: by the suffix, for standard input by the first line."""
     out: options.File | None = None
-    """File for the answers, .jsonl; `embed` also writes .npy and .parquet, `translate` a line for
-    each text. The file appears complete or not at all (default: standard output)."""
+    """File for the answers: .jsonl, for `embed` also .npy or .parquet; `translate` writes a line
+    for each text. The file appears when it is complete (default: standard output)."""
     batch_tokens: Count | None = None
     """Largest number of tokens in a batch (default: 1024)."""
     on_error: Literal["fail", "skip"] = "fail"

@@ -73,8 +73,8 @@ class Answer(groups.AskingRows, groups.Top):
     context_file: File | None = None
     """File with the text that contains the answers."""
     null_threshold: Annotated[str, "ODDS"] = "auto"
-    """Odds above which "no answer" is given; none: always answer; auto: the best value on the run's
-    dev data, else none."""
+    """Odds of "no answer" above which no answer is given; none: always answer; auto: the best value
+    on the run's dev data, else none."""
     max_answer_tokens: Count | None = None
     """Largest number of tokens in an answer (default: as in the run, else 30)."""
 
@@ -116,9 +116,9 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
     prefix: Text | None = None
     """Beginning of every translation."""
     alignments: bool = False
-    """Print the source word that the decoder attended to most for each target word
-    (cross-attention, mean over layers and heads); often, not always, the target word translates
-    it."""
+    """Print, for each target word, the source word that the decoder attends to most
+    (cross-attention, mean over layers and heads); this is often, but not always, the word that it
+    translates."""
 
     PLAIN: ClassVar[bool] = True
 
@@ -166,10 +166,10 @@ class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):
     pooling: Literal["mean", "max", "cls", "pooler", "last", "weighted"] | None = None
     """Pooling of the tokens' states into a vector (default: the model's own, else mean)."""
     layers: Annotated[str, "LAYERS"] = "-1"
-    """Layer, several layers (1,6,12) or a range (--layers=-4:-1) to average; 0 is the embeddings,
-    -1 the last layer."""
+    """Layer whose states to pool, or several to average: 1,6,12 or a range, --layers=-4:-1. 0: the
+    embeddings; -1: the last layer."""
     no_special_tokens: bool = False
-    """Exclude [CLS] and [SEP] from mean and max."""
+    """Exclude [CLS] and [SEP] from mean and max pooling."""
     normalize: bool | None = None
     """Divide each vector by its length (default: the model's own setting, else no)."""
 

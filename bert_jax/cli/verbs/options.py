@@ -36,7 +36,7 @@ Given = Annotated[T, _POSITIONAL]
 Commas = Annotated[tuple[T, ...], _COMMAS]
 """Values separated by commas; other tuples are options that may be repeated."""
 Text = Annotated[str, "TEXT"]
-"""Words in which a ~ stays; a text in an annotation is the metavar of a value."""
+"""Text in which a leading ~ is not expanded; a string in an annotation is an option's metavar."""
 ModelPlace = Annotated[str, "MODEL"]
 RunPlace = Annotated[str, "WORKDIR"]
 CorpusPlace = Annotated[str, "CORPUS"]
@@ -62,7 +62,7 @@ _NUMBERS = {int: "a whole number", float: "a finite number"}
 @dataclass(frozen=True, kw_only=True)
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Verb:
-    """A frozen dataclass: a verb with the values of its options, or options of several verbs."""
+    """A verb with the values of its options, or options of several verbs; a frozen dataclass."""
 
     command_line: str = ""
     """The whole command, for people."""
@@ -144,9 +144,9 @@ class Option(NamedTuple):
 
 
 def options(verb: type[Verb]) -> list[Option]:
-    """Return a verb's own options before its groups' options, and positional options in reverse.
+    """Return a verb's options: named ones, its own before inherited ones, then positional ones.
 
-    A positional option with any number of values is last.
+    Inherited positional options come first, and one with any number of values last.
     """
     hints = typing.get_type_hints(verb, include_extras=True)
     defaults = {field.name: field.default for field in fields(verb)}
@@ -163,7 +163,7 @@ def options(verb: type[Verb]) -> list[Option]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of one verb, whose help is read from the source when somebody asks."""
+    """A parser of one verb; the help is read from the source when somebody asks for it."""
 
     def __init__(self, verb: type[Verb] | None = None, lax: bool = False, **more: Any) -> None:
         """Add the options of a verb; a lax parser lets required ones be missing."""
@@ -179,7 +179,7 @@ class Parser(argparse.ArgumentParser):
             option.add_to(groups[option.title])
 
     def format_help(self) -> str:
-        """Fill in the notes of the fields and their defaults."""
+        """Format the help, with the notes of the fields and their defaults."""
         if self.verb is not None:
             self.description = inspect.cleandoc(self.verb.__doc__ or "")
             texts = notes(self.verb)
@@ -199,7 +199,7 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings]
 
     def error(self, message: str) -> NoReturn:
-        """Refuse arguments in one line."""
+        """Raise a UserError of one line for wrong arguments."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -209,8 +209,9 @@ class Parser(argparse.ArgumentParser):
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     """Make a verb from the arguments after its name.
 
-    Refuse an option that the verb does not have by the nearest or the new option; a value of
-    another type or out of bounds; a missing option.
+    Raises:
+        UserError: An unknown option (names the nearest or new option), a missing option, or a value
+            of another type or out of bounds.
     """
     parser = Parser(verb, prog=f"bert-jax {name}")
     for argument in argv[: argv.index("--") if "--" in argv else None]:
@@ -223,7 +224,7 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     known = {option.name: option for option in options(verb)}
     for several in (each.name for each in known.values() if each.is_several):
         found[several] = found.get(several) or []
-        # What stands behind an option, too: argparse takes only what is before it.
+        # Add the values after an option: argparse takes only the values before it.
         at = rest.index("--") if "--" in rest else len(rest)
         before, after = rest[:at], rest[at + 1 :]
         rest = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]

@@ -50,7 +50,7 @@ class Configured(Verb):
     """A configuration of a run."""
 
     config: Annotated[str, "FILE"]
-    """Name or Python file of a configuration, with an argument after a colon: bert_tiny,
+    """Configuration: a name or a Python file, with an argument after a colon: bert_tiny,
     my/bert.py, glue:mrpc. --config.SECTION.FIELD=VALUE sets any field."""
     fields: bool = False
     """List all fields of a configuration with their defaults and stop."""
@@ -65,7 +65,7 @@ class Configured(Verb):
         return PretrainConfig
 
     def loaded(self) -> Any:
-        """Read the configuration; refuse a wrong one, or one for the other kind of run."""
+        """Read the configuration; a UserError if it is wrong, or for the other kind of run."""
         from bert_jax.config.command_line import load_config
 
         try:
@@ -92,13 +92,13 @@ class Run(Configured):
     """Whether to join the other processes of a pod, a Slurm job or launch/local.py; auto joins
     where the environment names other processes."""
     join_timeout: Annotated[int, "SECONDS"] = 300
-    """Time to wait for the other processes."""
+    """Time to wait for the other processes of the run."""
     stopped_code: Annotated[int, "CODE"] = 0
     """Exit code of a run that SIGTERM stopped and saved before its last step. Launchers that
     restart runs pass 75; Ctrl-C on one process ends with 130."""
 
     def trained(self, config: Any, clock: "Clock") -> str:
-        """Train, and return the name of the signal that stopped the run, if any."""
+        """Train; return the name of the signal that stopped the run, "" if none did."""
         raise NotImplementedError
 
     def __call__(self) -> int:
@@ -176,7 +176,7 @@ class Finetune(Run):
         return FinetuneConfig
 
     def trained(self, config: Any, clock: "Clock") -> str:
-        """Fine-tune, or go on."""
+        """Fine-tune, or continue an unfinished run."""
         from bert_jax.training.finetune.folds import cross_validate
         from bert_jax.training.finetune.train import finetune
         from bert_jax.training.finetune.voice import NothingLearnedError
@@ -190,9 +190,9 @@ class Finetune(Run):
 
 
 class Plan(Configured, groups.Plot, groups.Json):
-    r"""Compile the train step for a TPU slice, without a TPU.
+    r"""Predict memory and time of training on TPUs, without a TPU.
 
-    --plot draws memory and time. data.corpus need not exist.
+    The train step is compiled for a TPU slice; data.corpus need not exist. --plot draws the result.
 
     $ bert-jax plan --config=bert_base --topology=v5e:16x16 --batch-per-chip=fast
     $ bert-jax plan --config=bert_large --topology=v5e:4x4 \
@@ -205,9 +205,9 @@ class Plan(Configured, groups.Plot, groups.Json):
     phase: Annotated[str, "N"] = "0"
     """Number of a phase in training.phases, or all."""
     batch_per_chip: Annotated[str, "N"] = ""
-    """Rows per chip in a micro-batch, in place of the configured batch. fit: find the largest.
-    fast: compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches, and the
-    batch with the highest MFU."""
+    """Rows per chip in a micro-batch, in place of the configured batch. fit: find the largest that
+    fits. fast: compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches,
+    and the batch with the highest MFU."""
     cache: Directory | None = None
     """Directory of compiled steps (default: ~/.cache/bert_jax/plan); none: no cache."""
 
@@ -293,8 +293,8 @@ class Predict(groups.OfRun, groups.IntoDirectory):
     """
 
     data: Annotated[str, "FILE"]
-    """File with the columns that the model was trained on, except perhaps labels; for GLUE also a
-    split, for example test."""
+    """File with the columns that the model was trained on, labels optional; for GLUE also a
+    split."""
 
     def __call__(self) -> int:
         from bert_jax.training.finetune.evaluate import predict_finetuned
@@ -305,7 +305,7 @@ class Predict(groups.OfRun, groups.IntoDirectory):
 
 
 class Replay(groups.OfRun, groups.StoreRows):
-    """Print a batch of a run, decoded: its masks, or its labels.
+    """Print a training batch as text, with its masks or labels.
 
     $ bert-jax replay work/tiny --step 100
     """

@@ -25,7 +25,7 @@ _QUERIES = 1024
 
 
 class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, groups.Device):
-    """Make files searchable by storing the vectors of their passages.
+    """Build a search index: the vectors of the passages of files.
 
     $ bert-jax index work/embedder notes/ --out notes.parquet
     $ bert-jax index work/embedder 'docs/**/*.md' faq.csv --columns text=answer --out docs.parquet
@@ -52,7 +52,7 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
         names, _ = self.named("text")
         sources, passed = found_sources(self.files, names.get("text", "text"))
         model = self.opened(self.model)
-        Embedder(model, kind="document", dimensions=self.dimensions)  # refuses what cannot be
+        Embedder(model, kind="document", dimensions=self.dimensions)  # refuses unfit dimensions
         room = min(self.passage_tokens or _PASSAGE_TOKENS, model.max_length)
         prefix = "" if model.embedding is None else model.embedding.document_prefix
         room -= num_special(model.tokenizer, False) + len(model.tokenizer.encode(prefix).ids)
@@ -104,7 +104,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     index: Given[Annotated[Path, "INDEX"]]
     """File of `bert-jax index`."""
     model: ModelPlace | None = None
-    """Model of the index, where the model has moved since the index was made."""
+    """Place of the index's model, if the model has moved since the index was made."""
 
     def __call__(self) -> int:
         from bert_jax.infer.embed import text_vectors
@@ -115,7 +115,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         opened = index.Index(self.index)
         place = self.model or f"{self.index}{index.LINK}"
         if not self.model and not Path(place).is_dir():
-            raise UserError(f"{place}, the link to {opened.by.model}, is gone; name it: --model")
+            raise UserError(f"{place}, the link to {opened.by.model}, is gone; give --model")
         model = self.opened(place)
         opened.check_model(model)
         reranker = Reranker(self.opened(self.rerank)) if self.rerank else None
@@ -132,7 +132,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         return 0
 
     def _queries(self) -> Iterator[list["Record"]]:
-        """Read the queries in parts; from a pipe, the lines available."""
+        """Read the queries in parts; from a pipe, as many lines as are there."""
         from bert_jax.infer.predictor import Given, chunks, text_field
         from bert_jax.infer.records import STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -181,7 +181,7 @@ def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
 class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     r"""Find hard negatives for pairs of queries and documents.
 
-    They train an embedding model or a reranker.
+    An embedding model or a reranker learns from them.
 
     $ bert-jax mine work/embedder pairs.jsonl --out mined.jsonl
     $ bert-jax finetune --config=embed --workdir=work/harder \
@@ -196,11 +196,11 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     negatives: Count = 5
     """Largest number of negatives for each pair."""
     margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
-    """Least difference between the pair's cosine and a negative's cosine; may be negative."""
+    """Smallest difference between the pair's cosine and a negative's cosine; may be below 0."""
     labelled: bool = False
     """Write a line for each pair and each negative, labelled 1 or 0, to train a reranker."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"
-    """Ranks to take negatives from, among the documents that do not answer the query."""
+    """Ranks from which to take negatives, among the documents that do not answer the query."""
 
     def __call__(self) -> int:
         from tqdm import tqdm
@@ -212,7 +212,7 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
         check_out(self.out, vectors=False)
         first, dash, last = self.ranks.partition("-")
         if not (dash and first.strip().isdigit() and last.strip().isdigit()):
-            raise UserError(f"--ranks is {self.ranks!r}; give a first and a last one, as 1-100")
+            raise UserError(f"--ranks is {self.ranks!r}; give a first and a last rank, as 1-100")
         config = mining.MineConfig(self.negatives, self.margin, int(first), int(last))
         names, written = self.named("query", "document", "text")
         columns = (names.get(field, field) for field in ("query", "document"))

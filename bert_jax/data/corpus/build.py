@@ -1,9 +1,8 @@
 """Raw text to a corpus: two token stores, `train` and `heldout`.
 
-Sources are divided into tasks, and each task makes one shard (`sharded`): one process reads,
-decompresses and divides into documents; workers split sentences and tokenize blocks of about a
-megabyte; the process appends what comes back, in order. The result is the same whatever the number
-of workers.
+Sources are divided into tasks, and each task makes one shard (`sharded`). One process reads,
+decompresses and divides into documents; workers split blocks of about a megabyte into sentences and
+tokenize them; the process appends their results, in order. The number of workers changes nothing.
 """
 
 import contextlib
@@ -61,7 +60,7 @@ class BuiltCorpus:
         return cls(path, open_store(path / "train"), heldout, written, seconds)
 
     def summary(self) -> str:
-        """Return counts, rate, and the sentence pairs of rows of the default length, for people."""
+        """Return counts, rate, and the loss of text in sentence pairs of the default length."""
         lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
@@ -112,8 +111,8 @@ def build_corpus(
 ) -> BuiltCorpus:
     """Make the directory `out` with the token stores `train` and `heldout`.
 
-    `Recipe` says what `tokenizer`, `heldout_rate` and `splitter` are, `build_corpora` the others.
-    `num_workers` processes do the work, by default one for each core; 1 is this process.
+    `tokenizer`, `heldout_rate` and `splitter` are as in `Recipe`, other options and errors as in
+    `build_corpora`. `num_workers` processes do the work (default: one a core; 1: only this one).
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     engine = Engine(num_workers)
@@ -166,7 +165,7 @@ def build_corpora(
     """
     begin = time.perf_counter()
     engine = engine or Engine()
-    get_splitter(recipe.splitter)  # says now what is missing
+    get_splitter(recipe.splitter)  # raises now if it is missing
     options = options or ReadOptions()
     wanted = (*options.keep, recipe.by_field, *itertools.chain(*FIELDS.values()))
     options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
@@ -212,8 +211,8 @@ def iter_texts(
 ) -> Iterator[str]:
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes` they are about so much text, evenly spread over the whole corpus, which is read
-    once; the sample is held in memory. Otherwise they are everything, streamed.
+    With `max_bytes`, yield about so much text, evenly spread over the whole corpus, which is read
+    once; the sample is held in memory. Without it, yield all text as it is read.
     """
     documents = (
         text.encode() for source in resolve_sources(sources, options) for text in source.texts()
@@ -228,7 +227,7 @@ def iter_texts(
 
 
 def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
-    """Every k-th piece, where k doubles whenever there are too many: one pass, no total needed."""
+    """Return every k-th piece; k doubles whenever they exceed `max_bytes`. Reads `blocks` once."""
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
     pieces = (
         b"".join(lines)

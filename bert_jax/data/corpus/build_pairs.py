@@ -1,4 +1,4 @@
-"""Pairs of texts to two token stores, `train` and `heldout`, and what people should know of them.
+"""Pairs of texts to two token stores, `train` and `heldout`, and a report about the pairs.
 
 A pair is a document of two sentences, source and target. As in `build`, the result is the same
 whatever the number of workers.
@@ -36,7 +36,7 @@ _MANY_EQUAL = 0.01
 
 @dataclass
 class Cases:
-    """Number of pairs with a peculiarity, and the first of them."""
+    """Number of pairs with some property, and the places of the first few."""
 
     count: int = 0
     first: list[Origin] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Cases:
 
 
 class BuiltPairs(NamedTuple):
-    """Result of `build_pairs`, and peculiarities of the pairs."""
+    """Result of `build_pairs`, and notable properties of the pairs."""
 
     path: Path
     train: TokenStore
@@ -69,19 +69,21 @@ class BuiltPairs(NamedTuple):
     text_bytes: int
     seconds: float
     empty: Cases
-    """Pairs without tokens on a side; in no store."""
+    """Pairs without tokens on one side, which are in no store."""
     duplicates: Cases
     """Pairs that occurred before, held-out files excluded."""
     dropped_duplicates: bool
-    """Whether these are in no store."""
+    """Whether the duplicates are left out of the stores."""
     equal: Cases
     """Pairs whose target is their source."""
     overlaps: tuple[tuple[int, str], ...]
-    """Number of held-out texts that are training texts too, and the first, by side."""
+    """Number of held-out texts that are training texts too, and the first of them, for each
+    side."""
     num_decoded: int
-    """Targets that were encoded and decoded: where one changes, no translation can be right."""
+    """Number of targets that were encoded and decoded, to see if a right translation is
+    possible."""
     changed: Sequence[tuple[str, str]]
-    """Targets that came back otherwise, and as what."""
+    """Targets that encoding and decoding changed, each with the result."""
     is_swapped: bool
     """Whether the held-out sources look like training targets, and the other way round."""
 
@@ -149,7 +151,7 @@ class BuiltPairs(NamedTuple):
 
 
 def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
-    """Say whether the sides of two parts, (2, vocab_size) counts of ids, match better crosswise."""
+    """Return true if sides of two parts, (2, vocab_size) counts of ids, match better crosswise."""
     train, heldout = (
         counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1.0)
         for counts in (train, heldout)
@@ -270,7 +272,7 @@ class _Seen:
         self._recent = np.zeros(0, np.uint64)
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """Add hashes, (n,), and say which came for the first time, (n,) bool."""
+        """Add hashes, (n,) uint64; return which of them are new, (n,) bool."""
         first = np.zeros(hashes.size, bool)
         first[np.unique(hashes, return_index=True)[1]] = True
         for known in (self._sorted, self._recent):
@@ -285,13 +287,13 @@ class _Seen:
 
 
 class _Part:
-    """A store of pairs while it is written, and what was met on the way."""
+    """A store of pairs that is being written, and properties of the pairs so far."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer, drops: bool) -> None:
         self.path, self.writer = path, ShardWriter(path / "shards" / "00000", tokenizer)
         self.empty, self.duplicates, self.equal = Cases(), Cases(), Cases()
         self.counts = np.zeros((2, tokenizer.vocab_size), np.int64)
-        """(2, vocab_size): how often each id occurs in sources and in targets."""
+        """(2, vocab_size): number of times that each id occurs in sources and in targets."""
         self.hashes: list[np.ndarray] = []
         self.tokenizer, self._drops, self._seen = tokenizer, drops, _Seen()
 
@@ -332,7 +334,7 @@ class _Part:
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
-    """Count the held-out texts of a side that are training texts, and return the first."""
+    """Count the held-out texts of a side that are training texts, and return the first of them."""
     texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
     known = np.flatnonzero(np.isin(texts, others))
     if store is None or not known.size:

@@ -1,7 +1,7 @@
-"""The account of a corpus: what its sources, licences, languages and tokenizer are.
+"""The account of a corpus: its sources, licences, languages and tokenizer.
 
 The tokenizer's coverage of the text is measured script by script. The account is a part of
-`corpus.json`, which the fingerprint of a store does not cover, and `CORPUS.md` says the same for
+`corpus.json` that a store's fingerprint does not cover, and `CORPUS.md` is the same account for
 people. The questions come from Gebru et al. 2021, "Datasheets for datasets", as far as a program
 can answer them.
 """
@@ -27,7 +27,7 @@ from bert_jax.terminal import markdown_table
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 OTHER = "digits and signs"
-"""Name of what has no letter."""
+"""Name, in place of a script, for text without a letter."""
 _HAN = ("CJK", "IDEOGRAPHIC", "KANGXI")
 _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 _NO_SCRIPT = ("COMBINING", "MATHEMATICAL", "MODIFIER", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")
@@ -43,10 +43,10 @@ class ScriptCounts:
     tokens: int = 0
     unknown: int = 0
     fallback: int = 0
-    """Tokens that are single bytes, or another part of a character."""
+    """Number of tokens that are single bytes, or another part of a character."""
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add other counts by name, such as what `as_json` made of them."""
+        """Add other counts by name, such as the result of `as_json`."""
         for name in vars(self):
             setattr(self, name, getattr(self, name) + other[name])
 
@@ -75,7 +75,7 @@ def text_script(text: str) -> str:
 
 
 def find_fallback(tokenizer: Tokenizer) -> Callable[[int], bool]:
-    """Return a function of an id: whether the token is a byte, or another part of a character."""
+    """Return a function that is true for the id of a byte, or of another part of a character."""
 
     @cache
     def is_part(id: int) -> bool:
@@ -133,9 +133,9 @@ def scripts_as_json(counts: Mapping[str, ScriptCounts]) -> dict[str, dict[str, A
 
 DATASHEET = "CORPUS.md"
 FIELDS = {"languages": ("language", "lang"), "licences": ("licence", "license")}
-"""Fields of a document that name its language and its licence."""
+"""Fields of a document that name its language or its licence."""
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
-"""Characters on which coverage is measured, in all and of one source."""
+"""Largest number of characters to measure coverage on, in all and of one source."""
 _MOST_ROWS = 100
 _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
@@ -150,7 +150,7 @@ class Amount(NamedTuple):
 class Tally:
     """Documents by language and licence, and the tokenizer's coverage of a sample of the text.
 
-    The sample is the beginnings of the sources.
+    The sample consists of the beginnings of the sources.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -201,10 +201,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Statements of whoever builds a corpus."""
+    """Statements by the builder of a corpus."""
 
     licence: str = ""
-    """Licence of the text; empty where nobody has named one."""
+    """Licence of the text; empty: not known."""
     command: str = ""
     """Command line of the build; empty from Python."""
 
@@ -249,7 +249,7 @@ def _date(seconds: float) -> str:
 
 
 def write_datasheet(directory: Path) -> None:
-    """Write `CORPUS.md` beside the stores of a corpus, from what their `corpus.json` say."""
+    """Write `CORPUS.md` beside the stores of a corpus, from their `corpus.json`."""
     headers = {
         part: read_json_object(directory / part / "corpus.json", max_bytes=MAX_HEADER_BYTES)
         for part in ("train", "heldout")
@@ -316,13 +316,13 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
 def _licences(account: Mapping[str, Any]) -> str:
     whole = "Unknown: nobody has said under which licence the text may be used."
     if said := account.get("licence"):
-        whole = f"{_code(said)}, as said by who built the corpus."
+        whole = f"{_code(said)}, as stated by the builder of the corpus."
     named = _amounts("licence by document", account.get("licences", {}))
     return "\n\n".join(filter(None, (whole, named)))
 
 
 def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
-    """Return the names and values of the rules that are set, one of a group each."""
+    """Yield the names and values of the rules that are set, each rule of a group separately."""
     for name, value in config.items():
         if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
             yield from _rules(value, f"{name}: ")
@@ -336,7 +336,7 @@ def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, st
 def _cleaning(header: Mapping[str, Any]) -> str:
     config, dropped = header.get("cleaning"), header.get("dropped")
     if not config and not dropped:
-        return "None: no filter and no search for duplicates was asked for."
+        return "None: neither a filter nor a search for duplicates was set."
     parts = []
     if isinstance(config, Mapping):
         rules = ([_code(name), _plain(value, 400)] for name, value in _rules(config))
@@ -377,7 +377,7 @@ def _amounts(what: str, amounts: Mapping[str, Any]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write the first rows of a table, and how many more there are."""
+    """Format the first rows of a table, and the number of further rows."""
     rows = list(rows)
     more = len(rows) - _MOST_ROWS
     rest = f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else ""
@@ -389,7 +389,7 @@ def _number(value: Any) -> str:
 
 
 def _plain(value: Any, most: int = 200) -> str:
-    """Return text on one line, without what ends a code span or a cell."""
+    """Return text on one line, without characters that end a code span or a table cell."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
 
 

@@ -25,7 +25,7 @@ class Document(NamedTuple):
     """Non-blank paragraphs, stripped, joined by newlines."""
     source: str
     number: int
-    """Number from 1 among the documents with text of the source, or of the part of it."""
+    """Number, from 1, among the non-empty documents of the source, or of its part."""
     fields: Mapping[str, Any] = NO_FIELDS
     """Further fields, such as a language: the fields in `ReadOptions.keep`, or the format's."""
 
@@ -39,13 +39,13 @@ class ReadOptions:
     keep: tuple[str, ...] = ()
     """Further fields that each document keeps, where its row has them."""
     line_documents: bool = False
-    """Text files: each line is a document, in place of blank lines between documents."""
+    """Whether each line of a text file is a document; otherwise blank lines separate documents."""
     newline_only: bool = False
-    r"""Text files: lines end only in \n or \r\n, as where two files are aligned line by line."""
+    r"""Whether lines of a text file end only in \n or \r\n, as where two files are aligned."""
     max_line_bytes: int = 16 << 20
-    """Longest line; longer ones are mostly binary files or a missing line end."""
+    """Longest line in bytes; a longer line mostly means a binary file or missing line ends."""
     max_document_chars: int = 64 << 20
-    """Longest document; longer ones are mostly files without blank lines."""
+    """Longest document in characters; a longer one mostly means a file without blank lines."""
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of a row that its document keeps."""
@@ -53,7 +53,7 @@ class ReadOptions:
 
 
 class Source(ABC):
-    """One place that text comes from; `size` and `bytes_read` count bytes of the file on disk."""
+    """A source of text; `size` and `bytes_read` count bytes of the file on disk."""
 
     unit = "bytes"
     """Unit of `size` in `record`."""
@@ -62,7 +62,7 @@ class Source(ABC):
     state: FileState | None = None
     """Size and version of the file when the source was named; None where there is no file."""
     part: tuple[int, int] | None = None
-    """Begin and end of the part that is read, in bytes or row groups; None: the whole."""
+    """Begin and end of the part to read, in bytes or row groups; None: everything."""
 
     def __init__(self, name: str, size: int = 0, field: str = "") -> None:
         self.name, self.size, self.bytes_read = name, size, 0
@@ -72,7 +72,7 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Read texts, maybe empty, with their fields; sets `_sha256` and `bytes_read`."""
+        """Yield texts, maybe empty, with their fields; sets `_sha256` and `bytes_read`."""
 
     def documents(self) -> Generator[Document, None, None]:
         """Read the source from its beginning.
@@ -98,25 +98,24 @@ class Source(ABC):
         return (document.text for document in self.documents())
 
     def divided(self, size: int) -> Sequence["Source"]:
-        """Return sources of about so many bytes each that together are this one.
+        """Divide the source into sources of about `size` bytes each.
 
-        Only the places of the cuts are read. A format that has to be read from its beginning is
-        not divided.
+        Only the text at the cuts is read. A format that is read from its start stays whole.
         """
         return [self]
 
     def head(self, size: int) -> "Source":
-        """Return a source of about the first bytes of this one, at least one document."""
+        """Return a source of about the first `size` bytes of this one, at least one document."""
         return _Head(self, size)
 
     def _of(self, part: tuple[int, int], size: int) -> "Source":
-        """Return the source of a part of this one, of so many bytes."""
+        """Return a copy that reads only `part`, of `size` bytes."""
         other = copy.copy(self)
         other.part, other.size = part, size
         return other
 
     def _check_state(self) -> None:
-        """Refuse, with a UserError, a file that is another one than when the source was named."""
+        """Raise a UserError if the file has changed since the source was named."""
         if self.state is not None and (now := file_state(self.name)) != self.state:
             raise UserError(
                 f"{self.name} changed while the corpus was built: it had {self.state.size:,} bytes "
@@ -149,7 +148,7 @@ class _Head(Source):
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        complete = 0  # bytes whose documents were all yielded: a source reads ahead
+        complete = 0  # bytes whose documents were all yielded; the source reads ahead of this
         with contextlib.closing(self._source.documents()) as documents:
             for document in documents:
                 if self._source.bytes_read != complete:
@@ -188,7 +187,7 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 
 
 def missing_field(field: str, present: list[str]) -> str:
-    """Say that a field is not there, which ones are, and the nearest of them."""
+    """Return a message that a field is missing, with the fields present and the nearest of them."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
     hint = f" Did you mean {near!r}?" if (near := nearest(field, present)) else ""
     return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

@@ -1,4 +1,4 @@
-"""Work of a corpus build's processes: a block of documents to arrays of token ids."""
+"""Work of a corpus build's processes: turn blocks of documents into arrays of token ids."""
 
 import hashlib
 import os
@@ -15,13 +15,14 @@ from bert_jax.data.store_writer import check_ids
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 LONGEST_SENTENCE = 62
-"""Tokens; half a row of 128. Longer sentences (a line that is a paragraph, a text without full
-stops) become pieces of at most half as many: what a sentence pair cannot hold is in no row."""
+"""Largest number of tokens in a sentence: half a row of 128. A longer one (a line that is a
+paragraph, a text without full stops) becomes pieces of at most half as many, since text that does
+not fit a sentence pair is in no row."""
 _ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
 
 
 class PairBlock(NamedTuple):
-    """Some pairs of a source, by its name, for `encode_pairs`."""
+    """Pairs of the source `name`, for `encode_pairs`."""
 
     name: str
     numbers: list[int]
@@ -46,20 +47,20 @@ class EncodedPairs(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some documents of a corpus, for `clean_and_encode`."""
+    """Documents of one corpus, for `clean_and_encode`."""
 
     corpus: str
-    """Name of the corpus that they go to; empty where there is one."""
+    """Name of their corpus; empty if there is only one."""
     source: str
-    """Name of their source; empty where they may be of several."""
+    """Name of their source; empty if they may come from several."""
     numbers: list[int]
-    """Number of each document among those that the pass reads, from 0."""
+    """Number of each document among the documents that the pass reads, from 0."""
     data: bytes
     """Texts in UTF-8, two newlines between documents."""
 
 
 class EncodedBlock(NamedTuple):
-    """A block's documents as arrays; documents that gave no token are left out."""
+    """A block's documents as arrays; documents without tokens are left out."""
 
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
     """Arguments for `ShardWriter.append`."""
@@ -116,7 +117,7 @@ def encode_block(block: bytes) -> EncodedBlock:
         for paragraph in document.decode().split("\n"):
             sentences += split(paragraph)
         ends.append(len(sentences))
-    # Nearly all sentences of a row follow another one.
+    # The prefix of a word is added, since nearly all sentences of a row follow another one.
     tokens, lengths = _encode(tokenizer, [tokenizer.word_prefix + each for each in sentences])
     lengths, pieces = _cut(tokens, lengths, tokenizer.continues_word)
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
@@ -128,7 +129,7 @@ def encode_block(block: bytes) -> EncodedBlock:
 
 
 def encode_pairs(block: PairBlock) -> EncodedPairs:
-    """Tokenize pairs: each side is one sentence, however long, as a text by itself."""
+    """Tokenize pairs; each side is one sentence, however long it is."""
     assert _worker is not None
     tokens, lengths = _encode(_worker[0], block.texts)
     encoded = [text.encode() for text in block.texts]
@@ -145,7 +146,7 @@ def _hashes(texts: list[bytes]) -> np.ndarray:
 
 
 def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """All ids in one array of the store's type, and the number of them in each sentence."""
+    """Return all ids in one array of the store's type, and the number of ids of each sentence."""
     dtype = token_dtype(tokenizer.vocab_size)
     lengths: list[int] = []
     parts: list[np.ndarray] = []
@@ -162,9 +163,9 @@ def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.
 def _cut(
     tokens: np.ndarray, lengths: np.ndarray, continues_word: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of what is left of sentences once long ones are cut, and how many each became.
+    """Return the lengths of the pieces of all sentences, and the number of pieces of each.
 
-    A sentence becomes equal pieces, but for the rest of a word that a cut would divide.
+    Only long sentences are cut, into equal pieces; a cut inside a word is moved to the word's end.
     """
     pieces = np.where(
         lengths > LONGEST_SENTENCE, -(-lengths // (LONGEST_SENTENCE // 2)), np.minimum(lengths, 1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 LIMIT = 1_000_000
-"""Least number that has no words here."""
+"""Smallest number that is not spelled here."""
 
 _UNITS = (
     "zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze",
@@ -19,7 +19,7 @@ _TENS = {2: "vingt", 3: "trente", 4: "quarante", 5: "cinquante", 6: "soixante"}
 
 
 class Numbers(NamedTuple):
-    """Numbers to learn from, and others to be asked."""
+    """Numbers for training, and others for the test."""
 
     train: np.ndarray
     """(n,) int64, in random order."""
@@ -42,7 +42,7 @@ def french_words(number: int) -> str:
 
 
 def draw_numbers(num_train: int, num_unseen: int, seed: int, first: int) -> Numbers:
-    """Draw numbers below `LIMIT` without repetition: all below `first` are to learn from."""
+    """Draw numbers below `LIMIT` without repetition; all numbers below `first` are for training."""
     if num_train < first:
         raise ValueError(f"num_train is {num_train}; expected at least first, {first}")
     random = np.random.default_rng(seed)

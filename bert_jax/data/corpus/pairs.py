@@ -33,14 +33,14 @@ class Pair(NamedTuple):
 
 
 class PairSource(Source):
-    """One place that pairs come from; as documents, both sides of each pair."""
+    """A source of pairs; as a document, a pair is the text of both its sides."""
 
     swap = False
     """Whether the first side is the target."""
 
     @abstractmethod
     def _pairs(self) -> Iterator[Pair]:
-        """Read pairs from the beginning, as they stand."""
+        """Read pairs from the beginning, sides in the stored order."""
 
     def pairs(self) -> Iterator[Pair]:
         """Read pairs from the beginning, in the direction asked for.
@@ -126,7 +126,7 @@ class PairTable(PairSource):
 
 
 def _text(value: Any, column: str, where: str) -> str:
-    """Return a field's text on one line; None is empty."""
+    """Return a field's text on one line; "" for None."""
     if value is not None and not isinstance(value, str):
         said = f"the column {column!r} holds {reprlib.repr(value):.40}, not text."
         raise UserError(f"{where}: {said}")
@@ -149,7 +149,7 @@ def _text_file(name: str) -> FileSource:
     (source,) = resolve_sources([_one_file(name)], ReadOptions(newline_only=True))
     if not isinstance(source, FileSource) or source.is_json:
         raise UserError(
-            f"{name} is no text file, one text a line; two columns of a table are named with "
+            f"{name} is not a text file with a text on each line; for two columns of a table give "
             "--pairs FILE --columns source=COLUMN,target=COLUMN"
         )
     return source

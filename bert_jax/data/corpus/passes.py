@@ -24,14 +24,14 @@ PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
 """Sentence pairs take a random partner from another document, so evaluation needs two."""
 MAX_CORPORA = 100
-"""Values of the field that divides sources; each has files open as long as a pass lasts."""
-_MIN_DOCUMENTS = 4  # fewer distinct ones are not divided
+"""Largest number of values of `Recipe.by_field`; each keeps files open during a pass."""
+_MIN_DOCUMENTS = 4  # of fewer distinct documents none is held out
 _WAITING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings that determine, with the sources, what is written."""
+    """Settings that, with the sources, determine the content of a corpus."""
 
     tokenizer: Tokenizer
     """Picklable tokenizer; each process gets a copy."""
@@ -44,11 +44,11 @@ class Recipe:
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
 
     def __post_init__(self) -> None:
-        """Refuse, with a UserError, a share that leaves nothing to train on."""
+        """Raise a UserError for a share that leaves nothing to train on."""
         check_rate(self.heldout_rate)
 
     def identity(self) -> dict[str, Any]:
-        """Return the values in which equal recipes agree, as JSON."""
+        """Return JSON values that are equal for equal recipes."""
         return {
             **vars(self),
             "tokenizer": self.tokenizer.fingerprint,
@@ -58,7 +58,7 @@ class Recipe:
 
 @dataclass
 class Written:
-    """Counts of one corpus, of one pass or of several; of documents by part."""
+    """Counts of one corpus, from one or several passes; `train` and `heldout` count documents."""
 
     train: int = 0
     heldout: int = 0
@@ -76,7 +76,7 @@ class Written:
 
 
 def check_rate(heldout_rate: float) -> None:
-    """Refuse, with a UserError, a share to hold out that leaves nothing to train on."""
+    """Raise a UserError for a share to hold out that leaves nothing to train on."""
     if not 0 <= heldout_rate < 1:
         raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
 
@@ -84,9 +84,9 @@ def check_rate(heldout_rate: float) -> None:
 def better_thresholds(
     recipe: Recipe, thresholds: Mapping[str, int], found: Mapping[str, Written]
 ) -> dict[str, int]:
-    """Return the thresholds of corpora whose few documents the rate does not divide well.
+    """Return thresholds for small corpora that the rate does not divide well.
 
-    Of four distinct documents or more two are held out, of fewer none.
+    Two of at least four distinct documents are held out, none of fewer.
     """
     better = {}
     for name, each in found.items() if recipe.heldout_rate else ():
@@ -102,11 +102,10 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
     Leaving it without `finish`, by an error or not, removes what was written.
 
     Args:
-        place: directory of the shard of a corpus and a part, `train` or `heldout`.
-        thresholds: hashes below which documents of a corpus are held out, where the recipe's rate
-            does not say it.
-        drops: decisions of a scan of the same sources.
-        samples: dropped documents to keep for each reason.
+        place: returns the directory of the shard of a corpus and a part, `train` or `heldout`.
+        thresholds: by corpus, the hash below which documents are held out, in place of the rate.
+        drops: decisions about duplicates by a scan of the same sources.
+        samples: number of dropped documents to keep for each reason.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         num_workers: int = 1,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read the sources in their order, write what they hold, and call `advance` at each block.
+        """Read the sources in their order, write their documents, call `advance` after each block.
 
         Raises:
             UserError: bad input, a disk that is full, a worker that was killed.
@@ -193,7 +192,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
             self._writers[corpus, part] = writer
 
     def _blocks(self, sources: Iterable[Source]) -> Generator[Block, None, None]:
-        """Yield about a megabyte of documents each, of one corpus."""
+        """Yield blocks of about a megabyte of documents, each of one corpus."""
         waiting: dict[str, list[tuple[int, bytes]]] = {}
         sizes: dict[str, int] = {}
         number, cleaned = 0, self._new_cleaner is not None

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (quotes and terminators of several scripts are the subject here)
-"""Paragraphs to sentences."""
+"""Splitting of paragraphs into sentences."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from bert_jax.errors import UserError, needs_package
 Splitter = Callable[[str], list[str]]
 
 MAX_SENTENCE_CHARS = 8192
-"""Longer stretches without a terminator are cut at white space: memory stays bounded downstream."""
+"""Longest sentence in characters, which bounds memory; a longer one is cut at white space."""
 
 # Candidates: terminators of many scripts, then closing quotes, brackets and note marks, then white
 # space. The full-width ones of Chinese and Japanese need no space. One leading character class lets
@@ -56,13 +56,13 @@ _ROMAN = frozenset("IVXLC")
 
 
 def split_fast(paragraph: str) -> list[str]:
-    """Return the sentences of a paragraph by punctuation, 40 to 50 MB/s on one core of English.
+    """Split a paragraph into sentences by punctuation, 40 to 50 MB/s on one core of English.
 
-    A rule set, no model: terminators of several scripts, unless what precedes is an initial, a
-    title or another abbreviation, or what follows starts in lower case. Decimals, versions and
-    host names have no white space behind the period and are never candidates.
+    A rule set, no model: terminators of several scripts end a sentence, unless an initial, a title
+    or another abbreviation precedes, or lower case follows. Decimals, versions and host names have
+    no white space behind the period and are never candidates.
 
-    They are stripped, none is empty; joined by spaces they hold every non-space character.
+    Sentences are stripped and not empty; joined by spaces they hold every non-space character.
     """
     sentences = []
     start = 0
@@ -80,7 +80,7 @@ def split_fast(paragraph: str) -> list[str]:
 
 
 def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
-    """Whether the sentence text[start:end], with its terminator at `terminator`, ends there."""
+    """Return true if the sentence text[start:end], with its mark at `terminator`, ends there."""
     # The next sentence must begin with something that can begin one.
     first = text[end : end + 1]
     position = end
@@ -118,7 +118,7 @@ def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
 
 
 def _starts_list_item(text: str, start: int, terminator: int) -> bool:
-    """Whether all before the period is a list number or letter: "2. Second", "(b. That"."""
+    """Return true if only a list number or letter precedes the period: "2. Second", "(b. That"."""
     return terminator - start <= 4 and " " not in text[start:terminator].strip()
 
 
@@ -131,7 +131,7 @@ def _next_word(text: str, position: int) -> str:
 
 
 def _cut(sentence: str) -> list[str]:
-    """Pieces of at most MAX_SENTENCE_CHARS, at white space where there is some."""
+    """Cut into pieces of at most MAX_SENTENCE_CHARS, at white space where there is some."""
     pieces = []
     while len(sentence) > MAX_SENTENCE_CHARS:
         cut = sentence.rfind(" ", MAX_SENTENCE_CHARS // 2, MAX_SENTENCE_CHARS + 1)

@@ -33,9 +33,9 @@ def match_hub(spec: str) -> list[str]:
     """Return URLs of the parquet and JSON lines files of a data set, sorted.
 
     The name is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. The
-    files of a configuration and a split are those that the data set's card names; without an entry
-    there, those in a directory of the configuration's name and with the split in theirs. The URLs
-    name the commit: what is pushed later changes nothing.
+    files of a configuration and a split are the files that the data set's card names. Without an
+    entry there, they are the files in a directory of the configuration's name that have the split
+    in their names. The URLs name the commit, so that later pushes change nothing.
 
     Raises:
         UserError: no such data set, configuration or split, no access, or no file that is read.
@@ -136,7 +136,7 @@ def _by_name(spec: str, config: str, split: str, present: Sequence[str]) -> list
 
 
 def _split_of(name: str) -> str:
-    """Return the split that a file's name or folder says; empty where none does."""
+    """Return the split that a file's name or folder names; "" if neither does."""
     for split, words in _SPLITS.items():
         if re.search(rf"(^|[^a-z])({words})([^a-z]|$)", name.lower()):
             return split
@@ -166,11 +166,11 @@ _SUPPORTED = (
 def resolve_sources(
     specs: Sequence[str | Source], options: ReadOptions | None = None
 ) -> list[Source]:
-    """Return the sources that names stand for, in a fixed order.
+    """Return the sources for names, in a fixed order.
 
     Names are paths, URLs (gs://BUCKET/FILE) or globs of them (`**` goes into directories),
     `hf:OWNER/NAME[:CONFIG[:SPLIT]]`, `tfds:NAME[:SPLIT]`, `python-docs`. The files of a glob come
-    sorted by name; a file named twice is read once. Sources stay as they are.
+    sorted by name; a file named twice is read once. A `Source` in place of a name is kept.
 
     Raises:
         UserError: nothing named, nothing matched, a directory, or an unknown kind of file.

@@ -1,4 +1,4 @@
-"""Worker processes that never outlive, block or surprise their parent."""
+"""Worker processes that end with their parent, do not block it, and report how they failed."""
 
 import contextlib
 import itertools
@@ -26,11 +26,11 @@ R = TypeVar("R")
 
 _MAX_WORKERS = 1024
 _LEAVE_SECONDS = 5.0
-"""Time that workers have to remove what they wrote, before they are killed."""
+"""Time for workers to remove what they wrote, before they are killed."""
 
 
 def num_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     known = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
@@ -43,7 +43,7 @@ def worker_count(asked: int | None) -> int:
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Divide items, in their order, into the shortest lists of at least `limit` in size."""
+    """Divide items, in their order, into lists; each list ends when its size reaches `limit`."""
     group: list[T] = []
     total = 0
     for item in items:
@@ -57,7 +57,7 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 
 
 def progress_bar(total: int, description: str, shown: bool) -> tqdm:
-    """Make a bar of bytes on standard error, which is seen where that is a terminal."""
+    """Make a progress bar of bytes on standard error; it is hidden unless that is a terminal."""
     hidden = not (shown and sys.stderr.isatty())
     return tqdm(total=total, unit="B", unit_scale=True, desc=description, disable=hidden)
 
@@ -104,16 +104,15 @@ def map_ordered(
     """Map over processes: results in the order of the items, with few items in flight.
 
     Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
-    worker or one item everything runs in this process. Each worker has a connection of its own and
-    a thread here that waits for its answers: what dies in the middle of an answer closes the
-    connection.
+    worker or one item everything runs in this process. Each worker has its own connection, and a
+    thread here that waits for its answers: a worker that dies closes its connection.
 
     Items are read as results are taken, at most three for each worker ahead. Each process runs
     `initializer` first.
 
     Raises:
         UserError: a worker was killed.
-        Exception: what `function` or reading `items` raised; the workers are gone by then.
+        Exception: any error of `function` or of reading `items`; the workers are gone by then.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2))

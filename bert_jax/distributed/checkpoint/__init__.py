@@ -1,6 +1,6 @@
-"""Checkpoints that survive: written asynchronously, read back, kept by policy.
+"""Checkpoints: written asynchronously, read back for verification, kept by policy.
 
-A run's directory `checkpoints` holds one directory a step:
+A run's directory `checkpoints` has one directory for each saved step:
 
     <step>/
       params/ rest/    arrays, as Orbax writes them

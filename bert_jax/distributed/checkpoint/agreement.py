@@ -17,23 +17,23 @@ from bert_jax.errors import exit_code
 
 
 class ElsewhereError(RuntimeError):
-    """An error of process 0, in the processes that wait for it."""
+    """An error of process 0, raised in the processes that wait for its answer."""
 
     def __init__(self, message: str, code: int):
-        """Take the exit code of process 0: a launcher goes by any of them."""
+        """Set the exit code of process 0, since a launcher may read any process's code."""
         super().__init__(message)
         self.exit_code = code
 
 
 def all_agree(ok: bool) -> bool:
-    """Whether `ok` holds in all processes."""
+    """Return true if `ok` is true in all processes."""
     if jax.process_count() == 1:
         return ok
     return bool(multihost_utils.process_allgather(jax.numpy.asarray(int(ok))).min())
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Give process 0's answer of `act`, JSON, to all processes, or ElsewhereError for its error."""
+    """Call `act` in process 0; return its JSON answer in all, or ElsewhereError for its error."""
     if jax.process_count() == 1:
         return act()
     answer, error = None, None
@@ -45,7 +45,7 @@ def by_first(act: Callable[[], Any]) -> Any:
     code = 0 if error is None else exit_code(error) or 1
     content = np.frombuffer(json.dumps([answer, f"{error}", code]).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-    padded = np.resize(content, length)  # only the size of what other processes send counts
+    padded = np.resize(content, length)  # other processes send only the right size
     answer, message, code = json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
     if error is not None:
         raise error

@@ -1,14 +1,14 @@
 """A digest per array that does not depend on how the array is laid out over devices.
 
-Orbax loads a flipped bit without a word, so a checkpoint carries a digest of every array. A CRC
-runs over bytes in order, which a sharded array does not have in one place; this digest is a sum
-over elements, so every device sums its own and one all-reduce ends it: the same number on any mesh
-and any number of processes, with nothing gathered to the host.
+Orbax does not notice a flipped bit, so a checkpoint records a digest of every array. A CRC needs
+the bytes in order, and a sharded array has them on several devices. This digest is a sum over
+elements: every device sums its own, and one all-reduce adds the sums up. The result is the same on
+any mesh and any number of processes, and nothing is gathered to the host.
 
 digest(x) = sum over i of hash(bits(x[i]) ^ i * ODD)   mod 2^32,   i: row-major index
 
-One changed element always changes the sum, since the hash is a bijection of its bits; changes in
-several elements cancel with probability 2^-32.
+One changed element always changes the sum, since the hash is a bijection of its bits; changes of
+several elements cancel out with probability 2^-32.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _MAX_PIECES = 32
 
 
 def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
-    """Compute digests of named arrays, 8 hexadecimal digits each; collective, waits for them."""
+    """Compute the digests of named arrays, 8 hexadecimal digits each; collective and blocking."""
     by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
     for name, leaf in leaves.items():
         sharding = leaf.sharding
@@ -46,12 +46,12 @@ def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
 
 
 def text(digest: int | np.integer) -> str:
-    """Return a digest as it is written."""
+    """Format a digest as 8 hexadecimal digits."""
     return f"{int(digest) & 0xFFFFFFFF:08x}"
 
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Compute on the host what the block at index `start` adds to the digest of its array."""
+    """Compute on the host the share of a block, at index `start`, in the digest of its array."""
     words = np.ascontiguousarray(block).reshape(block.shape)
     if block.dtype.itemsize == 8:  # as `bitcast_convert_type` gives it: two words in a last axis
         words = words[..., None]
@@ -62,7 +62,7 @@ def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) 
 
 
 def _host_sum(words: np.ndarray, offset: int, strides: Sequence[int]) -> int:
-    if words.size > _PIECE // 8:  # what follows then stays in the cache
+    if words.size > _PIECE // 8:  # smaller pieces stay in the cache
         axis = next(axis for axis, size in enumerate(words.shape) if size > 1)
         length = max(1, words.shape[axis] * (_PIECE // 8) // words.size)
         return sum(
@@ -112,7 +112,7 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
 
 
 def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
-    """Compute the share of the part on one device; `offset` is the index of its first element."""
+    """Compute the share of one device's part; `offset` is the row-major index of its start."""
     words = part.view(jnp.uint8) if part.dtype == jnp.bool_ else part
     words = jax.lax.bitcast_convert_type(words, _UNSIGNED[part.dtype.itemsize])
     strides = _strides((*shape, *words.shape[part.ndim :]))
@@ -146,5 +146,5 @@ def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Elements between neighbours along each axis of a row-major array."""
+    """Return the strides of a row-major array, in elements."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

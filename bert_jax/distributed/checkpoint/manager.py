@@ -1,13 +1,13 @@
 """Checkpoints for a training loop: asynchronous, verified, kept by policy.
 
-The way of a save::
+The course of a save::
 
     save(step) -> arrays are copied, the loop goes on
                   Orbax writes           (its threads, all processes)
                   the checkpoint is read back, old ones are deleted    (a thread of process 0)
-    save(step + n) -> first learns how the save before went
+    save(step + n) -> first checks whether the previous save succeeded
 
-A save that fails does not end the run: it is reported, and the next one is tried.
+A failed save is reported, and the next one is tried; several failures in a row end the run.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ from bert_jax.distributed.checkpoint.verify import (
 _log = logging.getLogger("bert_jax")
 
 Report = Callable[[str, int, str], None]
-"""Gets what happened to a checkpoint: kind ("save_failed", "damaged"), step, message."""
+"""Function that is told (kind, step, message), where kind is "save_failed" or "damaged"."""
 
 
 class SaveFailedError(RuntimeError):
@@ -88,7 +88,7 @@ class Checkpoints:
         by_first(lambda: storage.remove_unfinished(self._directory))
 
     def restore(self, abstract: Any) -> Restored | None:
-        """Return `restore_newest`'s checkpoint; move damaged ones that are newer to `damaged/`."""
+        """Restore the newest intact checkpoint; move damaged ones that are newer to `damaged/`."""
         restored = restore_newest(self._directory, abstract)
         if restored is None:
             return None
@@ -113,11 +113,11 @@ class Checkpoints:
         extra: dict[str, Any],
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """Start a save; returns when the arrays are copied, so that the caller may donate them.
+        """Start a save; return once the arrays are copied, so that the caller may donate them.
 
-        A step, the next to train, that has a checkpoint is not saved again. `state` is a pytree
-        with a field `params`, a nested dict; the rest are fields of `Record`. `Retention` reads
-        `metrics`, and `lowest_at` in `extra`. SaveFailedError: a failure was one too many.
+        If the step, the next to train, has a checkpoint, nothing is saved. `state` is a pytree with
+        a field `params`, a nested dict; the rest are fields of `Record`. `Retention` reads
+        `metrics`, and `lowest_at` in `extra`. Too many failed saves in a row are a SaveFailedError.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
@@ -138,10 +138,7 @@ class Checkpoints:
         self._save = _Save(self, step, pending, fault)
 
     def wait(self) -> bool:
-        """Wait until the last save is on disk, and say whether it went well.
-
-        SaveFailedError: it failed, and was one too many.
-        """
+        """Wait until the last save is on disk; return true unless it or a verification failed."""
         save, self._save = self._save, None
         if save:
             save.join()
@@ -172,12 +169,12 @@ class Checkpoints:
         return False
 
     def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
-        """Save until a save has worked: no later save will make up for a failure.
+        """Save, and retry until a save succeeds, since no later save makes up for this one.
 
         `content` is `config`, `extra` and `metrics`, as in `save`. With `read_back`, wait for the
-        verification too, which may take as long. SaveFailedError: it failed too often.
+        verification too, which may take as long. Too many failures are a SaveFailedError.
         """
-        with contextlib.suppress(SaveFailedError):  # it is tried whatever became of those before
+        with contextlib.suppress(SaveFailedError):  # try this save whatever happened before
             self.wait()
         damaged = 0
         while damaged < self._max_failures:
@@ -210,19 +207,19 @@ class Checkpoints:
             kept = saved_steps(self._directory)
         except Exception:
             kept = []
-        there = f"The newest checkpoint there is that of step {kept[-1]}" if kept else "None is"
+        there = f"The newest checkpoint is step {kept[-1]}" if kept else "There is none"
         where = f"The checkpoint of step {step} could not be written to {self._directory}"
         return f"{where}: {reason}. {there}."
 
     def _make_directory(self) -> None:
-        """Make the directory once at most, the work directory never: a disk may be not mounted."""
+        """Make the checkpoint directory once, never its parent, whose disk may be unmounted."""
         if not self._made:
             self._directory.mkdir(exist_ok=True)
         self._made = True
         storage.try_to_write(self._directory)
 
     def _prune(self) -> None:
-        """Delete what the policy lets go; called once a newer checkpoint was read back."""
+        """Delete checkpoints that the policy drops; called after a newer one was read back."""
         saved = saved_steps(self._directory)
         for step in saved if self._retention.keep_best else ():
             if step not in self._metrics:
@@ -235,12 +232,12 @@ class Checkpoints:
         newest = read_record(self._directory / str(verified[-1]))
         lowest_at = newest.extra.get("lowest_at")
         for step in self._retention.superfluous(saved, verified, self._metrics, lowest_at):
-            if step not in kept_steps(self._directory):  # a branch may have come this moment
+            if step not in kept_steps(self._directory):  # a branch may have just begun
                 storage.delete(self._directory / str(step))
 
 
 class _Save(threading.Thread):
-    """One save on its way to the disk, waited for by a thread that then takes note of it."""
+    """One save in progress: a thread that waits for the disk, then starts to read back, or logs."""
 
     def __init__(self, owner: Checkpoints, step: int, pending: Any, error: Exception | None):
         super().__init__(name="save", daemon=True)
@@ -263,7 +260,7 @@ class _Save(threading.Thread):
 class _Reader:
     """Reads checkpoints back in a thread of process 0, one at a time, and then prunes.
 
-    While one is read, others may be written; they are read when their turn comes, the newest only.
+    While one is read, others may be written; only the newest of them is read next.
     """
 
     def __init__(self, owner: Checkpoints):

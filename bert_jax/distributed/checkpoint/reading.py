@@ -1,7 +1,7 @@
-"""The newest intact checkpoint of a directory, onto devices.
+"""Restoring the newest intact checkpoint of a directory onto devices.
 
 Functions here are collective: with several processes all call them, in the same order, from the
-main thread. Process 0 lists the checkpoints, reads the records and has the last word on damage; the
+main thread. Process 0 lists the checkpoints, reads the records and decides what is damaged; the
 other processes check their share of the files.
 """
 
@@ -35,7 +35,7 @@ from bert_jax.errors import UserError
 _log = logging.getLogger("bert_jax")
 
 _CACHED_SECONDS = 90.0
-"""Time that a file system's cache may show a directory as it was: 60 s for NFS and gcsfuse."""
+"""Time until a file system's cache must show a new directory; NFS and gcsfuse need up to 60 s."""
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -55,15 +55,15 @@ class Restored:
     """Content of a checkpoint."""
 
     step: int
-    """The next step: the batch to read and the number of updates made."""
+    """Next step to train, which is also the number of the next batch."""
     state: Any
     """The whole state, or the nested dict of parameters from `load_newest`."""
     record: Record
     damaged: tuple[Verdict, ...] = ()
-    """Newer checkpoints that were passed over."""
+    """Newer checkpoints that were skipped because they are damaged."""
 
     def warning(self) -> str:
-        """Name the checkpoints that were passed over, in a sentence; "" where there are none."""
+        """Name the skipped checkpoints in a sentence; "" if there are none."""
         if not self.damaged:
             return ""
         what = "; ".join(f"{bad.step} ({bad.fault})" for bad in self.damaged)
@@ -77,14 +77,15 @@ def load_newest(directory: AnyPath) -> Restored | None:
 
 
 def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
-    """Return the newest intact checkpoint, or None where there is none; nothing on disk changes.
+    """Restore the newest intact checkpoint, None if there is none; nothing on disk changes.
 
-    `abstract` is the state with a `jax.ShapeDtypeStruct` per array that carries the sharding the
-    array shall have; it need not be the one that was saved. None: as `load_newest`.
+    `abstract` is the state with a `jax.ShapeDtypeStruct` per array, whose sharding the array gets;
+    the saved sharding may be another. None: as `load_newest`.
 
     Raises:
         DamagedCheckpointError: There are checkpoints and none is intact.
-        UserError: An intact checkpoint holds arrays of other names, shapes or dtypes.
+        UserError: An intact checkpoint has arrays of other names, shapes or dtypes.
+        OutOfSightError: Process 0 finds a checkpoint intact that another process cannot read.
     """
     directory = as_path(directory)
     damaged: list[Verdict] = []
@@ -104,7 +105,7 @@ def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Return the checkpoint of a step, as `restore_newest`; a missing one counts as damaged."""
+    """Restore the checkpoint of a step; DamagedCheckpointError if it is damaged or missing."""
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
     if fault:
@@ -148,22 +149,22 @@ def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
     if wrong:
         fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
         fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
-        return record, {}, fault  # an older checkpoint is read next: there is room for one only
+        return record, {}, fault  # drop the arrays: memory may not hold the next checkpoint too
     return record, nested_params(leaves) if abstract is None else filled(abstract, leaves), ""
 
 
 def _await_sight(path: epath.Path) -> None:
-    """Wait until the file system shows the checkpoint that process 0 has listed."""
+    """Wait until this process's file system shows the checkpoint that process 0 has listed."""
     deadline = time.monotonic() + _CACHED_SECONDS
     while jax.process_index() != 0 and not path.exists() and time.monotonic() < deadline:
         time.sleep(1)
 
 
 def _common_fault(path: epath.Path, fault: str) -> str:
-    """Return the fault of a checkpoint in the words of process 0; "" where no process found one.
+    """Return a checkpoint's fault in the words of process 0; "" if no process found one.
 
-    OutOfSightError: another process found a fault, and process 0, which then reads everything,
-    finds none. Such a checkpoint must not be passed over.
+    If another process found a fault, and process 0, which then reads everything, finds none, raise
+    an OutOfSightError: such a checkpoint must not be skipped.
     """
     if all_agree(not fault):
         return ""
@@ -173,20 +174,20 @@ def _common_fault(path: epath.Path, fault: str) -> str:
     if not common:
         raise OutOfSightError(
             f"{path} is intact for process 0, and another process cannot read it ("
-            f"{fault or 'its log has the reason'}). All hosts must mount the same directory; a "
-            "cached listing is right after a minute"
+            f"{fault or 'its log has the reason'}). All hosts must mount the same directory; if a "
+            "cached listing was old, a rerun after a minute works"
         )
     return common
 
 
 def check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose arrays, by its record, are not the wanted ones; name the first."""
+    """Raise a UserError for the first array whose name, shape or dtype is not the wanted one."""
     saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
     needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
     for name in sorted({*saved, *needed}):
         has, wants = (each.get(name, "no such array") for each in (saved, needed))
         if has != wants:
             raise UserError(
-                f"{path}: array {name} is {has} in the checkpoint and {wants} in this run; they "
-                "must be of the same model and optimizer"
+                f"{path}: array {name} is {has} in the checkpoint and {wants} in this run; both "
+                "must have the same model and optimizer"
             )

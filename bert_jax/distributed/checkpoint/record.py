@@ -1,4 +1,4 @@
-"""The record of a checkpoint, under a CRC of its own, and the names of its arrays.
+"""The record of a checkpoint, protected by a CRC, and the names of its arrays.
 
 An array's name is its path in the state, joined by "/": `params/encoder/...`, `opt_state/...`.
 """
@@ -24,10 +24,10 @@ _PREFIX = PARAMS + "/"
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a checkpoint."""
+    """Metadata of a checkpoint, beside its arrays."""
 
     step: int
-    """The next step: the batch to read and the number of updates made."""
+    """Next step to train, which is also the number of the next batch."""
     config: dict[str, Any]
     extra: dict[str, Any]
     """Values that the loop saved beside the state."""
@@ -50,7 +50,7 @@ class Record:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON values that are written."""
+        """Return the record as JSON values, with its format and CRC."""
         content = {"format": FORMAT, **self.__dict__}
         return {**content, "crc32": json_crc(content)}
 
@@ -60,7 +60,7 @@ class RecordFaultError(ValueError):
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """Return a checkpoint's record; RecordFaultError if damaged, UserError of another version."""
+    """Read a checkpoint's record; RecordFaultError if damaged, UserError if of another format."""
     try:
         content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
         crc = content.pop("crc32", None)
@@ -82,7 +82,7 @@ def read_record(checkpoint: AnyPath) -> Record:
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a state by name."""
+    """Return the leaves of a state by name, such as `params/encoder/...`."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -97,13 +97,13 @@ def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
 
 
 def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Lay leaves out as they are stored: nested parameters, and the rest, if any, by name."""
+    """Group leaves as they are stored: nested parameters, and the rest, if any, by name."""
     rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}
     return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
 
 
 def ungrouped(groups: dict[str, Any]) -> dict[str, Any]:
-    """Return the inverse of `grouped`."""
+    """Return named leaves from the groups that `grouped` made."""
     params = {_PREFIX + name: leaf for name, leaf in named_leaves(groups[PARAMS]).items()}
     return {**params, **groups.get(REST, {})}
 
@@ -114,7 +114,7 @@ def group_of(name: str) -> tuple[str, str]:
 
 
 def is_param(name: str) -> bool:
-    """Whether the array is one of the model's."""
+    """Return true for the name of a parameter of the model."""
     return name.startswith(_PREFIX)
 
 

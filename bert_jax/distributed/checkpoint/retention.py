@@ -1,9 +1,9 @@
-"""Checkpoints that stay: a policy, and marks by which branches keep what each began from.
+"""Retention of checkpoints: a policy, and marks that keep the checkpoints where branches began.
 
 A mark is a small file beside the checkpoints, `<step>.branch-<digest of the name>.json`. A branch
-writes its mark without the lease of the run that it branches from, which another process may be
-writing: a mark appears whole, no two branches write one file, and the run looks at the names before
-it deletes.
+writes its mark into the directory of another run without that run's lease. This is safe while the
+run writes: a mark appears whole, each branch has a file of its own, and the run looks for marks
+before it deletes a checkpoint.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ _MARK = re.compile(r"(\d+)\.branch-[0-9a-f]{8}\.json")
 
 @dataclass(frozen=True)
 class Retention(Bounded, section="checkpoint"):
-    """Rules for keeping checkpoints; one reason to stay is enough."""
+    """Rules for keeping checkpoints; a checkpoint stays if any rule keeps it."""
 
     keep: Count = 3
-    """The newest ones, counted among those that were read back."""
+    """Number of newest checkpoints to keep, counting only checkpoints that were read back."""
     keep_every_steps: Natural = 0
     """Interval in steps between checkpoints that are kept for ever; 0: none."""
     keep_best: Natural = 0
-    """Number of checkpoints with the best evaluation that stay."""
+    """Number of checkpoints with the best evaluations to keep."""
     best_metric: str = ""
-    """Evaluated metric that ranks checkpoints, such as eval/loss: a name that ends in loss is
-    best low, any other high. Empty: the first metric of the objective."""
+    """Evaluation metric for keep_best, such as eval/loss; lower is better if its name ends in loss,
+    otherwise higher. Empty: the first metric of the objective."""
 
     def superfluous(
         self,
@@ -45,12 +45,12 @@ class Retention(Bounded, section="checkpoint"):
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """Return the steps, of all that were saved and some that were read back, that may go.
+        """Return the `saved` steps that may be deleted; `verified` ones were read back.
 
-        Nothing goes before `keep` newer ones were read back: a save that was never verified
-        replaces none. The newest verified checkpoint no newer than `lowest_at`, the step of the
-        lowest training loss, stays, or where all are newer, the oldest: the way back from a
-        divergence. `metrics` are evaluations by step.
+        Nothing is deleted before `keep` newer checkpoints were read back: an unverified save
+        replaces none. The newest verified checkpoint not after `lowest_at`, the step of the lowest
+        training loss, stays as the way back from a divergence; if all are newer, the oldest stays.
+        `metrics` are by step.
         """
         if len(verified) < self.keep:
             return []
@@ -74,9 +74,9 @@ class Retention(Bounded, section="checkpoint"):
 
 
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
-    """Keep a step's checkpoint for the branch in a directory; say whether the mark is new.
+    """Mark a step's checkpoint as kept for the work directory `branch`; return true if it is new.
 
-    UserError: the directory cannot be written; OSError: the mark cannot, for another reason.
+    A directory that cannot be written is a UserError, or an OSError for an unknown reason.
     """
     mark = _mark(directory, step, branch)
     if mark.exists():
@@ -101,7 +101,7 @@ def kept_steps(directory: AnyPath) -> set[int]:
 
 
 def branches_of(directory: AnyPath) -> dict[int, list[str]]:
-    """Return the work directories of branches, by the step that they began from, ascending."""
+    """Return the work directories of branches, by the step at which each began, ascending."""
     found: dict[int, list[str]] = {}
     for step, name in sorted(_marks(directory)):
         branch = "a branch whose mark cannot be read"

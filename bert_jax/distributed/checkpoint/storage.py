@@ -1,4 +1,4 @@
-"""How a checkpoint lies on disk or in a bucket. The only file that imports Orbax and TensorStore.
+"""Layout of checkpoints on disk or in a bucket. The only file that imports Orbax and TensorStore.
 
 Orbax writes the arrays of all processes and makes a checkpoint appear complete or not at all: by a
 rename on a file system, by a last file (`commit_success.txt`) in a bucket. TensorStore reads single
@@ -28,7 +28,7 @@ _OUT_OF_REACH = (  # TensorStore's words, in a ValueError
     "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
 )
 _ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
-"""How Orbax describes an array of a nested dict."""
+"""Orbax's description of an array in a nested dict."""
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
 _SAVE_FAULTS = {
     "No space left": "the disk is full",
@@ -41,11 +41,11 @@ _SAVE_FAULTS = {
 }
 
 AnyPath: TypeAlias = epath.Path | Path
-"""Local, or `gs://`."""
+"""A local path, or one in a bucket (`gs://`)."""
 
 
 def is_remote(directory: AnyPath) -> bool:
-    """Whether the directory is in a bucket, where nothing can be renamed in one step."""
+    """Return true for a directory in a bucket, where nothing can be renamed in one step."""
     return "://" in str(directory)
 
 
@@ -55,7 +55,7 @@ def as_path(directory: AnyPath | str) -> epath.Path:
 
 
 def saved_steps(directory: AnyPath) -> list[int]:
-    """Return steps of the complete checkpoints in a directory, ascending; damaged ones included."""
+    """Return the steps of a directory's complete checkpoints, ascending, damaged ones included."""
     directory = as_path(directory)
     if not directory.is_dir():
         return []
@@ -82,7 +82,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Make something in a directory and remove it (OSError if it is gone); not in a bucket."""
+    """Check that a local directory can be written, or raise an OSError; ignore buckets."""
     if not is_remote(directory):
         probe = as_path(directory) / "probe.deleted"
         probe.mkdir(exist_ok=True)
@@ -90,7 +90,7 @@ def try_to_write(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint; one whose deletion is interrupted is no checkpoint any more."""
+    """Delete a checkpoint; if interrupted, the rest no longer counts as a checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_remote(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -102,7 +102,7 @@ def delete(checkpoint: AnyPath) -> None:
 
 
 def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
-    """Move a checkpoint into the directory `target`, and say where it is now."""
+    """Move a checkpoint into the directory `target`; return its new path."""
     checkpoint, target = as_path(checkpoint), as_path(target)
     target.mkdir(parents=True, exist_ok=True)
     taken = len(list(target.glob(f"{checkpoint.name}.*")))
@@ -110,7 +110,7 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
     if is_remote(checkpoint):
         import fsspec
 
-        (checkpoint / _COMMITTED).unlink(missing_ok=True)  # half a checkpoint is none
+        (checkpoint / _COMMITTED).unlink(missing_ok=True)  # a half-moved one must not count
         fsspec.filesystem("gs").copy(f"{checkpoint}/", f"{aside}/", recursive=True)
         checkpoint.rmtree()
     else:
@@ -121,11 +121,11 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
 def write_async(
     checkpoint: AnyPath, arrays: dict[str, dict[str, Any]], record: dict[str, Any]
 ) -> Any:
-    """Start a save; returns when the arrays are copied, so that the caller may donate them.
+    """Start a save; return once the arrays are copied, so that the caller may donate them.
 
     Collective. The directory, which must not exist, appears when everything is written; `result()`
-    of what is returned waits for it, and raises what made the save fail. `arrays` has the groups
-    "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
+    of the returned future waits for that, and raises the error of a failed save. `arrays` has the
+    groups "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
     """
     with _context():
         # Orbax writes the record later, when the caller may have changed what is in it.
@@ -146,7 +146,7 @@ def read_tree(directory: AnyPath) -> dict[str, Any]:
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read groups of arrays onto devices; collective. Returns them, and "" or the fault.
+    """Read groups of arrays onto devices; collective. Return them, and the fault, "" if none.
 
     `wanted` has groups, as for `write_async`, of `jax.ShapeDtypeStruct`s with shardings.
     """
@@ -171,7 +171,7 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return (group, name) of the arrays in Orbax's lists, past its caches; not collective."""
+    """Return (group, name) of the arrays in Orbax's lists; bypasses its caches, not collective."""
     checkpoint = as_path(checkpoint)
     listed = set()
     for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
@@ -216,9 +216,9 @@ def host_blocks(
 
 
 def damage(error: Exception, path: AnyPath) -> str:
-    """Return an error met in reading, as a phrase.
+    """Describe an error met in reading, as a phrase.
 
-    ConnectionError: the bucket is out of reach, or denied; what lies there may be intact.
+    If a bucket is out of reach or denied, raise a ConnectionError instead: its files may be intact.
     """
     if is_remote(path) and (
         type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")
@@ -230,7 +230,7 @@ def damage(error: Exception, path: AnyPath) -> str:
 
 
 def save_fault(error: BaseException) -> str:
-    """Why a save failed, as a phrase, from the error and what caused it."""
+    """Describe in a phrase why a save failed, from the error and its causes."""
     chain: list[BaseException] = []
     known: BaseException | None = error
     while known is not None and not any(known is seen for seen in chain):  # it may be a ring
@@ -250,7 +250,7 @@ def one_line(error: BaseException) -> str:
 
 
 def read_object(path: epath.Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or raise an OSError or a ValueError."""
+    """Read a JSON object from a file; an OSError or a ValueError if there is none."""
     content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(content, dict):
         raise ValueError("no JSON object")
@@ -259,7 +259,7 @@ def read_object(path: epath.Path) -> dict[str, Any]:
 
 def _context() -> ocp.Context:
     registry = ocp.handlers.local_registry()
-    # The record is one JSON file, which the default would take for a tree.
+    # The record is one JSON file; by default Orbax would store it as a tree of arrays.
     registry.add(ocp.handlers.JsonHandler, checkpointable_name=RECORD)
     context = ocp.Context()
     context.checkpointables.registry = registry
@@ -268,7 +268,7 @@ def _context() -> ocp.Context:
     # Devices with the same array save a part each, cut by a program per shape and device: not worth
     # compiling for a few bytes.
     context.array.saving.min_slice_bytes_for_replica_parallel = 1 << 16
-    # Needed for random keys only, and a damaged one would spoil a restore unseen by verification.
+    # Only random keys need this metadata; verification would miss damage that breaks a restore.
     context.array.saving.array_metadata_store = None
     # Where a directory cannot be made, Orbax's threads would wait for it for 20 minutes.
     context.asynchronous.create_directories_asynchronously = False

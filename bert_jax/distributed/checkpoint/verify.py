@@ -38,27 +38,27 @@ class Verdict:
 
     step: int
     fault: str
-    """Fault, with the name of the file or array; "" where everything is as it was saved."""
+    """Fault, with the name of the file or array; "" if everything is as it was saved."""
     num_bytes: int = 0
     num_arrays: int = 0
 
     @property
     def intact(self) -> bool:
-        """Whether it can be trusted."""
+        """Whether the checkpoint has no fault."""
         return not self.fault
 
 
 class VerificationStoppedError(Exception):
-    """Somebody asked for an end before everything was read."""
+    """Verification was asked to stop before everything was read."""
 
 
 def is_verified(checkpoint: AnyPath) -> bool:
-    """Whether the checkpoint has been read back since it was written; reads nothing but names."""
+    """Return true if a checkpoint was read back after it was written; looks only for the mark."""
     return (as_path(checkpoint) / _MARK).exists()
 
 
 def verified_steps(directory: AnyPath) -> list[int]:
-    """Return steps of the checkpoints that were read back, ascending."""
+    """Return the steps of the checkpoints that were read back, ascending."""
     return [step for step in saved_steps(directory) if is_verified(as_path(directory) / str(step))]
 
 
@@ -71,9 +71,9 @@ def verify_checkpoint(
 ) -> Verdict:
     """Read every file and every array of a checkpoint.
 
-    With `mark` an intact checkpoint gets `verified.json`, so that `file_fault` can tell later which
-    file has changed. `progress` gets the bytes of each piece that was read; `stopped`, asked
-    between pieces, ends it by VerificationStoppedError. Another version is refused.
+    With `mark` an intact checkpoint gets `verified.json`, by which `file_fault` finds changed files
+    later. `progress` gets the number of bytes of each piece that was read. If `stopped()`, asked
+    between pieces, is true, VerificationStoppedError is raised; another format is a UserError.
     """
     checkpoint = as_path(checkpoint)
     step = int(checkpoint.name)
@@ -107,13 +107,13 @@ def verify_checkpoint(
 
 
 def find_fault(checkpoint: AnyPath) -> str:
-    """Name the fault of a checkpoint, "" for none; read the arrays if the files are not marked."""
+    """Describe a checkpoint's fault, "" if none; read the arrays only without `verified.json`."""
     is_known = is_verified(checkpoint)
     return file_fault(checkpoint) if is_known else verify_checkpoint(checkpoint).fault
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Read all of the checkpoints in a directory, or of step `only`; refuse to read nothing."""
+    """Verify a directory's checkpoints, or only the given step's; UserError if there is none."""
     directory = as_path(directory)
     steps = saved_steps(directory)
     if not steps:
@@ -139,7 +139,7 @@ def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False
 
 
 def audit_report(verdicts: list[Verdict]) -> list[str]:
-    """Return a line for each checkpoint and one for all."""
+    """Return a line for each checkpoint, and for several of them a summary."""
     width = max(len(f"{verdict.step:,}") for verdict in verdicts)
     lines = []
     for verdict in verdicts:
@@ -150,17 +150,16 @@ def audit_report(verdicts: list[Verdict]) -> list[str]:
     intact = [verdict.step for verdict in verdicts if verdict.intact]
     if len(verdicts) == 1:
         return lines
-    newest = f"the newest intact one is that of step {intact[-1]:,}" if intact else "none is intact"
+    newest = f"the newest intact one is step {intact[-1]:,}" if intact else "none is intact"
     return [*lines, f"{len(intact)} of {len(verdicts)} checkpoints are intact; {newest}"]
 
 
 def file_fault(
     checkpoint: AnyPath, part: tuple[int, int] = (0, 1), groups: tuple[str, ...] = ()
 ) -> str:
-    """Name a fault of the files, by `verified.json`; "" where there is none, or no such file.
+    """Describe the first file that differs from `verified.json`; "" if none, or without that file.
 
-    Looks at every n-th file, from the i-th, where `part` is (i, n), and only at files in the
-    directories `groups`; (): in all.
+    `part` (i, n) selects every n-th file, from the i-th; `groups` selects directories, (): all.
     """
     checkpoint = as_path(checkpoint)
     if not is_verified(checkpoint):
@@ -188,7 +187,7 @@ def file_fault(
 
 
 def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
-    """Name a fault of the files by which Orbax, but not this module, finds arrays; "" for none."""
+    """Describe a fault in Orbax's lists of arrays, which only Orbax uses; "" if there is none."""
     try:
         listed = listed_arrays(checkpoint)
     except Exception as error:  # whatever is in them

@@ -2,8 +2,8 @@
 
 A step on a mesh runs inside a `jax.shard_map` over `data` and `fsdp` (`on_local_rows`): each device
 sees its own rows and its own part of the parameters, and nothing crosses those two axes but what is
-written here. `tensor` stays with the compiler, which places the rest by the parameters' shardings
-(Shoeybi et al. 2019: two all-reduces per layer in each direction).
+written here. `tensor` is left to the compiler, which derives its collectives from the parameters'
+shardings (Shoeybi et al. 2019: two all-reduces per layer in each direction).
 """
 
 import math
@@ -20,17 +20,17 @@ from bert_jax.distributed.parallel.sharding import TRIAL, num_batch_shards, part
 from bert_jax.model.layout import Layout, without_axes
 
 BY_HAND = ("data", "fsdp")
-"""Mesh axes over which the step is written out; `tensor` is the compiler's."""
+"""Mesh axes that only the collectives here cross; `tensor` is left to the compiler."""
 
 
 def on_local_rows(
     f: Callable[..., Any], mesh: Mesh, in_specs: Sequence[Any], out_specs: Any, shared: int = 0
 ) -> Callable[..., Any]:
-    """Run `f` on every device (or `tensor` group of devices), on its own part of the arguments.
+    """Wrap `f` to run on every device (or `tensor` group of devices), on its part of the arguments.
 
-    Specs may name `tensor`, which is left out: that axis is not split by hand. One device: `f`. On
-    a mesh of trials the arguments, but for the last `shared`, and the results have trials on axis
-    0, which the specs leave out.
+    On one device `f` is returned. Specs may name `tensor`, which is ignored: the compiler splits
+    it. On a mesh of trials the results, and all but the last `shared` arguments, have trials on
+    axis 0, which the specs leave out.
     """
     if mesh.size == 1:
         return f
@@ -54,7 +54,7 @@ def on_local_rows(
 
 
 def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
-    """Run `f` on every trial of this device; the last `shared` arguments are for all of them."""
+    """Wrap `f` to run on every trial of this device; trials share the last `shared` arguments."""
     if TRIAL not in mesh.axis_names:
         return f
 
@@ -69,7 +69,7 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make a model's layout inside `on_local_rows` from its specs; `layers` are stacks."""
+    """Make a model's layout inside `on_local_rows`; specs below `layers` are of stacked layers."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
         layer = jax.tree.map(
@@ -88,11 +88,11 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
 
 
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
-    """Return parameters as they are used: whole over `fsdp`; matrices travel in the compute type.
+    """Gather the parts of parameters over `fsdp`; matrices travel and arrive in the compute type.
 
-    Without `layers`, stacks of layers are left to the layers. The gradient of each that `fsdp`
-    splits is reduced to the device's own part, summed over `fsdp`, where it arises; all other sums
-    are left to `reduce_gradients`.
+    Unless `layers`, stacked layers stay split: each layer gathers its own parameters. The gradient
+    of a gathered parameter is summed over `fsdp` and cut to the device's part in the backward pass;
+    all other sums are left to `reduce_gradients`.
     """
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -103,8 +103,8 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = Fa
         if name == "kernel":
             travels = used = dtype
         elif name == "token" and _is_split(spec, mesh):
-            # Looked up and multiplied by: float32, so that both gradients are added in it before
-            # they are reduced once, and the sum over a frequent token's places is not in bfloat16.
+            # Used as float32 for lookup and output: both gradients are added in float32 and reduced
+            # once, and the many gradients of a frequent token are not summed in bfloat16.
             travels = dtype
         return _gather(param, mesh, spec, travels, used)
 
@@ -156,8 +156,8 @@ def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
 def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     """Return the device's part, along `axis`, of the sum over `fsdp`.
 
-    Over all devices of a TPU slice XLA makes an all-reduce of the whole and takes a part: twice the
-    bytes. Two reduce-scatters over groups of about sqrt(n) move the bytes of one over n.
+    If `fsdp` spans a whole TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut:
+    twice the bytes. Two reduce-scatters over groups of about sqrt(n) devices move half as much.
     """
     size = mesh.shape["fsdp"]
     inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
@@ -176,10 +176,10 @@ def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
 def reduce_gradients(
     grads: Any, specs: Any, mesh: Mesh, dtype: Any = jnp.float32, *, whole: bool = False
 ) -> Any:
-    """Gradients of local rows summed over the mesh, each device keeping its own part.
+    """Sum the gradients of local rows over the mesh; each device keeps its own part.
 
-    They travel as `dtype`. With `whole` the gradients cover whole parameters; otherwise gradients
-    of parameters that `fsdp` splits have been summed over `fsdp` and cut to its parts.
+    Gradients are summed as `dtype`. With `whole` they cover whole parameters; otherwise `gather`
+    has already summed over `fsdp`, and cut, the gradients of parameters that `fsdp` splits.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs, is_leaf=_is_spec)
@@ -201,14 +201,14 @@ def reduce_gradients(
 
 
 def reduce_sums(sums: Any) -> Any:
-    """Scalars of local rows summed over the mesh."""
+    """Sum scalars of local rows over the mesh."""
     return jax.lax.psum(sums, BY_HAND)
 
 
 def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., Any]:
-    """`f` run by every device on its part over `tensor` too; results lie as the arguments.
+    """Wrap `f` to run on each device's part over `tensor` too; results are split as the arguments.
 
-    XLA's partitioner would gather the operand of a collective over the axes that are its own.
+    Without this, XLA would first gather the operand of a collective over `tensor`.
     """
     if mesh.shape["tensor"] == 1:
         return f

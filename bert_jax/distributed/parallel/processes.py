@@ -1,13 +1,12 @@
 """Joining a run of several processes: a TPU pod, a Slurm or MPI job, a simulated pod.
 
-Everything here happens before the first JAX computation. What tells that there are several:
+Everything here happens before the first JAX computation. Signs of several processes:
 
-1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`: `launch/local.py` sets them,
-   `launch/gke.sh` for GPU nodes, and whoever has a cluster of another kind. (JAX itself reads the
-   first only.)
+1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, set by `launch/local.py`, by
+   `launch/gke.sh` on GPU nodes, or by users of other clusters. (JAX itself reads only the first.)
 2. Slurm's variables inside a job step, Open MPI's under `mpirun`.
-3. TPU chips in this machine. JAX asks the metadata server, or the variables that GKE sets, for the
-   other hosts of the slice and for the other slices.
+3. TPU chips in this machine. JAX finds the other hosts of the slice, and the other slices, through
+   the metadata server or the variables that GKE sets.
 """
 
 import logging
@@ -32,25 +31,25 @@ _SLURM = (
 )  # fmt: skip
 _TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # as GKE sets them
 
-# The coordinator ends with process 0, and the others then abort. So it stays this long after an
-# error, in which those that met the same one say so themselves.
+# The coordinator ends with process 0, and the other processes then abort. So process 0 waits this
+# long after an error, for processes with the same error to report it themselves.
 _LINGER_SECONDS = 2.0
 # JAX aborts the process (no exception) when it gives up waiting; we give up before.
 _SPARE_SECONDS = 60
 
 
 class JoinError(RuntimeError):
-    """Failure of the processes to find each other; another try can help a late one."""
+    """Failure of the processes to find each other; a retry may help if one was late."""
 
     exit_code = 6
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Processes of the run, by the environment."""
+    """Processes of the run, as environment variables describe them."""
 
     source: str
-    """For people: where it says so."""
+    """Source of the description, for messages."""
     method: str | None
     """`cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
@@ -60,15 +59,15 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster that the variables name, or None for a single process."""
+    """Return the cluster that variables describe, None for one process; UserError if incomplete."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
-    # Only the address is a correction of what the cluster says of itself; JAX reads it.
+    # An address and nothing else corrects the one that the cluster reports; JAX reads it.
     if given and not (given == [ADDRESS] and (slurm or mpi or on_tpu)):
         found: Cluster | None = _from_variables(environ, given)
     elif slurm:
-        # A shell of `salloc` is a step of one task in a job of several.
+        # A shell of `salloc` is a step of one task, though the job has several.
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         found = Cluster(
             "Slurm", "slurm", count=_number(environ, tasks), index=_number(environ, "SLURM_PROCID")
@@ -104,7 +103,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     if cluster is None:
         if mode == "auto":
             return
-        cluster = Cluster("--distributed=on", None)  # JAX knows more kinds than are tried unasked
+        cluster = Cluster("--distributed=on", None)  # JAX detects more kinds than `find_cluster`
     # A thread, because the wait is in C++, where no signal is handled and no timeout is kept.
     failed: list[BaseException] = []
     worker = threading.Thread(
@@ -118,18 +117,18 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         me = f"process {cluster.index} of {cluster.count}" if known else "this process"
         where = f" at {cluster.address}" if cluster.address else ""
         raise JoinError(
-            f"{me} waited {timeout_seconds} s{where} and not all processes of the run came "
-            f"({cluster.source}). Give the same command on every host within --join-timeout "
-            "seconds; the host name of process 0 must resolve and its port be open from the "
-            "others. To run only on this machine: --distributed=off"
+            f"{me} waited {timeout_seconds} s{where}, but not all processes of the run joined "
+            f"({cluster.source}). Start the same command on every host within --join-timeout "
+            "seconds; each host must resolve the name of process 0's host and reach its port. "
+            "To run only on this machine: --distributed=off"
         )
     nowhere = bool(failed) and "should be defined" in str(failed[0])  # JAX found no cluster
     if failed and not (nowhere and mode == "auto"):
         if nowhere:
             raise UserError(
-                f"--distributed=on, and nothing says what other processes there are: not "
-                f"{ADDRESS}, {COUNT} and {INDEX}, not Slurm (start with srun), Open MPI or a TPU. "
-                "To run only on this machine: --distributed=off"
+                f"--distributed=on, but nothing names the other processes: neither {ADDRESS}, "
+                f"{COUNT} and {INDEX} nor Slurm (start with srun), Open MPI or a TPU. To run only "
+                "on this machine: --distributed=off"
             ) from failed[0]
         kind = JoinError if isinstance(failed[0], RuntimeError) else UserError
         line = str(failed[0]).strip().partition("\n")[0]
@@ -148,7 +147,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
 
 
 def label() -> str:
-    """Name this process, if the process is one of several or has tried to be; else ""."""
+    """Return "process N" if this process has joined others or tried to, else ""."""
     return f"process {_here.index}" if _here.joined else ""
 
 
@@ -165,7 +164,7 @@ def leave(code: int) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process with `code` without unwinding; process 0 of several after a moment."""
+    """End this process with `code` without unwinding; process 0 of several waits a moment first."""
     if _here.joined and _here.index == 0:
         time.sleep(_LINGER_SECONDS)
     os._exit(code)
@@ -183,7 +182,7 @@ _here = _Here()
 
 
 def _on_tpu() -> bool:
-    """Whether this machine has TPU chips and nothing says to compute elsewhere; starts nothing."""
+    """Return true if this machine has TPU chips that jax_platforms allows; starts no backend."""
     # Private, but the alternative is a second search of the PCI bus with its own list of chips.
     from jax._src import cloud_tpu_init
 
@@ -245,7 +244,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a handler of SIGINT: the first is passed on as SIGTERM, which JAX shares with all."""
+    """Return a SIGINT handler that turns the first into SIGTERM, which JAX shares with all."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

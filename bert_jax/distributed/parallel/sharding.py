@@ -1,4 +1,4 @@
-"""The device mesh, and where every array of training lies on it."""
+"""The device mesh, and how every array of training is sharded over it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from bert_jax.model.layout import LogicalAxes
 
 AXES = ("data", "fsdp", "tensor")
 TRIAL = "trial"
-"""Mesh axis, before the others, over which the trials of a sweep are spread."""
+"""Mesh axis, before the others, that spreads the trials of a sweep."""
 
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
@@ -29,7 +29,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "vocab": ("tensor",),
 }
-"""Mesh axes that split each logical axis: the one place where this is decided."""
+"""Mesh axes that split each logical axis; this is decided nowhere else."""
 
 _SIZE_FIELDS = {
     "embed": "model.hidden_dim",
@@ -44,19 +44,22 @@ AxisSize = Annotated[int, AtLeast(1), Or(-1, "the devices that the other axes le
 
 @dataclass(frozen=True)
 class MeshConfig(Bounded, section="mesh"):
-    """How devices are arranged; the product of the three is the number of devices.
+    """Arrangement of the devices; data x fsdp x tensor is the number of devices.
 
     `(n, 1, 1)` is plain data parallelism, `fsdp` also splits parameters and optimizer state by
-    their embed axis, `tensor` splits heads, MLP and vocabulary (Megatron). At most one may be -1:
-    it takes the devices that the others leave.
+    their embed axis, `tensor` splits heads, MLP and vocabulary (Megatron). One of the three may be
+    -1: it takes the devices that the others leave.
     """
 
     data: AxisSize = -1
+    """Number of groups of devices that split the batch; each holds all parameters."""
     fsdp: AxisSize = 1
+    """Number of devices that split the batch, parameters and optimizer state."""
     tensor: AxisSize = 1
+    """Number of devices that split heads, MLP and vocabulary."""
     num_slices: Natural = 0
-    """TPU slices, joined by a slower network; 0: as many as the devices say. A positive number cuts
-    the devices, in their order, into so many equal groups: to try multislice without one."""
+    """Number of TPU slices, which a slower network joins; 0: as the devices report. A positive
+    number divides the devices, in order, into equal groups, to try multislice on one slice."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +73,11 @@ class MeshConfig(Bounded, section="mesh"):
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Return the mesh of `config` over `devices` (default: all); refuse sizes that do not fit."""
+    """Make the mesh of `config` over `devices` (default: all).
+
+    Raises:
+        UserError: The sizes do not multiply to the number of devices, or an axis crosses a slice.
+    """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [getattr(config, name) for name in AXES]
     fixed = math.prod(size for size in sizes if size != -1)
@@ -102,7 +109,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make a mesh (trial, data, fsdp, tensor): few devices a trial, and all devices busy."""
+    """Make a mesh (trial, data, fsdp, tensor); as many trials at once as keep all devices busy.
+
+    The number of trials at once divides `num_trials`. Sizes that do not fit are a UserError.
+    """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [max(1, getattr(config, name)) for name in AXES]
     count, rest = divmod(len(devices), math.prod(sizes))
@@ -123,13 +133,13 @@ def make_trial_mesh(
 
 
 def _groups(devices: list[Any], count: int) -> list[list[Any]]:
-    """`devices`, in their order, in so many equal groups."""
+    """Divide `devices`, in their order, into `count` equal groups."""
     size = len(devices) // count
     return [devices[n * size : (n + 1) * size] for n in range(count)]
 
 
 def _slices(devices: list[Any], count: int) -> list[list[Any]]:
-    """`devices` by slice; `count` is `MeshConfig.num_slices`."""
+    """Group `devices` by TPU slice; `count` is `MeshConfig.num_slices`."""
     if count:
         if len(devices) % count:
             raise UserError(
@@ -139,7 +149,7 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
         return _groups(devices, count)
     groups: dict[int, list[Any]] = {}
     for device in devices:
-        # Other platforms may number hosts here, which need not be far from each other.
+        # On other platforms slice_index may count hosts that no slow network separates.
         index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
         groups.setdefault(index, []).append(device)
     return [groups[index] for index in sorted(groups)]
@@ -165,16 +175,17 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
 
 
 def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
-    """NamedSharding per parameter: a tree like `shapes`, with tuples of names in `logical_axes`.
+    """Return a NamedSharding per parameter, as a tree like `shapes`.
 
-    A UserError names a dimension that does not divide over its mesh axes, and sizes that would.
+    `logical_axes` has each parameter's tuple of axis names. A UserError names a dimension that does
+    not divide over its mesh axes, and sizes that would.
     """
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
         spec = partition_spec(axes, parameter=True)
-        # The token table is split over `fsdp` by rows, unless `tensor` takes these: its gradient is
-        # a scatter, which leaves columns innermost in memory; reduced to a part of them XLA reduces
-        # all and takes the part, twice the bytes.
+        # The token table is split over `fsdp` by rows, unless `tensor` splits these. Its gradient
+        # is a scatter with columns innermost in memory: if columns were split, XLA would reduce the
+        # whole gradient and then cut it, twice the bytes.
         divides = mesh.shape["tensor"] == 1 and shape.shape[0] % mesh.shape["fsdp"] == 0
         if axes == ("vocab", "embed") and divides:
             spec = PartitionSpec("fsdp", None)
@@ -201,7 +212,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """NamedSharding per leaf: moments lie where their parameter lies, the rest is replicated."""
+    """Return a NamedSharding per leaf: a moment has its parameter's, the rest is replicated."""
 
     def is_hole(leaf: Any) -> bool:  # nothing is kept here of a parameter
         return isinstance(leaf, optax.MaskedNode)
@@ -217,7 +228,7 @@ def opt_state_shardings(
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the whole value on every device."""
+    """Return the sharding that puts the whole value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -227,20 +238,20 @@ def row_spec() -> PartitionSpec:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a batch: rows over `data` and `fsdp`, behind the axis of trials."""
+    """Return the sharding of a batch: rows over `data` and `fsdp`, after any axis of trials."""
     trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
     return NamedSharding(mesh, PartitionSpec(*trials, *row_spec()))
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """Parts into which the rows of a batch are split."""
+    """Return the number of parts into which the rows of a batch are split."""
     return math.prod(mesh.shape[name] for name in RULES["batch"])
 
 
 def check_batch_size(
     batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Refuse a batch whose micro-batches cannot be spread evenly over a mesh, or so many shards."""
+    """Raise a UserError if the micro-batches do not divide over a mesh, or over so many shards."""
     shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
@@ -252,11 +263,11 @@ def check_batch_size(
 
 
 def data_shard(mesh: Mesh) -> tuple[int, int]:
-    """(index, count) of the contiguous slice of a global batch that this process must supply.
+    """Return (index, count): this process supplies slice `index` of `count` of a global batch.
 
-    Processes that hold the same rows (because `tensor` spans them) get the same index; parts that
-    overlap otherwise are refused. Rows go to devices in the order of the slices; which device holds
-    which row does not matter to the step.
+    Slices are contiguous. Processes that hold the same rows (because `tensor` spans them) get the
+    same index; other overlaps are a UserError. Rows go to devices in the order of the slices; which
+    device holds which row does not matter to the step.
     """
     # One row a shard: any batch that divides over the mesh is split in the same proportions.
     num_rows = num_batch_shards(mesh)
@@ -290,7 +301,7 @@ def _nearest_multiples(size: int, unit: int) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, ascending."""
+    """List the divisors of a number, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 

@@ -1,1 +1,1 @@
-"""Files from elsewhere: read within bounds, or refused; `SECURITY.md` lists them."""
+"""Untrusted files: read within limits, or refused; `SECURITY.md` lists them."""

@@ -1,6 +1,6 @@
-"""Unpacking zip and tar archives from elsewhere.
+"""Unpacking untrusted zip and tar archives.
 
-`zipfile` and `tarfile` read; this module bounds their reads, judges each name, kind and declared
+`zipfile` and `tarfile` parse; this module limits their reads, checks each name, kind and declared
 size before a byte is written, and lets the target appear complete or not at all.
 """
 
@@ -30,15 +30,15 @@ MAX_RATIO = 200
 _MAX_NAME = 512
 _BLOCK = 1 << 20
 _FREE_BYTES = 16 << 20
-"""Size below which the ratio is ignored: small files of one byte are no attack."""
+"""Unpacked bytes that are allowed at any ratio: a small archive of repeated bytes is no attack."""
 _ENTRY_BYTES = 256
-"""Bytes of a zip's directory, on average for each entry that is allowed."""
+"""Bytes allowed for a zip's central directory, per allowed entry."""
 _HEADER_BYTES = 1 << 16
-"""Bytes of a tar member's header, extended headers included."""
+"""Bytes allowed for a tar member's header, extended headers included."""
 _MAX_GLOBAL_HEADERS = 1000
 _MAX_DEPTH = 16
 
-# What the parsers of the standard library raise on bytes that are no archive.
+# Exceptions that the parsers of the standard library raise on bytes that are no archive.
 _PARSER_ERRORS = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError,
     ArithmeticError, LookupError, RuntimeError, struct.error,
@@ -49,10 +49,10 @@ def _extract(
     read: Callable[["_Unpacked", io.BufferedIOBase], None], path: str | Path, target: str | Path, *,
     max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES, max_ratio: int = MAX_RATIO,
 ) -> list[str]:  # fmt: skip
-    """Unpack an archive into a new directory, and return the names of the files, sorted.
+    """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    The limits are for all files together, for entries, and for unpacked bytes as a multiple of the
-    archive's size. A `UserError` names the archive and the entry, and leaves nothing at `target`.
+    `max_bytes` limits all files together, `max_ratio` their size as a multiple of the archive's. If
+    an entry is damaged, unsafe or too large, a UserError names it and nothing is left at `target`.
     """
     path, target = Path(path), Path(os.path.abspath(target))
     if os.path.lexists(target):
@@ -74,7 +74,7 @@ def _extract(
             raise
         except (*_PARSER_ERRORS, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise  # the disk's
+                raise  # an error of the disk, not of the archive
             entry = f", {unpacked.entry[:80]!r}" if unpacked.entry else ""
             raise UserError(
                 f"{path}{entry}: not a sound archive: {type(error).__name__}: {error}"
@@ -85,17 +85,18 @@ def _extract(
 
 def _read_zip(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
     path = unpacked.path
+    # The parsers of the standard library trust the sizes that a header declares.
     reads = _BoundedReads(file, path, 2 * _BLOCK + unpacked.max_files * _ENTRY_BYTES)
     archive = zipfile.ZipFile(reads)
     entries = archive.infolist()
     unpacked.check_totals(len(entries), sum(entry.file_size for entry in entries))
     for entry in entries:
-        # `filename` is cut at a NUL; the name as it was written is the one to judge.
+        # `filename` is cut at a NUL; check the name as it was written.
         name = entry.orig_filename
         kind = stat.S_IFMT(entry.external_attr >> 16)
         is_directory = name.endswith("/")
         if kind not in (0, stat.S_IFDIR if is_directory else stat.S_IFREG):
-            raise UserError(f"{path}: {name[:80]!r} is a link or device; files are unpacked")
+            raise UserError(f"{path}: {name[:80]!r} is a link or device; only files are unpacked")
         if entry.flag_bits & 0x41:
             raise UserError(f"{path}: {name[:80]!r} is encrypted; decrypt the archive first")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -120,12 +121,12 @@ def _read_tar(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
     if magic[:3] == b"BZh" or magic == b"\xfd7zXZ\x00" or magic[:4] == b"\x28\xb5\x2f\xfd":
         raise UserError(f"{path} is compressed with bzip2, xz or zstd; decompress it first")
     plain = gzip.GzipFile(fileobj=file) if magic[:2] == b"\x1f\x8b" else file
-    # Extended headers are read as long as they say they are.
+    # tarfile reads as much as an extended header declares.
     reads = _BoundedReads(plain, path, _HEADER_BYTES, unpacked.check_size)
     archive = tarfile.TarFile(fileobj=reads, errors="strict")
     count = size = 0
     while member := archive.next():
-        archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+        archive.members.clear()  # type: ignore[attr-defined]  # else tarfile keeps them all
         name = unpacked.entry = member.name
         if member.size < 0 or len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
             raise UserError(f"{path}: not a sound archive: the header of {name[:80]!r}")
@@ -137,14 +138,14 @@ def _read_tar(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
             unpacked.add_file(name, member.size, tarfile.ExFileObject(archive, member).read, reads)
         else:
             raise UserError(
-                f"{path}: {name[:80]!r} is a link, device or sparse file; plain files and "
+                f"{path}: {name[:80]!r} is a link, device or sparse file; only plain files and "
                 "directories are unpacked"
             )
         reads.allow()
-    # `tarfile` takes a damaged header for the end.
+    # tarfile mistakes a damaged header for the end.
     if reads.last != bytes(tarfile.BLOCKSIZE):
         raise UserError(f"{path} is damaged or cut off: no end mark at byte {archive.offset:,}")
-    while reads.last:  # the checksum of gzip is behind the last byte
+    while reads.last:  # gzip checks its checksum only after the last byte
         reads.allow()
         reads.read(_HEADER_BYTES)
 
@@ -154,7 +155,7 @@ extract_tar = functools.partial(_extract, _read_tar)
 
 
 class _Unpacked:
-    """The files so far, in a temporary directory, and the entry that is being read."""
+    """Files unpacked so far, in a temporary directory, and the entry that is being read."""
 
     def __init__(
         self, path: Path, root: Path, max_bytes: int, max_files: int, max_ratio: int
@@ -169,7 +170,7 @@ class _Unpacked:
         self._seen: dict[str, bool] = {}  # folded name to whether it is a directory
 
     def check_totals(self, entries: int, size: int) -> None:
-        """Refuse what the archive declares beyond the limits; readers stop at declared sizes."""
+        """Refuse declared totals beyond the limits; readers never read past a declared size."""
         if entries > self.max_files:
             raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
         self.check_size(size)
@@ -208,19 +209,19 @@ class _Unpacked:
         said = f"{self.path}: the name {name[:80]!r}"
         parts = name.removeprefix("./").split("/")
         if len(name) > _MAX_NAME or any(len(p.encode("utf-8", "replace")) > 255 for p in parts):
-            raise UserError(f"{said} is longer than {_MAX_NAME} characters, 255 bytes a part")
+            raise UserError(f"{said} has over {_MAX_NAME} characters, or 255 bytes in a part")
         if CONTROL.search(name):
             raise UserError(f"{said} holds a control character or is not text")
         if name in (".", "./"):  # the directory itself, as `tar .` writes it
             return []
         if "\\" in name or re.match(r"[A-Za-z]:", name) or {"", ".", ".."} & set(parts):
-            raise UserError(f"{said} does not stay below the target; only plain relative names do")
+            raise UserError(f"{said} may lead out of the target; give entries plain relative names")
         if len(parts) > _MAX_DEPTH:
             raise UserError(f"{said} has {len(parts)} parts; the limit is {_MAX_DEPTH}")
         return parts
 
     def _claim(self, parts: list[str], *, directory: bool) -> None:
-        """Take each name once, also where the file system folds case or composes characters."""
+        """Refuse a name met before, also if only case or the composition of characters differ."""
         for end in range(1, len(parts) + 1):
             name = "/".join(parts[:end])
             key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -233,7 +234,7 @@ class _Unpacked:
 
 
 class _BoundedReads(io.RawIOBase):
-    """File that refuses reads beyond a limit of bytes: parsers trust the sizes they find."""
+    """File that refuses to read more than `limit` bytes between calls of `allow`."""
 
     def __init__(
         self, file: io.BufferedIOBase, path: Path, limit: int,
@@ -247,7 +248,7 @@ class _BoundedReads(io.RawIOBase):
         self.allow()
 
     def allow(self) -> None:
-        """Begin to count anew."""
+        """Start counting the bytes from 0 again."""
         self._left = self._limit
 
     def seekable(self) -> bool:
@@ -260,8 +261,8 @@ class _BoundedReads(io.RawIOBase):
         self._left -= len(self.last)
         if self._left < 0:
             raise UserError(
-                f"{self._path}: a header or directory of more than {self._limit:,} bytes; no sound "
-                "archive has one"
+                f"{self._path}: a header or directory of more than {self._limit:,} bytes, which no "
+                "sound archive has"
             )
         return self.last
 

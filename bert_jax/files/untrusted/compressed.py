@@ -1,4 +1,4 @@
-"""Compressed files, decompressed in bounded steps whatever their ratio."""
+"""Compressed files, decompressed in steps of limited size whatever the compression ratio."""
 
 import bz2
 import lzma
@@ -13,22 +13,23 @@ from bert_jax.files.untrusted.whole_file import read_bytes
 BLOCK = 1 << 20
 """Bytes decompressed at a time."""
 SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
-_XZ_MEMORY = 512 << 20  # what the dictionary of one .xz file may ask for; `xz -9` asks for 65 MiB
-# What is left of a sip is copied at the end of each stream, and a stream may have 20 bytes.
+_XZ_MEMORY = 512 << 20  # limit for the dictionary of an .xz file; `xz -9` needs 65 MiB
+# Compressed bytes per read. The unused rest of a read is copied at the end of each stream, and a
+# stream may have only 20 bytes; so reads are small.
 _SIP = 1 << 16
-# A megabyte of zstd can hold 32 GB of one byte, and its decoder has no limit on what it returns:
-# small sips keep the worst case at 64 MiB.
+# A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output: small reads keep
+# the worst case at 64 MiB.
 _ZSTD_SIP = 2048
 
 
 def plain_suffix(name: str) -> str:
-    """Return the suffix in lower case; `a.csv.gz` has `.csv`."""
+    """Return the suffix below a compression suffix, in lower case: `.csv` for `a.csv.gz`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in SUFFIXES else path).suffix.lower()
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Yield plain content in blocks, by the suffix of `name`; refuse data damaged or cut off."""
+    """Decompress what `read` returns, by the suffix of `name`, in blocks; UserError if damaged."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):
@@ -70,7 +71,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
-    """Read a whole file, decompressed, within a bound; see `read_bytes` and `decompress`."""
+    """Read a whole file, decompressed, of at most `max_bytes`; errors as in `read_bytes`."""
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
     found = bytearray()
@@ -78,12 +79,12 @@ def read_plain(path: Path, *, max_bytes: int) -> bytes:
         for block in decompress(file.read, f"{path}"):
             found += block
             if len(found) > max_bytes:
-                raise UserError(f"{path} holds more than the limit for such a file; decompress it")
+                raise UserError(f"{path} unpacks to more than {max_bytes:,} bytes, the limit")
     return bytes(found)
 
 
 def _decoder(suffix: str) -> tuple[str, Callable[[], Any], Any]:
-    """Return the format of a suffix, what makes a decoder, and its errors."""
+    """Return a suffix's format name, a function that makes a decoder, and the decoder's errors."""
     if suffix == ".gz":
         return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
     if suffix == ".bz2":

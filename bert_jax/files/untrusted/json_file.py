@@ -1,7 +1,7 @@
-"""JSON from elsewhere: bounded in bytes, depth and number of values, and without ambiguity.
+"""Untrusted JSON: limited in bytes, depth and number of values, and without ambiguity.
 
-`json.loads` by itself recurses into 10,000 levels, keeps the last of two equal keys, takes NaN,
-makes `Infinity` of 1e999, and needs 70 times the size of a file of empty lists.
+`json.loads` itself recurses into 10,000 levels, keeps the last of two equal keys, accepts NaN,
+turns 1e999 into `Infinity`, and needs 70 times the size of a file of empty lists.
 """
 
 import json
@@ -27,12 +27,12 @@ _BLOCK = 1 << 20
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
-    """Return a JSON file of limited size as Python values; see `parse_json`."""
+    """Read a JSON file of at most `max_bytes`; errors as in `read_bytes` and `parse_json`."""
     return parse_json(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
 
 
 def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
-    """Return a JSON file whose top level is an object; see `read_json`."""
+    """Read a JSON file whose top level must be an object; errors as in `read_json`."""
     value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise UserError(f"{path}: the top level is a {type(value).__name__}, an object is needed")
@@ -40,10 +40,10 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """Return a JSON document as Python values; `where` and a line name what is refused.
+    """Parse a JSON document into Python values; a UserError names `where` and, if known, the line.
 
-    `max_depth` bounds nested lists and objects, and `allow_nan` accepts `NaN`, `Infinity` and
-    numbers that a float64 cannot hold.
+    `max_depth` limits nested lists and objects, and `allow_nan` accepts `NaN`, `Infinity` and
+    numbers that a float64 cannot hold. A key twice in one object is refused.
     """
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)
@@ -57,7 +57,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
         return found
 
     def refuse(name: str) -> NoReturn:
-        raise UserError(f"{where}: {name[:40]} is not a number that JSON has")
+        raise UserError(f"{where}: {name[:40]} is not a number in JSON")
 
     def finite(digits: str) -> float:
         value = float(digits)
@@ -84,14 +84,14 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
 
 
 def short(value: object) -> str:
-    """Return a value for an error message, at most a line of it."""
+    """Describe a value for an error message, in at most one line."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return "missing" if value is None else repr(value)[:80]
 
 
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
-    """Bound depth and number of values, from the bytes, before a parser sees them."""
+    """Refuse too deep or too many values by scanning the bytes, before a parser sees them."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth and raw.count(b",") < MAX_VALUES:
         return
     structure = _STRING.sub(b"", _ESCAPE.sub(b"", raw)).translate(None, _NO_STRUCTURE)

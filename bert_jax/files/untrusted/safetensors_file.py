@@ -1,4 +1,4 @@
-"""Safetensors within bounds: the library checks the layout, this module what the library lets pass.
+"""Safetensors within limits: the library checks the layout, this module what the library accepts.
 
 The library (0.8.0) accepts a header of 90 MB of spaces, a million empty tensors, the later of two
 equal names, and names like `../../x`.
@@ -39,7 +39,11 @@ _LONG_SPACE = re.compile(rb"[ \t\r\n]{%d}" % (_MAX_PADDING + 1))
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Return read-only views of a mapped file by name; refuse what is unsound or beyond bounds."""
+    """Map a .safetensors file; return a read-only view of each tensor by name.
+
+    Raises:
+        UserError: The file is missing, damaged, or beyond a limit.
+    """
     path = Path(path)
     mapped = map_bytes(path, "a .safetensors file was expected")
     if len(mapped) < 8:
@@ -52,7 +56,7 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
         _check_name(path, name)
         _check_entry(f"{path}, tensor {name!r}", entry)
     try:
-        # Copies nothing; refuses sizes that do not fit, overlaps, holes and bytes of no tensor.
+        # Copies nothing; refuses wrong sizes, overlaps, gaps and bytes that belong to no tensor.
         with safetensors.safe_open(path, framework="numpy"):
             pass
     except (safetensors.SafetensorError, OSError) as error:
@@ -61,7 +65,7 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
-    """Return the header and where the tensors' bytes begin."""
+    """Return the position of the first tensor's bytes, and the header."""
     length = int.from_bytes(mapped[:8].tobytes(), "little")
     if length > MAX_HEADER_BYTES:
         raise UserError(
@@ -89,7 +93,7 @@ def _check_name(path: Path, name: str) -> None:
         raise UserError(f"{said} holds a control character")
     parts = re.split(r"[/\\]", name)
     if ".." in name or "" in parts or "." in parts or re.match(r"[A-Za-z]:", name):
-        raise UserError(f"{said} is a path out of its directory")
+        raise UserError(f"{said} may lead out of a directory; give tensors plain names")
 
 
 def _check_entry(where: str, entry: object) -> None:
@@ -102,7 +106,7 @@ def _check_entry(where: str, entry: object) -> None:
         raise UserError(
             f"{where}: the shape is {shape!r:.80}; at most {MAX_DIMENSIONS} sizes are needed"
         )
-    # numpy multiplies the sizes of an empty array, too.
+    # numpy multiplies the other sizes of an empty array, too.
     sizes = [n for n in shape if isinstance(n, int) and n > 0]
     if math.prod(sizes) * DTYPES[dtype].itemsize > _MAX_BYTES:
         raise UserError(f"{where}: the shape {shape!r:.80} is larger than any memory")

@@ -1,4 +1,4 @@
-"""Tables from elsewhere: records of CSV and columns of parquet, with every fault named."""
+"""Untrusted tables: CSV records and parquet files; a fault is a UserError that names its place."""
 
 import contextlib
 import csv
@@ -12,11 +12,11 @@ from bert_jax.files.urls import open_binary
 def csv_records(
     name: str, lines: Iterable[str], max_field: int, *, delimiter: str = ",", hint: str = ""
 ) -> Iterator[tuple[int, list[str]]]:
-    """Read records whose fields may stand in double quotes, each with its first line.
+    """Yield CSV records, each with its first line's number; fields may be double-quoted.
 
-    `name` is the file in messages, and `hint` ends the one about a stray quote or line end. Lines
-    come without their ends. `max_field` bounds the characters of a field for all readers of the
-    process until this one is done, since the limit is the csv module's.
+    `lines` come without their ends. `name` is the file in messages; `hint` ends the UserError for a
+    stray quote or line end. `max_field` limits the characters of a field. The limit is the csv
+    module's, so it holds for all readers of the process until this generator ends.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
     before, first = csv.field_size_limit(max_field), 1
@@ -38,7 +38,7 @@ def csv_records(
 
 @contextlib.contextmanager
 def open_parquet(name: str) -> Iterator[Any]:
-    """Open a parquet file, here or in a store, as pyarrow's; refuse damage that the body finds."""
+    """Open a local or remote parquet file as pyarrow's; damage found by the body is a UserError."""
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -48,6 +48,6 @@ def open_parquet(name: str) -> Iterator[Any]:
                 yield parquet
         except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
             # ValueError: text that is not UTF-8, a date that Python cannot hold.
-            if isinstance(error, UserError) or getattr(error, "errno", None):  # of the disk
+            if isinstance(error, UserError) or getattr(error, "errno", None):  # the disk's error
                 raise
             raise UserError(f"{name} is not a sound parquet file: {error}") from error

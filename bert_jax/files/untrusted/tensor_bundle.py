@@ -3,15 +3,15 @@
     PREFIX.index                      a sorted string table: name -> BundleEntryProto
     PREFIX.data-00000-of-0000N        the bytes of the tensors
 
-The messages have few fields (tensorflow/core/protobuf/tensor_bundle.proto), which are taken from
-protobuf's wire format here. The data is mapped, and a tensor is checked against its CRC-32C when
-it is read. The index has LevelDB's format of sorted string tables:
+The protobuf messages (tensorflow/core/protobuf/tensor_bundle.proto) have few fields, so they are
+decoded here from the wire format. The data files are memory-mapped, and a tensor is checked against
+its CRC-32C when it is read. The index has LevelDB's format of sorted string tables:
 
     [data block]... [metaindex block] [index block] [footer, 48 bytes]
 
 The footer has the positions of the last two blocks; the index block has a key and the position of
-each data block. In a block, a key is stored as the number of bytes that it shares with the one
-before it, and the rest. After each block come a byte that names its compression and a CRC-32C.
+each data block. In a block, a key is stored as the number of bytes that it shares with the previous
+key, and the rest. After each block come a byte that names its compression and a CRC-32C.
 """
 
 import itertools
@@ -48,7 +48,7 @@ _PIECE = 1 << 18
 
 
 class _Shards:
-    """The data files of a checkpoint, each mapped when it is needed."""
+    """The data files of a checkpoint, each mapped when it is first used."""
 
     def __init__(self, index: Path, number: int) -> None:
         self.index, self.number = index, number
@@ -57,7 +57,7 @@ class _Shards:
     def __getitem__(self, n: int) -> tuple[Path, np.ndarray]:
         if n not in self._mapped:
             path = self.index.with_name(f"{self.index.stem}.data-{n:05}-of-{self.number:05}")
-            mapped = map_bytes(path, f"{self.index.name} says that it is there")
+            mapped = map_bytes(path, f"{self.index.name} names it")
             self._mapped[n] = (path, np.asarray(mapped))
         return self._mapped[n]
 
@@ -78,7 +78,7 @@ class BundleTensor:
 
     @property
     def array(self) -> np.ndarray:
-        """A read-only view of the mapped file; what is not sound, or not read here, is refused."""
+        """Read-only view of the mapped file; a UserError if damaged or of an unknown type."""
         where = f"{self._shards.index}, tensor {self.name!r}"
         if self._slices:
             raise UserError(
@@ -109,7 +109,11 @@ class BundleTensor:
 
 
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
-    """Return the tensors of a sound PREFIX.index by name; the data files are not read yet."""
+    """Read PREFIX.index; return its tensors by name, whose data are read later.
+
+    Raises:
+        UserError: The index is missing, damaged, or of another format.
+    """
     index = Path(index)
     table = read_sstable(
         index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME
@@ -145,14 +149,14 @@ def _tensor(name: str, raw: bytes, shards: _Shards) -> BundleTensor:
             numbers[number] = value
     kind, shard, offset, size, crc = numbers.values()
     if not (slices or shard < shards.number):
-        raise UserError(f"{where} is in shard {shard:,} of {shards.number:,}")
+        raise UserError(f"{where} is in shard {shard:,}; the last shard is {shards.number - 1:,}")
     if offset + size > _MAX_BYTES:
         raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
     return BundleTensor(name, shape, kind, slices, shard, offset, size, crc, shards)
 
 
 def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a message; a message in it is bytes."""
+    """Yield the field numbers and values of a message; a nested message stays bytes."""
     at = 0
     while at < len(raw):
         tag, at = read_varint(raw, at, len(raw), where)
@@ -214,7 +218,7 @@ def masked_crc32c(data: bytes | memoryview) -> int:
 
 
 def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
-    """Return a number of 64 bits at most, 7 in a byte, and where it ends; refuse others."""
+    """Decode a varint of up to 64 bits; return it and the position after it, or a UserError."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -232,17 +236,17 @@ def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
 def read_sstable(
     path: Path, *, max_bytes: int, max_entries: int, max_key: int
 ) -> dict[bytes, bytes]:
-    """Return all entries by key, in order; refuse other formats, damage, and passed bounds."""
+    """Read all entries of a sorted string table, in order; UserError if damaged or too large."""
     raw = read_bytes(path, max_bytes=max_bytes)
     end = len(raw) - _FOOTER
     if end < 0 or int.from_bytes(raw[-8:], "little") != MAGIC:
         raise UserError(
-            f"{path} does not end as a sorted string table does; it is cut off, or no such file "
-            "(a pointer of git-lfs instead of the file, for example)"
+            f"{path} does not end as a sorted string table does: it is cut off, or another kind of "
+            "file, such as a git-lfs pointer in place of the file"
         )
     where = f"{path}, footer"
     at = end
-    handle = [0, 0, 0, 0]  # of the metaindex block, which holds nothing; of the index block
+    handle = [0, 0, 0, 0]  # offset and size of the metaindex block, which is empty; of the index
     for i in range(4):
         handle[i], at = read_varint(raw, at, len(raw) - 8, where)
     index = _block(raw, handle[2], handle[3], end, where)
@@ -283,7 +287,7 @@ def _block(raw: bytes, offset: int, size: int, end: int, where: str) -> bytes:
 
 
 def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block; the restart points, which serve a search, are not needed."""
+    """Yield the keys and values of a block; the restart points, for binary search, are skipped."""
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)
     if len(block) < 4 or end < 0:

@@ -1,4 +1,4 @@
-"""Files that are read whole: a bound before the first byte, UTF-8, no NUL."""
+"""Files that are read whole: limited in size before the first byte is read, UTF-8, no NUL."""
 
 import os
 import re
@@ -10,11 +10,11 @@ import numpy as np
 from bert_jax.errors import UserError
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Characters that no name may hold: control, line separators, halves of surrogate pairs."""
+"""Characters that no name may have: control, line separators, halves of surrogate pairs."""
 
 
 def read_bytes(path: Path, *, max_bytes: int) -> bytes:
-    """Read a regular file, never more than `max_bytes`; refuse pipes, larger and empty files."""
+    """Read a regular file of at most `max_bytes`; a UserError if larger, empty, or a pipe, say."""
     try:
         # Not blocking: opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -22,7 +22,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"{path} is not a regular file; name one")
-            # A read takes memory for as much as it is asked for, not for what it finds.
+            # read(n) allocates n bytes, however few the file has; so n follows the file's size.
             raw = file.read(min(status.st_size, max_bytes) + 1)
             if status.st_size < len(raw) <= max_bytes:  # it is longer than the file system says
                 raw += file.read(max_bytes + 1 - len(raw))
@@ -38,7 +38,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def map_bytes(path: Path, what: str) -> np.ndarray:
-    """Map a file as bytes, an empty one as none; `what` tells what a missing one was to be."""
+    """Map a file as (n,) uint8; `what` ends the message of the UserError for a missing file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; {what}")
     try:
@@ -49,12 +49,12 @@ def map_bytes(path: Path, what: str) -> np.ndarray:
 
 
 def read_text(path: Path, *, max_bytes: int) -> str:
-    """Return a UTF-8 file without its byte order mark; see `read_bytes` and `decode_text`."""
+    """Read a UTF-8 file of at most `max_bytes`; errors as in `read_bytes` and `decode_text`."""
     return decode_text(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8 without a byte order mark; refuse a NUL or another byte by its line."""
+    """Decode UTF-8, drop a byte order mark; a UserError names the line of a NUL or invalid byte."""
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1
@@ -62,7 +62,7 @@ def decode_text(raw: bytes, *, where: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # With a mark, positions count from behind it.
+        # With a byte order mark, the error's positions count from after it.
         raw = raw.removeprefix(b"\xef\xbb\xbf")
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1

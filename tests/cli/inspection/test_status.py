@@ -122,7 +122,7 @@ def test_report(run):
         "held-out    mlm loss 3.173 nats, 0.327 below unigram entropy (step 80)",
         "checkpoints step 60 is the newest that was read back; before it 30; not read back: 70",
         "damaged     put aside in damaged/: 50",
-        "time of 2 starts: 1 min 30 s, and 1 min 40 s between them; 1 ended without a word",
+        "time of 2 starts: 1 min 30 s, and 1 min 40 s between them; 1 ended without a record",
         f"  {'steps (goodput)':24} {'1 min 20 s':>14}   88.9%",
         f"  {'steps that were lost':24} {'10 s':>14}   11.1%",
         "  2023-11-14 22:13:20  save_failed (step 35): no space left",

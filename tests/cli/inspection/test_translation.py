@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_each_pair_alone_and_swapping_raises_it(saved):
 def test_a_decoder_that_ignores_its_source_has_no_gap(saved):
     deaf = dataclasses.replace(saved, network=DeafNetwork(saved.config))
     own, swapped = losses(on_device(deaf), SOURCES, ids(TARGETS))
-    assert own == swapped
+    assert own == pytest.approx(swapped, abs=1e-5)  # float32 sums in another order
 
 
 def put(path, lines, end="\n"):

@@ -304,7 +304,7 @@ def test_a_data_set_of_tfds(monkeypatch):
         (["a.en", "a.de", "a.fr"], ["1", "2"], "got 3 file"),
         (["a.en", "b.de"], None, r"there is no file b.de. Did you mean a.de"),
         (["a.*", "a.de"], None, r"'a.\*' matches 3 files, such as a.de and a.en"),
-        (["a.en", "t.jsonl"], None, "t.jsonl is no text file.*--columns source=COLUMN"),
+        (["a.en", "t.jsonl"], None, "t.jsonl is not a text file.*--columns source=COLUMN"),
         (["no.tsv"], ["1", "2"], "there is no file no.tsv"),
         (["t.jsonl"], ["s", "u"], r"t.jsonl, line 1: no column 'u'; there are 's', 't'"),
         (["t.jsonl"], ["s", "t"], r"t.jsonl, line 2: the column 't' holds \[1\], not text"),

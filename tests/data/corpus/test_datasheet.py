@@ -76,7 +76,7 @@ def test_the_datasheet_says_what_the_account_says(tmp_path: Path) -> None:
     for said in (
         "`bert-jax corpus --input 'a b'`", "| documents | 3 | 1 |", "| tokens | 1,234 | 1,234 |",
         "| `a.jsonl` | 99 bytes | 2 | | `abababababababab` |",
-        "`cc-by-4.0`, as said by who built", "| `cc0-1.0` | 1 | 8 |", "| `en` | 1 | 5 |",
+        "`cc-by-4.0`, as stated by the builder", "| `cc0-1.0` | 1 | 8 |", "| `en` | 1 | 5 |",
         "| `duplicate` | 7 |", "| `language` | de |", "wordpiece, 9 tokens",
         "| Cyrillic | 1 | 1 | 1.00 | 100.00% | 0.00% |", "numpy ",
     ):  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_corpus_of_an_older_version_has_a_datasheet_too() -> None:
     text = squeezed(datasheet({"train": old}))
     assert "| `x.txt` | 3 bytes |" in text
     assert "Unknown: nobody has said under which licence" in text
-    assert "None: no filter" in text
+    assert "None: neither a filter" in text
 
 
 @pytest.mark.parametrize("name", ["a|b", "a\nb", "`a`"])

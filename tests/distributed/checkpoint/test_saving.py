@@ -56,7 +56,7 @@ def test_a_failed_save_is_told_and_the_next_one_tried(tmp_path, monkeypatch, cap
     ((kind, step, message),) = run.reports
     assert (kind, step) == ("save_failed", 2)
     assert "could not be written" in message
-    assert "the disk is full. The newest checkpoint there is that of step 1." in message
+    assert "the disk is full. The newest checkpoint is step 1." in message
     assert message in caplog.text
     assert run.save(3)
     run.checkpoints.close()
@@ -178,7 +178,7 @@ def test_a_directory_that_is_gone_is_not_made_again(tmp_path):
     run.directory.rename(away)
     assert not run.save(2)
     assert not run.directory.exists()
-    assert "the directory is gone. None is." in run.reports[0][2]
+    assert "the directory is gone. There is none." in run.reports[0][2]
     away.rename(run.directory)
     assert run.save(3)
     run.checkpoints.close()
@@ -193,7 +193,7 @@ def test_an_error_before_orbax_is_a_failed_save_too(tmp_path, monkeypatch):
 
     monkeypatch.setattr(manager.storage, "write_async", refuse)
     assert not run.save(1)
-    assert "permission is denied. None is." in run.reports[0][2]
+    assert "permission is denied. There is none." in run.reports[0][2]
     run.checkpoints.close()
 
 

@@ -154,7 +154,7 @@ def test_audit(saved, tmp_path):
     lines = audit_report(verdicts)
     assert lines[0] == "step  5  DAMAGED   file record/data.json differs from its CRC"
     assert lines[1].startswith("step 10  intact    11 arrays, 0.4 MB")
-    assert lines[2] == ("1 of 2 checkpoints are intact; the newest intact one is that of step 10")
+    assert lines[2] == ("1 of 2 checkpoints are intact; the newest intact one is step 10")
     assert [v.step for v in audit(copy / "checkpoints", only=10)] == [10]
     with pytest.raises(UserError, match="no checkpoint of step 7; there are 5, 10"):
         audit(copy / "checkpoints", only=7)

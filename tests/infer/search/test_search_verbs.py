@@ -183,7 +183,7 @@ def test_another_model_is_refused_and_a_moved_one_is_named(home, run, tmp_path):
     (home / "model").rename(home / "moved")
     try:
         refused = run("search", index, "a")
-        assert (refused.code, "is gone; name it: --model" in refused.err) == (2, True)
+        assert (refused.code, "is gone; give --model" in refused.err) == (2, True)
         assert run("search", index, "a", "--model", home / "moved").code == 0
     finally:
         (home / "moved").rename(home / "model")

@@ -1,7 +1,7 @@
-"""Cleaning of one document after the other, in the process that tokenizes them, and its settings.
+"""Cleaning of documents, one by one, in the process that tokenizes them, and its settings.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-With it every task is read twice: `duplicates.scan` writes signatures of the documents that stay,
+With a search every task is read twice: `duplicates.scan` writes signatures of kept documents,
 `duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` drops them.
 """
 
@@ -34,7 +34,7 @@ from bert_jax.errors import UserError, nearest, needs_package
 from bert_jax.files.staging import replace_file, staged_file
 
 _MAX_CHARS = 1000
-"""Characters that are looked at: identification costs about as much as tokenizing."""
+"""Number of first characters that decide the language: this costs about as much as tokenizing."""
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def identify(text: str) -> tuple[str, float]:
 
 
 def check_language(code: str) -> None:
-    """Refuse, with a UserError, a code that the model does not know."""
+    """Raise a UserError for a code that the model does not know."""
     known = _identifier()[1]
     if code not in known:
         near = nearest(code, sorted(known))
@@ -73,7 +73,7 @@ MIN_SIMILARITY = 0.5
 
 @dataclass(frozen=True)
 class CleaningConfig:
-    """Rules that documents are cleaned by; by default nothing is changed or dropped."""
+    """Rules for cleaning documents; by default nothing is changed or dropped."""
 
     filters: tuple[str, ...] = ()
     """Filters, edits and groups of them, as `filters.resolve_filters` reads them."""
@@ -86,14 +86,14 @@ class CleaningConfig:
     duplicate_paragraphs: bool = False
     """Whether paragraphs with the words of an earlier paragraph are left out."""
     near_duplicates: float | None = None
-    """Jaccard similarity of word 5-shingles from which the later document is dropped; None keeps
-    near-duplicates."""
+    """Lowest Jaccard similarity of word 5-shingles that drops the later document; None keeps
+    all."""
     without: tuple[str, ...] = ()
     """Evaluation texts whose passages are left out, as `bert-jax contamination --against` takes
     them."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be meant."""
+        """Raise a UserError for values out of range."""
         resolve_filters(self.filters)
         if self.language:
             check_language(self.language)
@@ -148,24 +148,24 @@ class CleaningConfig:
 
 
 SAMPLES = 20
-"""Samples of each reason in `--keep-dropped`."""
+"""Number of samples for each reason in `--keep-dropped`."""
 _SAMPLE_CHARS = 2000
 
 
 @dataclass
 class CleaningReport:
-    """Counts of what was dropped from some documents, by reason; reports of tasks are merged."""
+    """Counts of dropped documents and lines, by reason; reports of tasks are merged."""
 
     samples_limit: int = 0
     """Samples kept for each reason; 0 keeps none."""
     documents: Counter[str] = field(default_factory=Counter)
     lines: Counter[str] = field(default_factory=Counter)
-    """Lines left out of documents that stay, and of those dropped for want of lines."""
+    """Number of lines left out by reason, of documents that stay or were left without lines."""
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Samples of dropped documents: those whose texts have the smallest hashes."""
 
     def add(self, reason: str, detail: str, source: str, number: int, text: str) -> None:
-        """Count a dropped document, and keep it where it belongs to the sample."""
+        """Count a dropped document; keep it as a sample if its hash is among the smallest."""
         self.documents[reason] += 1
         if self.samples_limit:
             sample = {
@@ -209,7 +209,7 @@ class Drops:
     duplicates: np.ndarray
     """(n,) int64, duplicates of documents that stay, ascending."""
     exact: np.ndarray
-    """(n,) bool, true where the words of a duplicate are all the same."""
+    """(n,) bool, true if a duplicate has exactly the words of the document that stays."""
     firsts: np.ndarray
     """(n, 2) int64, task and number of the document that stays in the place of a duplicate."""
     paragraphs: np.ndarray
@@ -227,7 +227,7 @@ class Drops:
             np.savez(file, **{each.name: getattr(self, each.name) for each in fields(self)})
 
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return exactness, and task and number of the first; None for no duplicate."""
+        """Return (is exact, task, number of the first document); None if it is no duplicate."""
         at = self._duplicates.get(number)
         if at is None:
             return None
@@ -251,7 +251,7 @@ class Drops:
 
 NO_LINES = "no-lines-left"
 EVALUATION = "evaluation-text"
-"""Reason of paragraphs that share an n-gram with evaluation texts, and of such documents."""
+"""Reason for leaving out paragraphs, or whole documents, with an n-gram of evaluation texts."""
 
 
 class Dropped(NamedTuple):
@@ -290,7 +290,7 @@ class Cleaner:
         """Counts and samples of what was dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Return the text of a document, numbered in the task from 0, without lines left out."""
+        """Clean a document, numbered in the task from 0; return its text, or why it is dropped."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
@@ -322,7 +322,7 @@ class Cleaner:
         return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs stand elsewhere")
 
     def _without(self, text: str, passages: NgramTable) -> str:
-        """Leave out the paragraphs with a word of an n-gram of the evaluation texts."""
+        """Leave out the paragraphs that contain a word of an n-gram of the evaluation texts."""
         lines = text.split("\n")
         words = [normalised_words(line) for line in lines]
         covered = passages.covered(word_hashes(list(itertools.chain.from_iterable(words))))
@@ -338,7 +338,7 @@ class Cleaner:
         return "\n".join(kept)
 
     def _unwanted(self, text: str) -> Dropped | None:
-        """Return the reason of the first filter that drops a document; None where it stays."""
+        """Return the reason of the first filter that drops a document; None if it stays."""
         prose = Prose(text)
         for name, each in self._filters.items():
             if reason := each.reason(prose):

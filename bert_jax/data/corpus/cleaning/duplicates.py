@@ -1,12 +1,12 @@
 """Duplicates, found between two readings of the tasks.
 
-A scan writes signatures of the documents of a task that filters keep: a directory of arrays with
-the entries of an index. The entries are sorted by key, so that a range of keys is few reads.
+A scan writes signatures of those documents of a task that pass the filters, as a directory of
+arrays. They are an index whose entries are sorted by key, so that a range of keys takes few reads.
 
-The search divides keys into ranges, and a range is one piece of work: it takes the entries of that
-range from all scans, finds pairs of documents, and compares them. Memory holds one range. The first
-document in the order of the corpus stays, of each group that pairs connect; so the result does
-not depend on the number of ranges, of tasks or of processes.
+The search divides the keys into ranges. A worker takes the entries of one range from all scans,
+finds pairs of documents, and compares them; memory holds one range. In each group of documents that
+pairs connect, the first document of the corpus stays; so the result does not depend on the number
+of ranges, tasks or processes.
 """
 
 import functools
@@ -28,14 +28,14 @@ _BLOCK_CHARS = 1 << 20
 
 @dataclass(frozen=True)
 class Scan:
-    """Signatures of the documents of one task, as memory maps; a row is a document that stays."""
+    """Signatures of a task's documents, as memory maps; a row is a document that filters keep."""
 
     numbers: np.ndarray
     """(n,) int64, number of each row in the task, ascending."""
     filtered: np.ndarray
     """(k,) int64, numbers of the documents that a filter drops, ascending."""
     hashes: np.ndarray
-    """(n,) uint64, of each row's words."""
+    """(n,) uint64, hash of each row's words."""
     sketches: np.ndarray
     """(s,) uint32, see `Signatures`."""
     sketch_offsets: np.ndarray
@@ -100,7 +100,7 @@ def open_scan(directory: Path) -> Scan:
 def _sign_block(
     config: CleaningConfig, block: list[tuple[int, str]]
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
-    """Return the numbers of documents that stay, of those that do not, and signatures."""
+    """Return the numbers of kept documents, of filtered ones, and the kept ones' signatures."""
     cleaner = Cleaner(config)
     cleaned = {number: cleaner.clean(number, text) for number, text in block}
     kept = {number: text for number, text in cleaned.items() if isinstance(text, str)}
@@ -192,7 +192,7 @@ class _Work:
     def __init__(self, scans: Sequence[Path], directory: Path, config: CleaningConfig) -> None:
         self.directory = directory
         self.threshold = 1.0 if config.near_duplicates is None else config.near_duplicates
-        # A scan of the same name may have been another one: a process may live longer than both.
+        # The time tells a new scan from an older one of the same path that a process has cached.
         self._scans = [(path, (path / "numbers.npy").stat().st_mtime_ns) for path in scans]
         rows, self.document_keys, self.paragraph_keys = [0], 0, 0
         for task in range(len(scans)):
@@ -201,7 +201,7 @@ class _Work:
             self.document_keys += len(scan.document_keys)
             self.paragraph_keys += len(scan.paragraph_keys)
         self.bases = np.cumsum(rows)
-        """Number, in the whole corpus, of the first row of each task, and of all rows."""
+        """(tasks + 1,): number of each task's first row in the whole corpus, and of all rows."""
 
     def scan(self, task: int) -> Scan:
         """Return the scan of a task."""
@@ -213,10 +213,10 @@ class _Work:
         return tasks, documents - self.bases[tasks]
 
     def entries(self, name: str, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return keys in a range and the places of each, sorted.
+        """Return the keys in a range, sorted, and the place of each.
 
         Keys are (n,) uint64; places (n, 1) or (n, 2) int64: the document, numbered in the whole
-        corpus, and of paragraphs their number in the document.
+        corpus, and for a paragraph its number in the document.
         """
         keys, places = [np.zeros(0, np.uint64)], []
         for task in range(len(self._scans)):
@@ -226,7 +226,7 @@ class _Work:
                 if name == "document"
                 else (scan.paragraph_keys, scan.paragraph_places)
             )
-            # The first key of the range, and the last, which a number of 64 bits can hold.
+            # Searched by its last key: the end of the last range, 2^64, does not fit 64 bits.
             begin = np.searchsorted(sorted_keys, np.uint64(span[0]))
             end = np.searchsorted(sorted_keys, np.uint64(span[1] - 1), side="right")
             keys.append(sorted_keys[begin:end])
@@ -251,7 +251,7 @@ def _ranges(num_entries: int) -> list[tuple[int, int]]:
 
 
 def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
-    """Write the pairs (later, earlier) of equal or similar documents that a range shows."""
+    """Find pairs (later, earlier) of equal or similar documents in a range; return their file."""
     keys, places = work.entries("document", span)
     documents, local = np.unique(places[:, 0], return_inverse=True)
     tasks, rows = work.locate(documents)
@@ -282,7 +282,7 @@ def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
 def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield pairs of documents with a key in common, once each.
 
-    Of a key with many documents each is paired with the first and with the one before it.
+    Each document of a key is paired with the key's first document and with the one before it.
     """
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -297,7 +297,7 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
-    """Write the paragraphs of a range, as (document, number), that documents before them have."""
+    """Find a range's paragraphs, as (document, number), that occur earlier; return their file."""
     keys, places = work.entries("paragraph", span)
     parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
     stays = parents[places[:, 0]] == places[:, 0]
@@ -337,7 +337,7 @@ def _drops(work: _Work, task: int, parents: np.ndarray, spills: Sequence[Path]) 
 
 
 def _root(parents: MutableSequence[int] | np.ndarray, node: int) -> int:
-    """Return the first document of a group; paths are halved on the way."""
+    """Return the first document of a group; halve the paths on the way."""
     while (parent := int(parents[node])) != node:
         parents[node] = parents[parent]
         node = parent

@@ -35,9 +35,9 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
 
 
 def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
-    """Return the share of the characters in the n-gram that has most of them; 0 if none repeats.
+    """Return the largest share of characters that one repeated n-gram takes; 0 if none repeats.
 
-    Words are given by their hashes, (n,) uint64, and characters, (n,) int64.
+    `hashes`, (n,) uint64, are hashes of the words, and `lengths`, (n,) int64, their characters.
     """
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):
@@ -60,7 +60,7 @@ def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float
 
 
 def _repeats(grams: np.ndarray) -> bool:
-    """Return true if two n-grams are equal; to sort is all that most documents take."""
+    """Return true if two n-grams are equal; for most documents this sort is all the work."""
     ordered = np.sort(grams)
     return bool((ordered[1:] == ordered[:-1]).any())
 
@@ -80,7 +80,7 @@ _TERMINAL = (".", "!", "?", '"', "\u201d")
 
 
 class Prose:
-    """A document as measures see it; a line is a paragraph."""
+    """A document with the properties that filters measure; a line is a paragraph."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -88,7 +88,7 @@ class Prose:
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """Words with their punctuation: what spaces separate."""
+        """Words with their punctuation, as white space separates them."""
         return self.text.split()
 
     @functools.cached_property
@@ -102,7 +102,7 @@ class Prose:
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     def share(self, count: int) -> float:
-        """Divide by the number of words."""
+        """Return a count as a share of the number of words."""
         return count / max(len(self.words), 1)
 
     def share_of_lines(self, holds: Callable[[str], bool]) -> float:
@@ -122,7 +122,7 @@ class Filter:
     high: int | float = math.inf
 
     def reason(self, prose: Prose) -> str | None:
-        """Say why a document is dropped; None where it stays."""
+        """Return the reason for dropping a document; None if it stays."""
         value = self.measure(prose)
         if self.low <= value <= self.high:
             return None
@@ -142,7 +142,7 @@ class Edit:
 
     change: Callable[[str], str]
     what: str
-    """Lines or marks that are left out, for people."""
+    """Description of the lines or marks that are left out, for people."""
     source: str
 
 
@@ -230,7 +230,7 @@ EDITS: dict[str, Edit] = {
         "lines about cookies, terms of use or privacy policies", _C4,
     ),
 }  # fmt: skip
-"""Edits of lines by name; they are made before documents are measured."""
+"""Edits of lines by name; documents are measured after them."""
 
 _REPEATING = tuple(name for name, each in FILTERS.items() if each.source == _TABLE_A1)
 _QUALITY = tuple(name for name, each in FILTERS.items() if each.source == _GOPHER)
@@ -240,7 +240,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gopher-repetition": _REPEATING,
     "c4": (*EDITS, *(name for name, each in FILTERS.items() if each.source == _C4)),
 }
-"""Groups of filters and edits that have a name together."""
+"""Named groups of filters and edits."""
 
 
 def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Filter]]:

@@ -19,15 +19,15 @@ _HEADERS = {
     "date": "WARC-Date",
     "lang": "WARC-Identified-Content-Language",
 }
-"""Fields of a document of a web archive, and the headers that they come from."""
+"""Fields of a document of a web archive, by the header that each comes from."""
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
-"""Bytes of a record's headers and of a page, twice what MediaWiki allows, and its elements."""
+"""Limits: bytes of a record's headers, bytes (twice MediaWiki's limit) and elements of a page."""
 
 
 class _Archive(FileSource):
-    """A file that is read from its beginning, record by record."""
+    """A file that can only be read from its beginning, record by record."""
 
     has_cuts = False
 
@@ -47,7 +47,7 @@ class WarcSource(_Archive):
             from warcio.exceptions import ArchiveLoadFailed
         stream, number, most = _Blocks(self._content()), 0, self.options.max_document_chars
         records = ArchiveIterator(stream, no_record_parse=True, verify_http=False)
-        records.reader = BufferedReader(stream)  # its own one unpacks, without a bound
+        records.reader = BufferedReader(stream)  # warcio's own reader decompresses without a limit
         stream.allow(_MOST_HEADERS, f"{self.name}, record 1: headers")
         try:
             for number, record in enumerate(records, 1):
@@ -92,7 +92,7 @@ class WarcSource(_Archive):
 
 
 class WikipediaSource(_Archive):
-    """The articles of a dump of Wikipedia, or of another wiki of MediaWiki; without markup."""
+    """The articles of a dump of Wikipedia, or of another MediaWiki wiki, without markup."""
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -106,8 +106,8 @@ class WikipediaSource(_Archive):
             _, root = next(events)
             if _name(root) != "mediawiki":
                 raise UserError(
-                    f"{self.name} is no dump of MediaWiki: its root is <{_name(root):.40}>. Of XML "
-                    "only such dumps are read."
+                    f"{self.name} is no dump of MediaWiki: its root is <{_name(root):.40}>. No "
+                    "other XML is read."
                 )
             for event, element in events:
                 if event == "start":
@@ -115,7 +115,7 @@ class WikipediaSource(_Archive):
                     if elements > _MOST_ELEMENTS:
                         raise UserError(
                             f"{self.name}, page {number}: more than {_MOST_ELEMENTS:,} elements. "
-                            "Dumps with one revision of each page are read."
+                            "Only dumps with one revision of each page are read."
                         )
                 elif _name(element) == "namespaces":
                     left_out |= {
@@ -145,13 +145,13 @@ class WikipediaSource(_Archive):
 
 
 class _Blocks(io.RawIOBase):
-    """Blocks of bytes as a file that raises UserError beyond a limit of bytes."""
+    """A file over blocks of bytes that raises a UserError beyond a limit of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""
 
     def allow(self, size: int, what: str) -> None:
-        """Begin to count anew; where more is read, `what` is said to be too large."""
+        """Allow `size` more bytes; the error for a read beyond them names `what`."""
         self._left, self._size, self._what = size, size, what
 
     @override
@@ -165,11 +165,11 @@ class _Blocks(io.RawIOBase):
 
 
 _FORMS = {"", "identity", "gzip", "x-gzip", "deflate"}
-"""Encodings of a body that are read."""
+"""Content encodings of an HTTP body that are read."""
 
 
 def _unpacked(body: bytes, form: str, most: int) -> bytes:
-    """Return a body unpacked, one byte above `most` at most; as it is where it is not packed."""
+    """Decompress an HTTP body to at most `most` + 1 bytes; an uncompressed body stays as it is."""
     for bits in (32 + zlib.MAX_WBITS, -zlib.MAX_WBITS) if form not in ("", "identity") else ():
         with contextlib.suppress(zlib.error):
             return zlib.decompressobj(bits).decompress(body, most + 1)
@@ -181,7 +181,7 @@ def _name(element: ElementTree.Element) -> str:
 
 
 def _article(page: ElementTree.Element) -> tuple[str, str, str] | None:
-    """Return title, number and wikitext of a page; None for what is no article."""
+    """Return title, id and wikitext of a page; None if it is not an article."""
     found: dict[str, str] = {}
     for element in page.iter():
         name = _name(element)

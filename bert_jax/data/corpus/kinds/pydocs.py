@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  (typographic apostrophes)
 """English prose that comes with every installation: Python's documentation and its packages'.
 
-Docstrings, and comments of several lines: they explain in running text what the code beside them
-does, and were 0.28 of the docstrings' prose when measured.
+The prose is docstrings and comments of several lines. Such comments explain code in running text;
+their prose was 0.28 times that in docstrings when measured.
 """
 
 import ast
@@ -84,7 +84,7 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
 
 
 def is_prose(sentence: str) -> bool:
-    """Whether a sentence reads as English prose: ends as one, mostly plain words."""
+    """Return true if a sentence reads as English prose: ends as one and has mostly plain words."""
     if not sentence[0].isupper() or not _ENDS.search(sentence) or _NOISE.search(sentence):
         return False
     words = sentence.split()
@@ -96,7 +96,7 @@ def is_prose(sentence: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Inline markup taken off."""
+    """Remove inline markup."""
     text = _ROLE.sub(lambda m: m[1].lstrip("~!").rsplit(".", 1)[-1], text)
     text = _LINK.sub(lambda m: m[1] or m[2], text)
     text = _CITATION.sub("", text)
@@ -110,11 +110,11 @@ def _indent(line: str) -> int:
 
 
 def _blocks(text: str) -> list[str]:
-    """Paragraphs and list items of running text, each on one line, markup still in."""
+    """Return paragraphs and list items of running text, each on one line, with inline markup."""
     lines = text.expandtabs().split("\n")
     blocks: list[str] = []
     block: list[str] = []
-    literal: int | None = None  # drop what is indented deeper than this: code follows a "::"
+    literal: int | None = None  # drop lines indented deeper than this: code follows a "::"
     skipping = doctest = fence = False  # in a section of references, an example, a code block
 
     def flush() -> None:
@@ -203,11 +203,12 @@ _NAMES = """
     anyio wadler_lindig prometheus_client array_record httpx2 httpcore2 h11 idna
 """
 PACKAGES = tuple(_NAMES.split())
-"""Read where installed. All are dependencies of this package, at any depth: what else happens to be
-installed is not read, so that the same versions give the same corpus on every machine."""
+"""Packages that are read if installed: direct and indirect dependencies of this package. No others
+are read, so that the same versions give the same corpus on every machine."""
 
 MIN_SENTENCES = 4
-"""A class with less than this joins its module's document; a module with less is left out."""
+"""Smallest number of sentences of a document: a class with fewer joins its module's document, and a
+module with fewer is left out."""
 
 _LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages"}
 _LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
@@ -229,14 +230,14 @@ _COMMENTS = re.compile(
 _HASHES = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 
 _Paragraphs = list[list[str]]
-"""A document on its way: for each paragraph its sentences."""
+"""A document as paragraphs, each a list of sentences."""
 
 
 class PythonDocs(Source):
     """The corpus named `python-docs`.
 
-    A document for each topic of the language reference, module and larger class. A paragraph met
-    before, here or elsewhere, is left out.
+    A document is a topic of the language reference, a module or a larger class. Paragraphs that
+    occurred before, in any document, are left out.
     """
 
     def __init__(self, num_workers: int | None = None) -> None:
@@ -272,7 +273,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Return the paragraphs that are new, where they are long enough; adds them to `seen`."""
+    """Return the paragraphs not yet in `seen`, and add them; "" if they are too short."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)
@@ -293,7 +294,7 @@ def _topics() -> Iterator[_Paragraphs]:
 
 
 def _files() -> list[tuple[str, int]]:
-    """Paths and sizes of the Python files to read, in an order that does not depend on the disk."""
+    """List paths and sizes of the Python files to read, in an order independent of the disk."""
     roots = [Path(sysconfig.get_path("stdlib"))]
     for package in PACKAGES:
         try:
@@ -384,7 +385,7 @@ def _docstring(node: Any) -> _Paragraphs:
 
 
 def _added_docstring(node: ast.Expr) -> _Paragraphs:
-    """Docstrings of compiled functions: numpy and scipy give them by calls such as add_newdoc."""
+    """Read docstrings that numpy and scipy give to compiled functions by calls of add_newdoc."""
     function = getattr(node.value, "func", None)  # of a call
     if "doc" not in getattr(function, "id", getattr(function, "attr", "")):
         return []

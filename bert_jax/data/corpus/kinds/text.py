@@ -37,11 +37,11 @@ _Blocks = Iterable[tuple[int, list[str]]]
 
 
 class FileSource(Source):
-    """A text or JSON lines file, possibly compressed, or bytes `part` of one that is not."""
+    """A text or JSON lines file, maybe compressed, or a byte range, `part`, of one that is not."""
 
     options: ReadOptions
     has_cuts = True
-    """Whether what follows a line end, or a blank line, can be read by itself."""
+    """Whether the file can be cut after a line end, or a blank line, and read from there."""
 
     def __init__(self, name: str, options: ReadOptions, *, is_json: bool = False) -> None:
         self.state = file_state(name)
@@ -60,7 +60,7 @@ class FileSource(Source):
         return ((text, NO_FIELDS) for text in self._plain_texts(blocks))
 
     def lines(self) -> Iterator[str]:
-        """Read all lines from the beginning, blank ones too, without their ends."""
+        """Read all lines from the beginning, blank ones too, without their line ends."""
         self.bytes_read = 0
         for _, lines in self._blocks(self._content()):
             yield from lines
@@ -87,19 +87,19 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return where documents begin behind so many bytes, between both ends."""
+        """Return sorted cuts: both ends, and per size the first document after so many bytes."""
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
     def _cut(self, file: Any, position: int, end: int) -> int:
-        """Return where the first document that begins behind a position does; else `end`."""
+        """Return the position of the first document that begins after a position; else `end`."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         file.seek(position)
         seen, start = b"", 0
         while data := file.read(min(_CUT_BLOCK, end - position - len(seen))):
             seen += data
-            # What follows must be there too, or a line end may be the first half of one.
+            # A byte must follow: a \r at the end may be the first half of a \r\n.
             found = ends.search(seen, start, len(seen) - 1)
             if found is not None:
                 return position + found.end()
@@ -107,7 +107,7 @@ class FileSource(Source):
         return end
 
     def _line(self, number: int) -> int:
-        """Return the line of the file that a line of the part is."""
+        """Convert a line number in the part to a line number in the file."""
         if self._begin:
             with open_binary(self.name) as file:
                 while data := file.read(min(_CUT_BLOCK, self._begin - file.tell())):
@@ -115,7 +115,7 @@ class FileSource(Source):
         return number
 
     def _content(self) -> Iterator[bytes]:
-        """Read the plain content of the file, or of the part of it."""
+        """Read the file, or only its byte range `part`, decompressed, in blocks."""
         digest = hashlib.sha256()
         with open_binary(self.name) as file:
             if self._begin:
@@ -210,7 +210,7 @@ class FileSource(Source):
                 rest = whole
                 continue
             lines = self._decode(whole[:cut], line, offset).split("\n")
-            lines.pop()  # what follows the last line end: nothing
+            lines.pop()  # the empty text after the last line end
             if len(whole) > limit:
                 for number, text in enumerate(lines):
                     if len(text) * 4 > limit and len(text.encode()) > limit:
@@ -259,5 +259,5 @@ class FileSource(Source):
         raise UserError(
             f"{self.name}, line {self._line(line)}: {size:,} bytes or more on one line, more than "
             f"the limit of {self.options.max_line_bytes:,}. Text has one paragraph on each line; "
-            "put line ends in, or raise the limit (max_line_bytes) if the line is meant."
+            "insert line ends, or raise the limit (max_line_bytes) if the line is right."
         )

@@ -1,4 +1,4 @@
-"""Wikitext as running text, within a bound of time: some markup takes the parser squares of it."""
+"""Wikitext to running text, with a time limit: some markup takes the parser quadratic time."""
 
 import json
 import signal
@@ -12,17 +12,17 @@ from bert_jax.data.corpus.documents import paragraphs
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 SECONDS = 60
-"""Time for one article."""
+"""Largest time for one article."""
 _NO_PROSE = {"ref", "references", "table", "gallery", "math", "timeline", "score"}
 _OPENERS = "[", "{", "<", "''", ";"
-_MOST_STEPS = 1 << 28  # openers times characters: what takes seconds has a process of its own
+_MOST_STEPS = 1 << 28  # openers x characters; above, parsing may take seconds: own process
 
 
 def plain(wikitext: str, left_out: Iterable[str]) -> str | None:
     """Return the running text of an article: no tables, references, pictures or categories.
 
-    Links to the namespaces `left_out`, folded, are left out with their words. None stands for a
-    text that takes more than `SECONDS`.
+    Links into the namespaces `left_out` (casefolded names) are removed with their words. None means
+    that parsing took more than `SECONDS`.
     """
     if len(wikitext) * sum(map(wikitext.count, _OPENERS)) < _MOST_STEPS:
         return _stripped(wikitext, set(left_out))
@@ -40,7 +40,7 @@ def _stripped(wikitext: str, left_out: set[str]) -> str:
     for link in code.filter_wikilinks():
         name, colon, _ = f"{link.title}".strip().removeprefix(":").partition(":")
         if colon and name.strip().casefold() in left_out:
-            link.title, link.text = "", None  # to remove each of n nodes would take n * n steps
+            link.title, link.text = "", None  # removing n nodes would take n * n steps
     for tag in code.filter_tags():
         if f"{tag.tag}".lower() in _NO_PROSE:
             tag.contents = ""
@@ -48,6 +48,6 @@ def _stripped(wikitext: str, left_out: set[str]) -> str:
 
 
 if __name__ == "__main__":
-    signal.alarm(int(sys.argv[1]))  # of the kernel: the parser does not look for signals
+    signal.alarm(int(sys.argv[1]))  # the kernel ends the process; the parser checks no signals
     text, *names = json.loads(sys.stdin.buffer.read())
     print(json.dumps(_stripped(text, set(names))))

@@ -31,9 +31,9 @@ class Example(NamedTuple):
     """An example without its label."""
 
     split: str
-    """Name of its file or split."""
+    """Name of the example's file or split."""
     texts: tuple[str, ...]
-    """Parts, such as a question and its context."""
+    """Texts of the example, such as a question and its context."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class EvaluationSet:
     """Examples of an evaluation, in the order of its files."""
 
     name: str
-    """Name without the place on a machine."""
+    """Name without the directory."""
     files: tuple[tuple[str, str], ...]
     """Name and sha256 of each file."""
     examples: tuple[Example, ...]
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
-        """Texts of the examples; of texts with equal normalised words only the first."""
+        """Distinct texts of the examples; texts with equal normalised words count as one."""
         found: dict[str, str] = {}
         for each in self.examples:
             for text in each.texts:
@@ -57,25 +57,25 @@ class EvaluationSet:
 
     @property
     def digest(self) -> str:
-        """sha256 in hex, of the only file or of the digests of all."""
+        """sha256 in hex: of the only file, or of the digests of all files."""
         if len(self.files) == 1:
             return self.files[0][1]
         return hashlib.sha256("".join(digest for _, digest in self.files).encode()).hexdigest()
 
 
 def text_key(text: str) -> str:
-    """Return 16 hex digits that name a text by its normalised words."""
+    """Return a text's key, a hash of its normalised words in 16 hex digits."""
     return f"{hash_text(' '.join(normalised_words(text))):016x}"
 
 
 def read_evaluation(spec: str) -> EvaluationSet:
-    """Read evaluation texts, see `_FORMS`; labels and answers are passed over.
+    """Read evaluation texts, see `_FORMS`; labels and answers are ignored.
 
-    Of GLUE, the dev and test splits that are there are read; of tables every column, numbers too.
-    Files that are as they were are not read again.
+    GLUE: the dev and test splits that are there are read. Tables: every column is read, numbers
+    too. Files that have not changed are not read again.
 
     Raises:
-        UserError: nothing there, not readable as said, or without examples.
+        UserError: no such file, another format, or no examples.
     """
     kind, colon, place = spec.partition(":")
     path = Path(place if colon and kind in ("squad", "glue") else spec)
@@ -167,13 +167,13 @@ def _examples(path: Path) -> Iterator[Example]:
     def is_long(fields: Sequence[str]) -> bool:
         return any(len(normalised_words(field)) >= MIN_WORDS for field in fields)
 
-    # Names of columns: too short to be judged, unlike what is below them.
+    # A header of columns has only short texts, unlike the rows below it.
     has_names = kind in (".csv", ".tsv") and not is_long(first) and any(map(is_long, others))
     yield from (Example(path.name, tuple(row)) for row in (others if has_names else rows))
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value; a list of words, as of tagged sentences, is one text."""
+    """Yield the strings in a JSON value; a list of words, as in tagged sentences, is one text."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):

@@ -16,7 +16,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 MAX_DOCUMENTS = 1 << 15
-"""Held-out documents that are compared at most: each process keeps their signatures, of 4 KB."""
+"""Largest number of held-out documents to compare: each process keeps their signatures, of 4 KB."""
 _SHOWN = 10
 _SHOWN_CHARS = 60
 
@@ -41,8 +41,9 @@ class HeldoutReport:
     threshold: float
     """Lowest similarity of a near-duplicate."""
     documents: int
-    """Held-out documents that were compared, evenly spread over the store."""
+    """Number of held-out documents that were compared, evenly spread over the store."""
     of: int
+    """Number of held-out documents in the store."""
     twins: tuple[Twin, ...]
     """Near-duplicates, by number of the held-out document."""
     fingerprints: dict[str, str]
@@ -56,7 +57,7 @@ class HeldoutReport:
             f"word {SHINGLE}-shingles of {self.threshold:g} or more)"
         ]
         if self.documents < self.of:
-            lines.append(f"compared were some of {self.of:,} held-out documents, evenly spread")
+            lines.append(f"compared: an evenly spread sample of {self.of:,} held-out documents")
         best = sorted(self.twins, key=lambda twin: (-twin.similarity, twin.document))[:_SHOWN]
         return lines + [
             f"  {each.similarity:.2f}  held-out {each.document}  train {each.train_document}  "
@@ -124,7 +125,7 @@ _Index = tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...], float]
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return at most `MAX_DOCUMENTS` documents, evenly spread, by their numbers."""
+    """Return at most `MAX_DOCUMENTS` documents, evenly spread over the store, by number."""
     total = store.num_documents
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
     texts = (text for span in store_spans(store) for text in decoded(store, tokenizer, span))
@@ -132,7 +133,7 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
-    """Compute row of the index, number of the text, and similarity, of near-duplicates."""
+    """Return (row of the index, number of the text, similarity) of each near-duplicate."""
     found = sign(list(texts))
     known, documents, held, threshold = index
     keys = found.bands.reshape(-1)

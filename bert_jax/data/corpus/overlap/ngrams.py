@@ -1,13 +1,13 @@
-"""Words and n-grams of texts by their hashes, tables of them, and signatures of documents.
+"""Hashes of words and n-grams, tables of n-grams, and signatures of documents.
 
-A text of 13 words or more is known by its 13-grams (Brown et al. 2020, GPT-3, appendix C). A text
-of 5 to 12 words is known as a whole: it is one n-gram. Shorter texts are not looked for, since
-phrases of so few words occur by chance.
+A text of 13 words or more is recognised by its 13-grams (Brown et al. 2020, GPT-3, appendix C). A
+text of 5 to 12 words is recognised only as a whole: it is one n-gram. Shorter texts are not
+searched for, since phrases of so few words occur by chance.
 
-By signatures duplicates are found without the texts: MinHash (Broder 1997) of word 5-shingles in 20
-bands of 6 rows. A pair of documents of Jaccard similarity s shares a band with probability
+Signatures find duplicates without the texts: MinHash (Broder 1997) of word 5-shingles in 20 bands
+of 6 rows. A pair of documents of Jaccard similarity s shares a band with probability
 1 - (1 - s^6)^20, which is 0.998 at 0.8 and 0.27 at 0.5. Pairs that share a band are compared by the
-bottom of their sets of shingles (see `similarity`).
+smallest hashes of their shingles (see `similarity`).
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def normalised_words(text: str) -> list[str]:
 
 
 class _WordHashes(dict[str, int]):
-    """Hashes of words met so far, at most `_MAX_CACHED`."""
+    """Cache of the hashes of words, at most `_MAX_CACHED`."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= _MAX_CACHED:
@@ -78,7 +78,7 @@ def several_ngram_hashes(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the hashes of all n-grams of several sizes, ascending, as `ngram_hashes` returns them.
 
-    Keys of one size are made from the keys of the size below.
+    Hashes of one size are made from the hashes of the size below.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
@@ -89,7 +89,7 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Return the words that n-grams cover, (num_words,) bool, by sizes and the places of each."""
+    """Return which words are covered, (num_words,) bool, by n-grams given as (size, places)."""
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
@@ -98,7 +98,7 @@ def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> n
 
 
 def mixed(hashes: np.ndarray) -> np.ndarray:
-    """Spread the differences of hashes over all of their 64 bits."""
+    """Mix hashes so that a difference spreads over all 64 bits."""
     hashes = (hashes ^ (hashes >> np.uint64(32))) * _MIX
     return hashes ^ (hashes >> np.uint64(32))
 
@@ -109,7 +109,7 @@ _FILTER_BITS = 22
 
 
 class NgramTable:
-    """N-grams of some texts, given as words; texts are numbered in their order."""
+    """Table of the n-grams of texts, each given as words; texts are numbered in their order."""
 
     def __init__(self, texts: Iterable[Sequence[str]]) -> None:
         hashes: dict[int, list[np.ndarray]] = {}
@@ -155,21 +155,21 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the words of a document that an n-gram of the texts covers, (n,) bool."""
+        """Return (n,) bool: the words of a document that an n-gram of the texts covers."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return marks of n-grams by size, none of them set, for `mark`."""
+        """Return marks for all n-grams by size, none of them set, for `mark`."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
-        """Set the marks of the n-grams that a document, (n,) uint64 hashes of words, has."""
+        """Set the marks of the n-grams in a document, given by (n,) uint64 hashes of words."""
         for size, (_, numbers) in self.find(hashes).items():
             seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count n-grams of each text, none of a short one, and the marked: (num_texts,) int64."""
+        """Count the n-grams of each text, 0 if short, and those marked: (num_texts,) int64."""
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)
@@ -184,7 +184,7 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 SHINGLE = 5
 BANDS, ROWS = 20, 6
 SKETCH = 1024
-"""Smallest hashes of shingles that are kept of a document: all of most documents."""
+"""Number of smallest hashes of shingles kept for a document; most documents have fewer shingles."""
 _SEED = 1
 
 
@@ -192,24 +192,24 @@ class Signatures(NamedTuple):
     """Signatures of n documents."""
 
     hashes: np.ndarray
-    """(n,) uint64, of each document's words in their order."""
+    """(n,) uint64, hash of each document's words, in their order."""
     bands: np.ndarray
-    """(n, BANDS) uint64 keys, (n, 0) without near-duplicates; equal keys name a candidate."""
+    """(n, BANDS) uint64 keys; documents with an equal key are candidates. (n, 0) without `near`."""
     sketches: np.ndarray
     """(s,) uint32, the smallest hashes of each document's shingles, ascending."""
     sketch_lengths: np.ndarray
-    """(n,) int64, entries of each document in `sketches`."""
+    """(n,) int64, number of entries of each document in `sketches`."""
     paragraphs: np.ndarray
     """(m, 3) uint64, hash, document (from 0) and number of each paragraph with words."""
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
-    """Return the signatures of documents, paragraphs joined by newlines.
+    """Compute the signatures of documents, whose paragraphs are joined by newlines.
 
-    Without `near` bands and sketches are empty, without `paragraphs` paragraphs.
+    Without `near`, bands and sketches are empty; without `paragraphs`, `Signatures.paragraphs` is.
 
     Raises:
-        UserError: near-duplicates are asked for, and rensa is not installed.
+        UserError: `near` is set, and rensa is not installed.
     """
     hashes = np.zeros(len(texts), np.uint64)
     words: list[np.ndarray] = []
@@ -237,11 +237,11 @@ def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the Jaccard similarity of two sets of shingles from their sketches.
+    """Compute the Jaccard similarity of two documents from their sketches.
 
-    It is exact for documents of up to `SKETCH` shingles. Beyond that it is the similarity of the
-    hashes up to the last that both sketches hold, a bottom-k estimate (Cohen and Kaplan 2007) with
-    a standard deviation of at most 0.016.
+    For up to `SKETCH` shingles the result is exact. For longer documents it is the similarity of
+    the hashes up to the last that both sketches hold, a bottom-k estimate (Cohen and Kaplan 2007)
+    with a standard deviation of at most 0.016.
     """
     last = min((s[-1] for s in (one, other) if len(s) == SKETCH), default=None)
     if last is not None:
@@ -256,9 +256,9 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of all shingles, and the (n + 1,) bounds of each document among them.
+    """Return the hashes of all shingles, and the (n + 1,) bounds of each document among them.
 
-    A document of fewer words is one shingle.
+    A document with fewer than `SHINGLE` words is one shingle.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     counts = np.maximum(lengths - SHINGLE + 1, 1)

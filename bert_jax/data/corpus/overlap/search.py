@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Report:
-    """Shares of the n-grams of evaluation texts that a corpus holds; its file has these fields."""
+    """Result of a search for evaluation texts in a corpus; the report's file has these fields."""
 
     corpus: str
     fingerprint: str
@@ -54,10 +54,10 @@ class Report:
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
     """Keys of the texts of each example, by split; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """n-grams of each text, and those that the corpus has, by key; (0, 0) where it is too short."""
+    """(number of n-grams, number that the corpus has) of each text, by key; (0, 0): too short."""
     ngram: int
     min_words: int
-    """Words of the shortest text that is looked for."""
+    """Number of words of the shortest text that is searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
         """Return the share of each example's n-grams in the corpus, by split; NaN: too short."""
@@ -67,10 +67,10 @@ class Report:
         }
 
     def counts(self) -> dict[str, dict[str, int | float]]:
-        """Return, by split and for `all`, examples, those too short, seen, and all but seen.
+        """Count the examples by split, and for `all` splits together if there are several.
 
-        `seen` examples share an n-gram with the corpus, `half` at least half of their n-grams,
-        `whole` all; `share` is the mean share of those judged.
+        `short` examples are too short to be judged. Of the others, `seen` share an n-gram with the
+        corpus, `half` at least half of their n-grams, `whole` all; `share` is their mean share.
         """
         shares = self.shares()
         if len(shares) > 1:
@@ -155,7 +155,7 @@ def reports_of(store: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Return n-grams and seen n-grams of each text by key, as the report that saw most of them."""
+    """Return (n-grams, seen n-grams) of each text by key, from the report that saw most of them."""
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():
@@ -164,7 +164,7 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the share of the n-grams of an example that is seen; NaN: none, or an unknown text."""
+    """Return the share of an example's n-grams that is seen; NaN without any, or if unknown."""
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
@@ -185,16 +185,16 @@ BLOCK_TOKENS = 1 << 18
 _BLOCK_CHARS = 1 << 20
 
 Span = tuple[int, int, int]
-"""A shard of a store, and its documents from the second number up to the third."""
+"""Number of a shard, and the first document and the end of a range of its documents."""
 
 
 def search_store(
     path: Path, evaluation: EvaluationSet, *, num_workers: int = 1, show: Callable = iter
 ) -> Report:
-    """Look for evaluation texts in a token store; `show` wraps a sequence, as tqdm does.
+    """Search for evaluation texts in a token store; `show` wraps a sequence, as tqdm does.
 
-    The store has tokens: documents are decoded, and the evaluation texts are encoded and decoded
-    by the same tokenizer, so that both have lost the same case, accents and characters.
+    The store's documents are decoded, and the evaluation texts are encoded and decoded by the same
+    tokenizer, so that both lose the same case, accents and characters.
 
     Raises:
         UserError: no store there, or a damaged one.
@@ -211,7 +211,7 @@ def search_store(
 def search_texts(
     name: str, documents: Iterable[str], evaluation: EvaluationSet, *, num_workers: int = 1
 ) -> Report:
-    """Look for evaluation texts in the documents of the corpus `name`."""
+    """Search for evaluation texts in the documents of the corpus `name`."""
     table = NgramTable(map(normalised_words, evaluation.texts))
     blocks = grouped(documents, len, _BLOCK_CHARS)
     found = map_ordered(functools.partial(_search_texts, table), blocks, num_workers)
@@ -260,7 +260,7 @@ def _of_span(span: Span) -> Any:
 
 
 def _search_texts(table: NgramTable, texts: Iterable[str]) -> dict[int, np.ndarray]:
-    """Return the numbers of the n-grams that texts have, by size."""
+    """Return the numbers of the n-grams that occur in texts, by size."""
     seen = table.nothing_seen()
     for text in texts:
         table.mark(seen, word_hashes(normalised_words(text)))

@@ -1,4 +1,4 @@
-"""The build of a corpus, a shard for each task, and an estimate of what it takes."""
+"""The build of a corpus, a shard for each task, and an estimate of its cost."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 2
-"""Number of the way in which tasks make shards; a mark of another is done again."""
+"""Version of the way in which tasks make shards; tasks marked by another version are repeated."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Job:
     """Directory of the decisions of a scan, a file for each task."""
 
     def key(self, task: Task) -> str:
-        """Return a digest of all that the task's shard depends on."""
+        """Return a digest of everything that the task's shard depends on."""
         drops = None
         if self.drops is not None:
             drops = hashlib.sha256((self.drops / f"{task.name}.npz").read_bytes()).hexdigest()
@@ -66,7 +66,7 @@ class Built:
 def make_shard(
     job: Job, task: Task, num_workers: int = 1, advance: Callable[[Task], None] = lambda task: None
 ) -> dict[str, Any]:
-    """Write the shard of a task, of each corpus and part, and return the task's mark.
+    """Write a task's shard, for each corpus and part, and return the mark of the complete task.
 
     The task has `num_workers` processes; `advance` is called after each block.
     """
@@ -147,7 +147,7 @@ def build_shards(
             if workspace.local is not None:
                 store = read_manifest(root / path)
                 for number in range(len(entries)):
-                    open_shard(store, number, check=False)  # says what is missing
+                    open_shard(store, number, check=False)  # raises if a file is missing
         for corpus in built.written:
             write_datasheet(root / corpus)
     workspace.remove_marks()
@@ -159,7 +159,7 @@ def find_drops(
 ) -> Path:
     """Read all tasks once, and decide which duplicates to drop.
 
-    All processes reach `directory`; scans that are complete there are kept.
+    All processes must reach `directory`; scans that are complete there are kept.
 
     Returns:
         Directory with a file for each task, which `Drops.load` reads.
@@ -199,7 +199,7 @@ def _scan_task(
 
 
 def _run(job: Job, tasks: Sequence[Task], engine: Engine, progress: bool) -> list[dict[str, Any]]:
-    """Return the marks of all tasks, in their order; those that are complete are not run."""
+    """Return the marks of all tasks, in their order; complete tasks are not run again."""
     there = {name: job.workspace.read_mark(name) for name in job.workspace.marks()}
     todo = [each for each in tasks if there.get(each.name, {}).get("key") != job.key(each)]
     work = functools.partial(make_shard, job)
@@ -250,10 +250,10 @@ def _digest(value: Any) -> str:
 
 
 SAMPLE_BYTES = 32 << 20
-"""Bytes of files that are read."""
+"""Bytes of files that an estimate reads."""
 _PIECES, _ROWS = 32, 10_000
 _SCAN_BYTES = 400
-"""Memory that the search for duplicates takes for each document of a task."""
+"""Bytes of memory that the search for duplicates takes for each document of a task."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class Estimate:
     process_bytes: int
     """Largest memory of one process."""
     shards: int
-    """Shards, or 1 for a store without them."""
+    """Number of shards."""
 
     def lines(self, num_workers: int) -> list[str]:
         """Return the estimate for people."""
@@ -302,7 +302,7 @@ def estimate_corpus(
 ) -> Estimate:
     """Build a sample, evenly spread over the sources, in a temporary directory and scale it up.
 
-    Of a file that cannot be divided the beginning is read.
+    A file that cannot be divided is sampled at its beginning.
 
     Raises:
         UserError: bad input, or no text in the sample.

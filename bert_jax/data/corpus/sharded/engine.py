@@ -15,7 +15,7 @@ from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.errors import UserError, needs_package
 
 SHARD_BYTES = 1 << 30
-"""Bytes of files for a shard by default; less than twice as many make a store without shards."""
+"""Default size of a shard's input files in bytes; less than twice as much makes a single shard."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Task:
 
     @property
     def size(self) -> int:
-        """Bytes of the files; rows or examples where a source counts those."""
+        """Size of the files in bytes; a source that counts rows or examples adds their number."""
         return sum(source.size for source in self.sources)
 
     def identity(self) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> lis
     if sum(source.size for source in sources) < 2 * shard_bytes:
         return [Task(0, tuple(sources))]
     parts = [part for source in sources for part in source.divided(shard_bytes)]
-    # Parts are a little smaller than a shard; two of them are not to be one.
+    # Parts are a little smaller than a shard; with half the limit no two are joined.
     groups = grouped(parts, lambda part: part.size, max(1, shard_bytes // 2))
     return [Task(number, tuple(group)) for number, group in enumerate(groups)]
 
@@ -65,21 +65,21 @@ R = TypeVar("R")
 
 NAMES = ("local", "ray")
 _RETRIES = 20
-"""Times that Ray runs a task again whose process or node was killed; spot nodes go often."""
+"""Number of times that Ray repeats a task whose process or node was killed; spot nodes go often."""
 _REACH_SECONDS = 30.0
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Variable by which Ray takes 127.0.0.1 for the address of this machine: a Ray of this process's
-own is nobody else's."""
+"""Variable that makes Ray use 127.0.0.1 as this machine's address, so that no other machine reaches
+a Ray that was started here."""
 
 
 class Engine:
-    """Processes of this machine, all cores by default; UserError for a number out of range."""
+    """Processes of this machine, all cores by default; a UserError for a number out of range."""
 
     is_local = True
 
     def __init__(self, num_workers: int | None = None) -> None:
         self.num_workers = worker_count(num_workers)
-        """Processes of this machine for work that is not divided into tasks."""
+        """Number of processes of this machine for work that is not divided into tasks."""
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         """Apply a function that can be pickled; results come in the order of the items.
@@ -90,13 +90,13 @@ class Engine:
         return map_ordered(function, items, self.num_workers)
 
     def close(self) -> None:
-        """Give back what the engine holds; local processes end with each call of `map`."""
+        """Release what the engine holds; local processes end with each call of `map`."""
 
 
 class RayEngine(Engine):
     """A cluster of Ray; a task is one process with one core.
 
-    What a killed process or node was doing is done again by another one.
+    If a process or node is killed, another one repeats its task.
 
     Args:
         address: HOST:PORT of the head, `auto` for the cluster of this machine, `ray://HOST:PORT`;
@@ -128,13 +128,13 @@ class RayEngine(Engine):
                 log_to_driver=False,
                 logging_level="WARNING",
             )
-        except Exception as error:  # Ray's have no class of their own
+        except Exception as error:  # Ray's errors have no common class
             ray.shutdown()
             where = f" at {address}" if address else ""
             reason = (str(error).strip().splitlines() or [""])[0]
             raise UserError(
                 f"no Ray cluster{where}: {reason}. `ray start --head` starts one, and `ray status` "
-                "says how one does."
+                "shows its state."
             ) from error
 
     @override
@@ -176,7 +176,7 @@ class RayEngine(Engine):
 def open_engine(
     name: str = "local", *, address: str | None = None, num_workers: int | None = None
 ) -> Engine:
-    """Return an engine by its name; UserError where there is none, or see the engines."""
+    """Open an engine by its name; a UserError if there is none, or as the engine raises."""
     if name == "ray":
         return RayEngine(address, num_workers)
     if name != "local":

@@ -1,7 +1,7 @@
-"""Where the tasks of a build put their shards, and the marks of those that are complete.
+"""Workspace of a build: the shards that tasks write, and the marks of complete tasks.
 
-In a directory the work lies in OUT.unfinished, which becomes OUT by one rename. In a bucket it lies
-at OUT itself, and is no corpus until the manifests are there, which are written last.
+For a local OUT the workspace is OUT.unfinished, which becomes OUT by one rename. For a bucket it is
+OUT itself, which is no corpus until the manifests are there; they are written last.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from bert_jax.files.urls import failures_named, file_system, is_url, upload
 _TIMES = Times(patience=30.0)
 """Times of the lease on a bucket; a build that is stopped ends sooner than a run that saves."""
 MARKS = "tasks"
-"""Directory of the marks, one JSON file for each complete task."""
+"""Directory of the marks: one JSON file for each complete task."""
 
 
 class Workspace:
@@ -43,7 +43,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a local directory whose files are in the workspace when the block ends well."""
+        """Yield a local directory whose files are in the workspace once the block succeeds."""
         if not self.path.is_dir():
             raise UserError(
                 f"{self.path} is not there on the node {socket.gethostname()}. Nodes of a cluster "
@@ -61,7 +61,7 @@ class Workspace:
         return {path.stem for path in (self.path / MARKS).glob("*.json")}
 
     def read_mark(self, name: str) -> dict[str, Any]:
-        """Return the mark of a complete task; an empty one where it cannot be read."""
+        """Return the mark of a complete task; an empty dict if it cannot be read."""
         try:
             found = parse_json(self.read(f"{MARKS}/{name}.json") or b"", where=name)
         except UserError:
@@ -69,12 +69,12 @@ class Workspace:
         return found if isinstance(found, dict) else {}
 
     def write_mark(self, name: str, mark: dict[str, Any]) -> None:
-        """Mark a task as complete; its files are there."""
+        """Mark a task as complete, after its files were written."""
         with self.scratch() as root:
             replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Remove what other builds left: all shards whose path is not given."""
+        """Remove the files of other builds: all shards whose path is not given."""
         stays = {self.path / each for each in (*shards, MARKS)}
         parents = {parent for each in stays for parent in each.parents}
         for directory in filter(Path.is_dir, parents - set(self.path.parents)):
@@ -130,7 +130,7 @@ class BucketWorkspace(Workspace):
         return [key for key in self._find() if re.search(r"/(train|heldout)/corpus\.json$", key)]
 
     def lease(self) -> Lease:
-        """Return the lease on the directory, which nobody holds yet."""
+        """Return the lease on the directory, not taken yet."""
         claims = BucketClaims(self._files(), self.url)
         say = functools.partial(print, file=sys.stderr, flush=True)
         return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
@@ -157,12 +157,12 @@ def is_corpora(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
-    """Yield the workspace of a build; it is the corpus when the block ends well.
+    """Yield the workspace of a build; it becomes the corpus when the block succeeds.
 
-    With `resume`, what is complete is kept for the next build when it does not.
+    With `resume`, complete tasks are kept for the next build when the block fails.
 
     Raises:
-        UserError: there is something at `out` that may not be replaced, or another build has it.
+        UserError: `out` may not be replaced, or another build uses it.
     """
     if not is_url(out):
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
@@ -170,7 +170,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
             try:
                 yield space
             except BaseException:
-                # Without a mark of a shard or of a scan there is nothing to go on with.
+                # Without the mark of a shard or of a scan a next build has nothing to continue.
                 if not space.marks() and not any(staged.path.rglob("key")):
                     shutil.rmtree(staged.path, ignore_errors=True)
                 raise
@@ -191,7 +191,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
                     f"{out} already exists and is complete. Name another place, or ask for it to "
                     "be overwritten (--overwrite)."
                 )
-            for key in there:  # a corpus that is replaced is none
+            for key in there:  # without manifests the old corpus no longer counts
                 file_system(bucket.url).rm_file(key)
         yield bucket
     finally:
