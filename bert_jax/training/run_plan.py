@@ -5,6 +5,7 @@ A wave of trials is one stage or several: the first starts with a fresh state, t
 outcomes. Steps count over all stages, so that step numbers of checkpoints and metrics only grow.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,12 +52,15 @@ class Batches(Protocol):
 
     def at(self, step: int) -> Mapping[str, Any]:
         """Return one batch."""
+        with contextlib.closing(self.stream(step)) as batches:
+            return next(batches)
 
     def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
         """Yield the batches from number `first` on."""
 
     def confirm(self) -> None:
         """Wait until all text read so far was compared with its digests; raise any fault found."""
+        return
 
 
 class Scores(NamedTuple):
@@ -103,6 +107,7 @@ class Scorer(Protocol):
 
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> Sequence[Mapping[str, float]]:
         """Score the best parameters of each trial on test data, and write the reports."""
+        return [{} for _ in at.progress]
 
 
 @runtime_checkable
@@ -125,7 +130,8 @@ class Saves(Protocol):
         """Save the state for a restart; `last`: no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
-        """Keep the model of the best trial, at the end of a stage."""
+        """Keep the model of the best trial, at the end of a stage; else the state is the model."""
+        return
 
     def newest(self) -> str:
         """Return the path of the newest save; empty: none."""

@@ -7,6 +7,7 @@ train_texts.u64 (`example_keys` of the training data)  report.json  report.md  c
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,6 @@ class FinetuneSaves:
     """`checkpoints/` (the best model) and `resume/` (all trials) of a run."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
-        """Open nothing yet."""
         self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
         self._best: tuple[float, int] | None = None
         """Score of the saved model, and its number."""
@@ -172,7 +172,7 @@ class FinetuneSaves:
             Progress(**{**each, "member": Trial(**each["member"])}) for each in extra["progress"]
         ]
         now = Moment(
-            extra["stage"], number * self._setup.step.num_steps + extra["step"],
+            extra["stage"], number * self._setup.schedule.num_steps + extra["step"],
             state.train, progress, Means(len(progress)), number, state.best,
             outcomes=[Outcome.from_json(each) for each in extra["outcomes"]],
             seconds=extra["seconds"],
@@ -187,36 +187,27 @@ class FinetuneSaves:
             SaveFailedError: Several saves in a row have failed, or, with `last`, this one.
         """
         del finished
-        content: dict[str, Any] = {
-            "config": {},
-            "extra": {
-                "stage": at.stage,
-                "wave": at.wave,
-                "step": at.step - at.wave * self._setup.step.num_steps,
-                "progress": [dataclasses.asdict(each) for each in at.progress],
-                "losses": at.means.state(),
-                "seconds": at.elapsed(),
-                "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
-            },
+        extra = {
+            "stage": at.stage,
+            "wave": at.wave,
+            "step": at.step - at.wave * self._setup.schedule.num_steps,
+            "progress": [dataclasses.asdict(each) for each in at.progress],
+            "losses": at.means.state(),
+            "seconds": at.elapsed(),
+            "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
         }
         state = to_save(self._setup.step, self._mesh, SweepState(*at.state, at.best))
-        if last:
-            self._states.save_last(at.step, state, read_back=False, **content)
-        else:
-            self._states.save(at.step, state, **content)
-        self.save_best(at, must=False)
-
-    def choose(self, at: Moment) -> None:
-        """Save the best model, at the end of a stage."""
-        self.save_best(at, must=True)
+        save = partial(self._states.save_last, read_back=False) if last else self._states.save
+        save(at.step, state, config={}, extra=extra)
+        self.choose(at, must=False)
 
     def newest(self) -> str:
         """Name the newest save."""
         saved = saved_steps(self._work.resume)
         return f"{self._work.resume / str(saved[-1])}" if saved else ""
 
-    def save_best(self, at: Moment, *, must: bool) -> None:
-        """Save the best member of the first initialisation, if better than the saved model.
+    def choose(self, at: Moment, *, must: bool = True) -> None:
+        """Save the best trial of the first initialisation, if better than the saved model.
 
         Raises:
             SaveFailedError: `must`, and it has failed several times.

@@ -25,13 +25,13 @@ from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.skew import class_weights
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.settings import frozen_parts
 from bert_jax.training.start import RANDOM, with_positions
 
 _HEAD_DROPOUT = 0.1
 _UNTAUGHT = ("arcs", "choice")
 _MULTIPLE = 8
 _TASK_CLASS = re.compile(r".*For(SequenceClassification|TokenClassification|QuestionAnswering)")
-_ENCODER = frozenset({"encoder/embeddings", "encoder/layers", "encoder/final_norm"})
 _COMPARISONS: dict[PairKind, Comparison] = {
     "pairs": "ranking", "texts": "ranking", "scores": "scores", "classes": "classes",
 }  # fmt: skip
@@ -39,31 +39,6 @@ _log = logging.getLogger("bert_jax")
 
 Read = Callable[..., SavedModel]
 """Function that reads a model, as `read_model` does."""
-
-
-def _frozen(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of an objective that `training.freeze` sets; LoRA freezes the encoder.
-
-    Raises:
-        UserError: More layers than the model has.
-    """
-    freeze = config.training.freeze
-    if config.lora.rank or freeze == "encoder":
-        return {"frozen": _ENCODER}
-    if not freeze:
-        return {}
-    embeddings = frozenset({"encoder/embeddings"})
-    if freeze == "embeddings":
-        return {"frozen": embeddings}
-    layers = int(freeze)
-    if not 1 <= layers <= model.num_layers:
-        raise UserError(
-            f"training.freeze is {layers}, and the model has {model.num_layers} layers; it must "
-            f"be from 1 to {model.num_layers}, or 'embeddings'"
-        )
-    if layers == model.num_layers:
-        return {"frozen": embeddings | {"encoder/layers"}}
-    return {"frozen": embeddings, "frozen_layers": layers}
 
 
 def read_inits(
@@ -119,28 +94,6 @@ def to_start_from(saved: SavedModel) -> SavedModel:
     return saved if own.pooler else saved.without({"pooler"})
 
 
-def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
-    """Return the architecture with the settings of this run."""
-    training, model = config.training, initial.config
-    model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
-    length, rotates = config.task.max_length, model.positions == "rope"
-    if rotates and length > model.num_positions:
-        _log.warning(
-            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
-            "on beyond that, but only this run teaches the model to use them",
-            length, initial.name, model.num_positions,
-        )  # fmt: skip
-        model = dataclasses.replace(model, num_positions=length)
-    rate = training.dropout_rate
-    if rate is None:
-        return model
-    # Kernels of long rows and of windows have no dropout of the attention probabilities.
-    keeps = rotates and not model.attention_dropout_rate
-    return dataclasses.replace(
-        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
-    )
-
-
 def with_head(
     config: FinetuneConfig,
     initial: SavedModel,
@@ -190,7 +143,7 @@ def with_head(
     weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
     loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
     objective = TaskObjective(
-        model, head, task.objective, loss, lora=config.lora, **_frozen(config, model)
+        model, head, task.objective, loss, lora=config.lora, **frozen_parts(config, model)
     )
     return objective, starts
 
@@ -295,7 +248,7 @@ def with_vectors(
     length = query_length([train, *(split.rows for split in task.dev_splits())])
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora,
-        **_frozen(config, model),
+        **frozen_parts(config, model),
     )  # fmt: skip
     if section.rows == "texts" and not objective.has_dropout():
         raise UserError(

@@ -262,18 +262,18 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
     steps = config.training.phase_steps
     for number, (start, phase) in enumerate(zip(starts, config.training.phases, strict=True)):
         if start < step:
-            own = config.of_phase(number)
+            model = config.model_of(number)
             yield {
                 "steps": min(steps[number], step - start),
                 "length": phase.length,
                 "batch_size": phase.batch_size,
                 "batch_warmup_steps": config.phases[number].batch_warmup_steps,
                 "batch_unit": config.training.batch_unit if phase.batch_warmup_steps else 1,
-                "masking_rate": own.masking.rate,
+                "masking_rate": config.masking_of(number).rate,
                 "mixture": [part.weight for part in config.mixture_of(number)],
                 "mixture_temperature": config.temperature_of(number),
-                "rope_theta": own.model.rope_theta,
-                "local_rope_theta": own.model.local_rope_theta,
+                "rope_theta": model.rope_theta,
+                "local_rope_theta": model.local_rope_theta,
                 "corpus": str(corpus_of(number))[:12],
             }
 

@@ -10,7 +10,6 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.heads import logical_axes
-from bert_jax.training.pretrain.branch import Branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import with_architecture
 from bert_jax.training.start import Start, with_positions
@@ -50,13 +49,6 @@ def resolve_start(
     if teacher and initial is None and config.distil.from_teacher and not there.steps:
         initial = _student(config, teacher)
     return config, Start(initial, teacher)
-
-
-def begun(there: There, branch: Branch | None) -> tuple[int, int]:
-    """Return the `training.batch_unit` of a run that has begun, else 0; and its number of steps."""
-    config = there.config(PretrainConfig) or (branch.config if branch else None)
-    step = max(there.steps, default=branch.step if branch else 0)
-    return config.training.batch_unit if config else 0, step
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         for _, row in _rows(path.read_bytes()):
             rows.setdefault(row["step"], {}).update(row)
     return list(rows.values())
+
+
+def points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Return (step, value) of each row in which a column is a finite number."""
+    return [
+        (float(row["step"]), float(value))
+        for row in rows
+        if type(value := row.get(name)) in (int, float) and math.isfinite(value)
+    ]
 
 
 def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:

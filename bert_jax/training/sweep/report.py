@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,11 @@ _HUNDREDTHS = {
     "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
 }  # fmt: skip
 """Scores that are printed times 100, unless they are percentages already."""
+_TEST_COLUMNS = ("init", "rate", "runs", "lost", "median", "quartiles", "mean", "std")
+_COLUMNS = (
+    "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std", "epoch",
+    "last", "seconds",
+)  # fmt: skip
 
 
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
@@ -46,9 +51,12 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     if summary.goal is not None and math.isfinite(summary.goal):
         goal = f"{summary.goal * scale:.1f}"
         lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
-    lines += _group_table(summary, scale)
+    several = len(summary.learning_rates) > 1
+    lines += _group_table(
+        summary.groups, _COLUMNS, scale, summary.best_learning_rates if several else {}
+    )
     lines.append("epoch: median of the best evaluations; last: median of the last evaluations")
-    if len(summary.learning_rates) > 1:
+    if several:
         lines.append("* the best learning rate by the median")
     if any(group.lost for group in summary.groups):
         lines.append("lost: runs without a finite score; they count as the worst")
@@ -90,47 +98,39 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
     )
     if test.constant_score is not None:
         head += f"; a constant prediction gets {test.constant_score * scale:.1f}"
-    rows = [["init", "rate", "runs", "lost", "median", "quartiles", "mean", "std"]]
-    rows += [
-        [
-            group.init, rate_name(group.learning_rate), f"{group.runs}", f"{group.lost}",
-            *_ranks(group, scale), _cell(group.mean, scale), _cell(group.std, scale),
-        ]
-        for group in test.groups
-    ]  # fmt: skip
-    lines = ["", head, *table_lines(rows)]
+    lines = ["", head, *_group_table(test.groups, _TEST_COLUMNS, scale, {})]
     lines += _others_lines(summary, test.groups, percent, "on test")
     return lines + _comparison_lines(test.comparisons, scale, ", on test")
 
 
-def _cell(value: float | None, scale: float, without: str = "-") -> str:
-    return without if value is None else f"{value * scale:.1f}"
+def _group_table(
+    groups: Sequence[Group],
+    columns: Sequence[str],
+    scale: float,
+    best: Mapping[str, float],
+) -> list[str]:
+    """Lay out `columns` of each group; a star marks the rate that is `best` for its `init`."""
 
+    def cell(value: float | None, without: str = "-") -> str:
+        return without if value is None else f"{value * scale:.1f}"
 
-def _ranks(group: Group, scale: float) -> list[str]:
-    """Return the columns of the median and the quartiles."""
-    ends = (group.median, group.low_quartile, group.high_quartile)
-    median, low, high = (_cell(end, scale, "lost") for end in ends)
-    return [median, f"{low} to {high}"]
-
-
-def _group_table(summary: Summary, scale: float) -> list[str]:
-    heads = [
-        "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std",
-        "epoch", "last", "seconds",
-    ]  # fmt: skip
     rows = []
-    for group in summary.groups:
-        epoch = "-" if group.best_epoch is None else f"{group.best_epoch:.3g}"
-        best = summary.best_learning_rates.get(group.init) == group.learning_rate
-        mark = "*" if best and len(summary.learning_rates) > 1 else ""
-        rows.append([
-            group.init, f"{rate_name(group.learning_rate)}{mark}", f"{group.runs}",
-            f"{group.failed}", f"{group.lost}", *_ranks(group, scale), _cell(group.best, scale),
-            _cell(group.mean, scale), _cell(group.std, scale), epoch,
-            _cell(group.last, scale, "lost"), f"{group.seconds:.0f}",
-        ])  # fmt: skip
-    return table_lines([heads, *rows])
+    for group in groups:
+        low, high = cell(group.low_quartile, "lost"), cell(group.high_quartile, "lost")
+        mark = "*" if group.learning_rate and best.get(group.init) == group.learning_rate else ""
+        values = {
+            "init": group.init,
+            "rate": f"{rate_name(group.learning_rate)}{mark}",
+            "median": cell(group.median, "lost"),
+            "quartiles": f"{low} to {high}",
+            "epoch": "-" if group.best_epoch is None else f"{group.best_epoch:.3g}",
+            "last": cell(group.last, "lost"),
+            "seconds": f"{group.seconds:.0f}",
+            **{name: f"{getattr(group, name)}" for name in ("runs", "failed", "lost")},
+            **{name: cell(getattr(group, name)) for name in ("best", "mean", "std")},
+        }
+        rows.append([values[name] for name in columns])
+    return table_lines([columns, *rows])
 
 
 def _others_lines(
