@@ -70,8 +70,7 @@ class _Run:
         # and for evaluations and saves. A saved `step` is the number of updates made and of the
         # next batch.
         plan, session = self.plan, self.session
-        with session.open(self.saves.prepare) as closing:
-            self.saves.open(session.report)
+        with session.open(partial(self.saves.open, session.report)) as closing:
             closing.callback(self.saves.close)
             with self.clock.spend("restore"):
                 restored = self.saves.restore()
@@ -305,12 +304,10 @@ class _Run:
     def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
         """Recompute the step that halted the run, and explain why the run stops."""
         step, settings = self.steps[self.now.stage], self.stage.settings
-        comparison = compute_again(
-            lambda state, rows: step(state, rows, *settings),
-            state,
-            self.plan.batches.at(batch),
-            bad.metrics,
-        )
+        with contextlib.closing(self.plan.batches.stream(batch)) as rows:
+            comparison = compute_again(
+                lambda state, rows: step(state, rows, *settings), state, next(rows), bad.metrics
+            )
         return BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:

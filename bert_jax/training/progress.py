@@ -106,8 +106,7 @@ def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | N
 class Means:
     """Means over the steps since the last row, of each metric and trial.
 
-    A step that the guard rejected is in no mean. Trials beyond the first `count` only fill the
-    program.
+    A step that the guard rejected is in no mean; trials beyond the first `count` are left out.
     """
 
     def __init__(self, count: int):

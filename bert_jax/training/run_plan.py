@@ -5,7 +5,6 @@ A wave of trials is one stage or several: the first starts with a fresh state, t
 outcomes. Steps count over all stages, so that step numbers of checkpoints and metrics only grow.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,21 +45,14 @@ class Stage:
         return self.steps.start == self.first
 
 
-@runtime_checkable
-class Batches(Protocol):
+@dataclass(frozen=True, eq=False)
+class Batches:
     """Batches by number, as arrays on the mesh; a batch is a pure function of its number."""
 
-    def at(self, step: int) -> Mapping[str, Any]:
-        """Return one batch."""
-        with contextlib.closing(self.stream(step)) as batches:
-            return next(batches)
-
-    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
-        """Yield the batches from number `first` on."""
-
-    def confirm(self) -> None:
-        """Wait until all text read so far was compared with its digests; raise any fault found."""
-        return
+    stream: Callable[[int], Generator[Mapping[str, Any], None, None]]
+    """Function that yields the batches from a number on."""
+    confirm: Callable[[], None] = lambda: None
+    """Function that waits until all text read so far is checked, and raises any fault found."""
 
 
 class Scores(NamedTuple):
@@ -114,11 +106,8 @@ class Scorer(Protocol):
 class Saves(Protocol):
     """Files of a run. All methods are collective."""
 
-    def prepare(self) -> None:
-        """Begin the run in its work directory."""
-
     def open(self, report: Report) -> None:
-        """Open the checkpoints."""
+        """Begin the run in its work directory, and open its checkpoints."""
 
     def begin(self, number: int, stage: Stage) -> Moment:
         """Initialise the state of a stage that starts fresh."""

@@ -77,8 +77,7 @@ def prepare_finetune_workdir(
 ) -> None:
     """Begin a fine-tuning run in its work directory.
 
-    `init_step` is the step of the checkpoint that the run starts from; `splits` begin with the
-    training data.
+    `init_step` is the step of the initial checkpoint; `splits` begin with the training data.
     """
 
     def ancestors() -> list[dict[str, Any]]:
@@ -119,16 +118,13 @@ class FinetuneSaves:
         self._copied = NamedSharding(mesh, PartitionSpec())
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
-    def prepare(self) -> None:
-        """Begin the run in its work directory."""
+    def open(self, report: Report) -> None:
+        """Begin the run in its work directory, and open the best model and the state."""
         setup = self._setup
         prepare_finetune_workdir(
             self._work.local, self._config, setup.fingerprints, setup.initial.tokenizer_files,
             setup.initial.origin.step, setup.splits,
         )  # fmt: skip
-
-    def open(self, report: Report) -> None:
-        """Open the directories."""
         self._models = Checkpoints(self._work.checkpoints, Retention(keep=1), report=report)
         self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
 

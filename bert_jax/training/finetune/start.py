@@ -158,8 +158,7 @@ def _start_of(
 ) -> Any:
     """Return the encoder, the head transform and the head with which a task's training begins.
 
-    Parts that start at random are left out. A model in Hugging Face's format is read again, with
-    its head, if its class has one.
+    Random parts are left out. A model in Hugging Face's format is read again if it has a head.
 
     Raises:
         UserError: `head` is "keep", and the head of `saved` does not fit the task.

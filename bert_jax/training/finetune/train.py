@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -84,21 +83,14 @@ def finetune(
         return dataclasses.replace(result, unlearned=wrong if result.finished else "")
 
 
-@dataclass(frozen=True, eq=False)
-class WaveBatches(Batches):
-    """Batches of all waves, one after the other."""
-
-    setup: Setup
-    mesh: Mesh
-
-    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
-        """Yield the batches from number `first` on."""
-        num_steps, accumulation = self.setup.schedule.num_steps, self.setup.step.accumulation
-        wave, step = divmod(first, num_steps)
-        for number in range(wave, len(self.setup.waves)):
-            for batch in islice(self.setup.rows_of(number, step), num_steps - step):
-                yield trials.place_rows(batch, self.mesh, accumulation)
-            step = 0
+def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any], None, None]:
+    """Yield the batches of all waves, one wave after the other, from number `first` on."""
+    num_steps, accumulation = setup.schedule.num_steps, setup.step.accumulation
+    wave, step = divmod(first, num_steps)
+    for number in range(wave, len(setup.waves)):
+        for batch in islice(setup.rows_of(number, step), num_steps - step):
+            yield trials.place_rows(batch, mesh, accumulation)
+        step = 0
 
 
 def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
@@ -125,7 +117,7 @@ def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> R
         name=work.name,
         mesh=mesh,
         stages=tuple(stage(number) for number in range(len(setup.waves))),
-        batches=WaveBatches(setup, mesh),
+        batches=Batches(partial(_batches, setup, mesh)),
         scorers=(TaskScorer(config, setup, mesh, work),),
         saves=saves,
         voice=FinetuneVoice(lines, setup, goal, work, saves),

@@ -56,8 +56,8 @@ class Branch:
     """The checkpoint of another run that a run continues."""
 
     record: Mapping[str, Any]
-    """Entry `branch` of the run's config.json: workdir, step and digest of the checkpoint, and the
-    `branch` of the other run, if that run is one."""
+    """Entry `branch` of config.json: workdir, step and digest of the checkpoint, and its own
+    `branch`."""
     source: WorkDir | None
     """Work directory of the other run; None once this run has saved, and no longer needs it."""
     began: Mapping[str, Any]
@@ -85,8 +85,8 @@ class Branch:
     ) -> None:
         """Refuse a run that cannot continue the checkpoint; change nothing.
 
-        `stores` has the corpora of phases that have their own, by number; `abstract` the shape and
-        type of each array of the state.
+        `stores` has the corpora of phases with their own, by number; `abstract` is the abstract
+        state.
 
         Raises:
             UserError: The runs differ; the message lists the fields with both runs' values.

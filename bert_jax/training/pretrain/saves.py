@@ -55,8 +55,7 @@ def check_workdir(
 ) -> None:
     """Refuse a work directory of another run, or with another tokenizer; change nothing.
 
-    `stores` has the corpora of phases that have their own, by number; `teacher` is the digest of
-    the teacher's parameters.
+    `stores` has the corpora of phases with their own, by number; `teacher` is the teacher's digest.
 
     Raises:
         UserError: The run differs; the message lists the fields with the run's value and the new
@@ -175,8 +174,8 @@ class PretrainSaves(Saves):
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)
 
-    def prepare(self) -> None:
-        """Begin the run in its work directory."""
+    def open(self, report: Report) -> None:
+        """Begin the run in its work directory, and open its checkpoints."""
         with contextlib.ExitStack() as keeping:
             if self.branch is not None:
                 keeping.enter_context(self.branch.keeping(self.work.name))
@@ -189,9 +188,6 @@ class PretrainSaves(Saves):
                 self.branch.record if self.branch else None,
                 has_saved=bool(saved_steps(self.work.checkpoints)),
             )
-
-    def open(self, report: Report) -> None:
-        """Open the checkpoints."""
         self.checkpoints = Checkpoints(
             self.work.checkpoints,
             self.config.retention,

@@ -41,8 +41,7 @@ def step_config(
 
     Evaluations have their own masking rate, and no teacher.
 
-    The configuration has a vocabulary size. Without a corpus, sizes are known, special tokens and
-    baseline are not.
+    `config` has a vocabulary size. Without a corpus, special tokens and baseline are not known.
 
     Raises:
         UserError: Whole words are masked, and the corpus is in memory, without a tokenizer.

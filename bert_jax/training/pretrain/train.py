@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -81,22 +80,13 @@ def train(
         return carry_out(resolve_pretraining(config, work, corpus, read, branch_from), session)
 
 
-@dataclass(frozen=True, eq=False)
-class TextBatches(Batches):
-    """Batches of a stream of examples: the rows of this process, on the mesh."""
-
-    examples: ExampleStream
-    mesh: Mesh
-
-    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
-        """Yield the batches from number `first` on, built ahead in threads."""
-        with contextlib.closing(TrainBatches(self.examples, first, *data_shard(self.mesh))) as rows:
-            for batch in rows:
-                yield place_batch(batch, self.mesh)
-
-    def confirm(self) -> None:
-        """Wait until all text read so far was compared with its digests."""
-        self.examples.wait_for_checks()
+def _batches(
+    examples: ExampleStream, mesh: Mesh, first: int
+) -> Generator[Mapping[str, Any], None, None]:
+    """Yield the rows of this process from batch `first` on, built ahead in threads."""
+    with contextlib.closing(TrainBatches(examples, first, *data_shard(mesh))) as rows:
+        for batch in rows:
+            yield place_batch(batch, mesh)
 
 
 def resolve_pretraining(
@@ -164,7 +154,7 @@ def resolve_pretraining(
             Stage(range(*bounds), step, (trial,))
             for bounds, step in zip(pairwise(ends), steps, strict=True)
         ),
-        batches=TextBatches(examples, mesh),
+        batches=Batches(partial(_batches, examples, mesh), examples.wait_for_checks),
         scorers=tuple(scorers),
         saves=saves,
         voice=voice,

@@ -136,29 +136,21 @@ def summary(
     phases, warnings = [], []
     epochs: dict[Path | None, float] = defaultdict(float)
     for number, phase in enumerate(config.phases):
-        plan, corpora = stream.plan(number), stream.corpora(number)
-        passes = [corpus.order.num_rows / config.data.num_passes for corpus in corpora]
+        text, corpora = stream.store(number), stream.corpora(number)
+        given, parts = config.training.phases[number], []
+        for each, count in zip(corpora, stream.rows_of_corpora(number), strict=True):
+            rows = each.order.num_rows / config.data.num_passes
+            epochs[each.rows.store.path] += count / rows
+            part = f"{count / phase.num_rows:.1%} {each.name} ({count / rows:.2f} epochs)"
+            alone = f"{count / rows:.2f} epochs of {rows:,.0f} rows"
+            parts.append(alone if len(corpora) == 1 else part)
+        clause, warning = stream.plan(number).losses(text.shards[0])
+        own = f"text {text.path} ({text.num_tokens:,} tokens)" if given.corpus else ""
+        said = [", ".join(parts), described(dataclasses.asdict(given)), own, clause]
         phases.append(
             f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
-            "tokens: "
+            f"tokens: {'; '.join(filter(None, said))}"
         )
-        counts = stream.rows_of_corpora(number)
-        for each, count, rows in zip(corpora, counts, passes, strict=True):
-            epochs[each.rows.store.path] += count / rows
-        if len(corpora) == 1:
-            phases[-1] += f"{counts[0] / passes[0]:.2f} epochs of {passes[0]:,.0f} rows"
-        else:
-            phases[-1] += ", ".join(
-                f"{count / phase.num_rows:.1%} {corpus.name} ({count / rows:.2f} epochs)"
-                for corpus, count, rows in zip(corpora, counts, passes, strict=True)
-            )
-        if own_values := described(dataclasses.asdict(config.training.phases[number])):
-            phases[-1] += f"; {own_values}"
-        if config.training.phases[number].corpus:
-            own = stream.store(number)
-            phases[-1] += f"; text {own.path} ({own.num_tokens:,} tokens)"
-        clause, warning = plan.losses(stream.store(number).shards[0])
-        phases[-1] += f"; {clause}" if clause else ""
         warnings += [warning] if warning else []
     warnings += [
         f"Warning: {count:,.0f} epochs of {path or 'the corpus'}; above 40 a model "

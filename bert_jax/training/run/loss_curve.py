@@ -96,11 +96,9 @@ def loss_figure(
     """Draw the first metric of training and held-out text, and the other shown metrics below.
 
     Dashed lines are the values of a model that ignores its input: the baseline of the first metric
-    (for masked words the unigram entropy), and the share of the more frequent label. Below them is
-    an axis for each probe.
+    (for masked words the unigram entropy), and the share of the more frequent label. Probes follow.
 
-    `rows` come from `metrics.jsonl`; a line marks each change of the row length. The result is a
-    matplotlib `Figure`.
+    `rows` come from `metrics.jsonl`; a line marks each new phase. Returns a matplotlib `Figure`.
     """
     first = metrics[0]
     train, held_out = _both(rows, first)

@@ -25,8 +25,7 @@ from bert_jax.training.run.goodput import Goodput
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Return the peak FLOP/s of one device in JAX's sense, or None where it is not known.
 
-    Only bfloat16 has an entry: the compiler runs a float32 product on other units, or on the same
-    units in three passes.
+    Only bfloat16 has one: float32 products run on other units, or on the same in three passes.
     """
     accelerator = find_accelerator(device_kind)
     if accelerator is None or dtype != "bfloat16":
@@ -37,8 +36,7 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 class MetricsLog(LineLog):
     """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
 
-    A run that continues from a checkpoint drops the later rows and writes them again, so that no
-    step occurs twice.
+    A run that continues from a checkpoint writes the later rows again, so no step occurs twice.
     """
 
     def __init__(self, path: Path, restored_step: int):
@@ -84,9 +82,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     """Return (step, value) of each row in which a column is a finite number."""
     return [
-        (float(row["step"]), float(value))
+        (float(row["step"]), float(row[name]))
         for row in rows
-        if type(value := row.get(name)) in (int, float) and math.isfinite(value)
+        if type(row.get(name)) in (int, float) and math.isfinite(row[name])
     ]
 
 

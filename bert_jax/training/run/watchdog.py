@@ -29,9 +29,8 @@ class Watchdog:
     """Context manager that ends the process with code 6 when nothing was completed for some time.
 
     All stacks go to standard error and are appended to a file; an event `stalled` is written. Where
-    a C call holds the interpreter's lock, so that no Python runs at all, `faulthandler` ends the
-    process from its own thread: with stacks on standard error, exit code 1 and at most twice
-    as late.
+    a C call holds the interpreter's lock, so that no Python runs, `faulthandler` ends the process
+    from its own thread, at most twice as late: stacks on standard error, exit code 1.
     """
 
     def __init__(

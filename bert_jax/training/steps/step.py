@@ -66,9 +66,9 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     over global counts), whatever the mesh and the number of micro-batches; corruption and
     dropout are functions of (seed, step, row_index) and hence the same too.
 
-    Metrics are scalars on the device, of the batch before the update: loss, metrics of the
-    objective, grad_norm (before clipping), learning_rate, num_tokens (padding excluded), and the
-    guard's (see `guard.Judgement`).
+    Metrics are scalars on the device, of the batch before the update: loss, the objective's
+    metrics, grad_norm (before clipping), learning_rate, num_tokens (no padding) and the guard's
+    (`Judgement`).
 
     A step that the guard finds bad returns parameters and optimizer bit for bit as they were. A
     step that stops the run, and every later one, also returns the same step counter; only
@@ -221,8 +221,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
     """Make the jitted `(params, batch) -> Forward` over the global batch, without dropout.
 
     A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
-    On a mesh of trials params have trials on axis 0, the batch has not. `seed` draws the
-    corruption.
+    On a mesh of trials only params have trials on axis 0. `seed` draws the corruption.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -263,9 +262,8 @@ def _summed(
 ) -> tuple[Any, Scalars]:
     """Add up the gradients and sums of all rows, part by part, in float32.
 
-    Unrolled layers are a list in place of a stack: each of their sums is then part of the product
-    that makes the gradient, and costs nothing; added up as one stack it is a pass over the memory
-    for each part.
+    Unrolled layers are a list in place of a stack: each sum is then part of the product that makes
+    the gradient, and costs nothing; the sum of a stack is a pass over the memory for each part.
     """
     unstacks = _is_unrolled(config) and config.accumulation > 1
 

@@ -14,8 +14,7 @@ from bert_jax.training.run.session import Session
 class StepQueue:
     """The compiled step of a loop; dispatch returns before the device has computed.
 
-    The metrics of a step are read when the next step is dispatched, at a compilation, and in
-    `flush`.
+    Metrics of a step are read when the next is dispatched, at a compilation, and in `flush`.
     """
 
     def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):

@@ -1,8 +1,7 @@
 """The trials of a sweep on a mesh: their start, their saved state, their memory.
 
-A trial is a run with its own parameters, learning rate, seed and order of examples. Trials share
-shapes, so that one compiled step serves all, in later waves too. They lie on axis 0 of every
-array (see `training.steps.step`).
+A trial is a run with its own parameters, learning rate, seed and order of examples. Trials lie on
+axis 0 of every array. They share shapes, so one compiled step serves all, in later waves too.
 """
 
 import math

@@ -16,9 +16,9 @@ _LONGEST_NAME = 40
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
     """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
 
-    Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses. Lost
-    runs are crosses on the axis, and boxes that include them reach down to the axis. The whiskers
-    reach the lowest and the highest run.
+    Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses; lost
+    runs are crosses on the axis, to which their boxes reach down. Whiskers reach the worst and best
+    run.
 
     `title` stands above the picture. Scores are drawn times 100, unless they are `percent` already.
     """
