@@ -70,7 +70,7 @@ class _Run:
         # and for evaluations and saves. A saved `step` is the number of updates made and of the
         # next batch.
         plan, session = self.plan, self.session
-        with session.open(partial(self.saves.open, session.report)) as closing:
+        with session.open(partial(self.saves.prepare, session.report)) as closing:
             closing.callback(self.saves.close)
             with self.clock.spend("restore"):
                 restored = self.saves.restore()

@@ -106,7 +106,7 @@ class Scorer(Protocol):
 class Saves(Protocol):
     """Files of a run. All methods are collective."""
 
-    def open(self, report: Report) -> None:
+    def prepare(self, report: Report) -> None:
         """Begin the run in its work directory, and open its checkpoints."""
 
     def begin(self, number: int, stage: Stage) -> Moment:

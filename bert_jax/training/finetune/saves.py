@@ -19,12 +19,7 @@ from bert_jax.artefacts.saved.ancestors import file_entries
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.runs import TRAIN_TEXTS, FinetunedState
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
-    Retention,
-    SaveFailedError,
-    saved_steps,
-)
+from bert_jax.distributed.checkpoint import Checkpoints, Retention, SaveFailedError, saved_steps
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.checkpoint.manager import Report
 from bert_jax.files.remote import WorkDir
@@ -118,7 +113,7 @@ class FinetuneSaves:
         self._copied = NamedSharding(mesh, PartitionSpec())
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
-    def open(self, report: Report) -> None:
+    def prepare(self, report: Report) -> None:
         """Begin the run in its work directory, and open the best model and the state."""
         setup = self._setup
         prepare_finetune_workdir(

@@ -21,17 +21,12 @@ from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.settings import (
     Schedule,
     encoder_of,
+    frozen_parts,
     schedule_of,
     step_config,
     waves_of,
 )
-from bert_jax.training.finetune.start import (
-    Read,
-    read_inits,
-    with_head,
-    with_teacher,
-    with_vectors,
-)
+from bert_jax.training.finetune.start import Read, read_inits, with_head, with_teacher, with_vectors
 from bert_jax.training.start import Start
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.sweep.statistics import Trial
@@ -109,12 +104,12 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
-    skew = task.config.skew
+    skew, frozen = task.config.skew, frozen_parts(config, model)
     objective: Objective
     if task.objective == "embedding":
-        objective, inits = with_vectors(config, model, task, given)
+        objective, inits = with_vectors(config, model, task, given, frozen)
     else:
-        objective, inits = with_head(config, initial, model, task, given, read)
+        objective, inits = with_head(config, initial, model, task, given, frozen, read)
     teacher = None
     if config.distil.teacher:
         objective, teacher = with_teacher(config.distil, objective, initial, task, read)

@@ -25,7 +25,6 @@ from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.skew import class_weights
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.settings import frozen_parts
 from bert_jax.training.start import RANDOM, with_positions
 
 _HEAD_DROPOUT = 0.1
@@ -100,11 +99,16 @@ def with_head(
     model: ModelConfig,
     task: Task,
     given: Mapping[str, SavedModel | None],
+    frozen: Mapping[str, Any],
     read: Read,
 ) -> tuple[TaskObjective, dict[str, Any]]:
     """Return the objective of a head, and the parameters that each initialisation provides.
 
-    `given` has the model of each initialisation by its name, None for random weights.
+    `given` has the model of each initialisation by its name, None for random weights; `frozen` is
+    from `frozen_parts`.
+
+    Raises:
+        UserError: A setting does not fit the task, or `head` is "keep" and no head of it is known.
     """
     if config.embedding != ContrastConfig():
         raise UserError(
@@ -142,10 +146,7 @@ def with_head(
     skew, where = task.config.skew, f"task.{task.config.kind}.class_weights"
     weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
     loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
-    objective = TaskObjective(
-        model, head, task.objective, loss, lora=config.lora, **frozen_parts(config, model)
-    )
-    return objective, starts
+    return TaskObjective(model, head, task.objective, loss, lora=config.lora, **frozen), starts
 
 
 def _start_of(
@@ -215,11 +216,15 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
 
 
 def with_vectors(
-    config: FinetuneConfig, model: ModelConfig, task: Task, given: Mapping[str, SavedModel | None]
+    config: FinetuneConfig,
+    model: ModelConfig,
+    task: Task,
+    given: Mapping[str, SavedModel | None],
+    frozen: Mapping[str, Any],
 ) -> tuple[EmbeddingObjective, dict[str, Any]]:
     """Return the objective of vectors, and the parameters that each initialisation provides.
 
-    `given` has the model of each initialisation by its name, None for random weights.
+    `given` and `frozen` are as in `with_head`.
 
     Raises:
         UserError: A setting does not fit the kind of the rows, or the width of the model.
@@ -246,9 +251,8 @@ def with_vectors(
     train = task.train_split().rows
     length = query_length([train, *(split.rows for split in task.dev_splits())])
     objective = EmbeddingObjective(
-        model, kept, comparison, train.group, contrast, length, lora=config.lora,
-        **frozen_parts(config, model),
-    )  # fmt: skip
+        model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen
+    )
     if section.rows == "texts" and not objective.has_dropout():
         raise UserError(
             "task.rows is 'texts', which compares a text with itself under other "

@@ -174,7 +174,7 @@ class PretrainSaves(Saves):
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)
 
-    def open(self, report: Report) -> None:
+    def prepare(self, report: Report) -> None:
         """Begin the run in its work directory, and open its checkpoints."""
         with contextlib.ExitStack() as keeping:
             if self.branch is not None:

@@ -19,6 +19,7 @@ from bert_jax.chips import find_accelerator
 from bert_jax.files.line_log import LineLog
 from bert_jax.objectives.objective import Metric
 from bert_jax.training.run.board import Board
+from bert_jax.training.run.events import json_lines
 from bert_jax.training.run.goodput import Goodput
 
 
@@ -89,14 +90,8 @@ def points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, fl
 
 
 def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row, and the byte at which the next line begins."""
-    end = 0
-    for line in data.splitlines(keepends=True):
-        end += len(line)
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
-                yield end, row
+    """Yield each row with a step, and the byte at which the next line begins."""
+    return ((end, row) for end, row in json_lines(data) if type(row.get("step")) is int)
 
 
 class Telemetry:

@@ -16,12 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from bert_jax.distributed.parallel.sharding import (
-    TRIAL,
-    batch_sharding,
-    num_batch_shards,
-    row_spec,
-)
+from bert_jax.distributed.parallel.sharding import TRIAL, batch_sharding, num_batch_shards, row_spec
 from bert_jax.errors import UserError
 from bert_jax.objectives.objective import trained, trains_all, with_trained
 from bert_jax.training.steps.guard import GuardState

@@ -32,7 +32,6 @@ from bert_jax.training.pretrain.settings import (
     warmup_lines,
     with_batch_unit,
 )
-from bert_jax.training.pretrain.start import begun
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.pretrain.voice import summary
 from bert_jax.training.run.telemetry import read_metrics
@@ -201,11 +200,13 @@ def test_a_run_says_its_rounded_batches_and_goes_on_with_them(corpus, tmp_path):
     assert (stopped.step, stopped.finished, stopped.stopped_by) == (0, False, "SIGTERM")
     assert any("phase 0: steps of 16, 16, 16 rows in place of 2, 4, 8" in line for line in said)
     work = open_workdir(tmp_path / "work")
-    assert begun(look_into(work, "pretrain"), None) == (16, 0)
+    there = look_into(work, "pretrain")
+    assert (there.config(PretrainConfig).training.batch_unit, there.steps) == (16, [0])
     training = read_config(work.local).training
     assert training == dataclasses.replace(config.training, batch_unit=16)
     assert train(config, work.name, corpus=corpus, echo=said.append).finished
-    assert begun(look_into(work, "pretrain"), None) == (16, 4)
+    there = look_into(work, "pretrain")
+    assert (there.config(PretrainConfig).training.batch_unit, max(there.steps)) == (16, 4)
     stream = ExampleStream(corpus.train, config.data, read_config(work.local).phases, config.seed)
     assert replay_batch(work.name, 1, corpus=str(corpus.train.path.parent)).startswith("16 rows")
     assert stream.first_row(3) == 48
