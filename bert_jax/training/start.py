@@ -100,8 +100,7 @@ def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
     """Return the architecture of a teacher with positions for rows of `longest` tokens.
 
     Raises:
-        UserError: The teacher has fewer learned positions; `rows` says which rows are too long, and
-            the remedy.
+        UserError: The teacher has fewer learned positions; `rows` names the rows and the remedy.
     """
     model = teacher.config
     if longest <= model.num_positions:

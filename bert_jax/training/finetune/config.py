@@ -37,8 +37,7 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; of `init`, `head` and `distil.teacher` the weights are
-compared."""
+"""Fields that a restart may change; `init`, `head` and `distil.teacher` must keep their weights."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     batch_size: Count = 32
     """Rows per step of each run, over all devices and micro-batches."""
     accumulation: Count = 1
-    """Micro-batches per step, which save memory and cost time; the result is the same within
-    rounding. Vectors (task.kind=embedding) are then computed twice: a batch is compared as a
-    whole."""
+    """Micro-batches per step, which save memory and cost time; results agree within rounding.
+    Vectors (task.kind=embedding) are then computed twice, once for comparison with the whole
+    batch."""
     eval_batch_size: Count = 64
     """Rows per step of an evaluation."""
     evals_per_epoch: Count = 1

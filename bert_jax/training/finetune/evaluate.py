@@ -66,8 +66,8 @@ def score_rows(
 ) -> list[Judged]:
     """Compute each trial's outputs for every row, in one forward pass.
 
-    `params` have trials on axis 0; rows are padded to the lengths `buckets`; `done` is called after
-    each batch with its number of rows.
+    `params` have trials on axis 0. `buckets` are padded lengths. `done` gets each batch's row
+    count.
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}

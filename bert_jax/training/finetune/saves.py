@@ -51,8 +51,7 @@ def check_finetune_workdir(
     """Refuse a work directory that belongs to another run; change nothing.
 
     Raises:
-        UserError: The run differs; the message lists the fields with the run's value and the new
-            one.
+        UserError: The run differs; the message lists the fields with both values.
     """
     there = look_into(work, "finetune")
     if there.record is None:

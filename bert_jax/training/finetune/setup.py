@@ -101,10 +101,11 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     config.distil.check_section()
     initial, given = read_inits(config, read)
     model = encoder_of(initial, config)
+    frozen = frozen_parts(config, model)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
-    skew, frozen = task.config.skew, frozen_parts(config, model)
+    skew = task.config.skew
     objective: Objective
     if task.objective == "embedding":
         objective, inits = with_vectors(config, model, task, given, frozen)
@@ -131,6 +132,8 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     schedule = schedule_of(config, batches.num_batches)
     return Setup(
         step=step_config(config, objective, schedule.num_steps),
+        schedule=schedule,
+        waves=waves_of(config, inits),
         task=task,
         initial=initial,
         start=start,
@@ -143,8 +146,6 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
         dev=dev,
         test=test,
         batches=batches,
-        schedule=schedule,
-        waves=waves_of(config, inits),
     )
 
 

@@ -104,8 +104,7 @@ def with_head(
 ) -> tuple[TaskObjective, dict[str, Any]]:
     """Return the objective of a head, and the parameters that each initialisation provides.
 
-    `given` has the model of each initialisation by its name, None for random weights; `frozen` is
-    from `frozen_parts`.
+    `given` has each initialisation by name, None: random weights; `frozen` is from `frozen_parts`.
 
     Raises:
         UserError: A setting does not fit the task, or `head` is "keep" and no head of it is known.
@@ -304,8 +303,7 @@ def with_teacher(
     and the transform, where the head begins with one.
 
     Raises:
-        UserError: The task has no teachers, or the teacher has another tokenizer, another head,
-            other labels, or too few positions for the longest row.
+        UserError: The task has no teachers, or tokenizer, head, labels or positions do not fit.
     """
     assert config.teacher
     if not isinstance(objective, TaskObjective) or objective.kind in _UNTAUGHT:

@@ -56,7 +56,7 @@ class Branch:
     """The checkpoint of another run that a run continues."""
 
     record: Mapping[str, Any]
-    """Entry `branch` of config.json: workdir, step and digest of the checkpoint, and its own
+    """Entry `branch` of config.json: workdir, step, digest of the checkpoint, and its own
     `branch`."""
     source: WorkDir | None
     """Work directory of the other run; None once this run has saved, and no longer needs it."""
@@ -85,8 +85,7 @@ class Branch:
     ) -> None:
         """Refuse a run that cannot continue the checkpoint; change nothing.
 
-        `stores` has the corpora of phases with their own, by number; `abstract` is the abstract
-        state.
+        `stores` has the corpora of phases with their own, by number; `abstract` the abstract state.
 
         Raises:
             UserError: The runs differ; the message lists the fields with both runs' values.
@@ -180,15 +179,13 @@ class Branch:
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; None for a run that is no branch.
 
-    Collective. A run that has begun branches from the checkpoint in its config.json, whether or not
-    `name` is given again.
+    Collective. A run that has begun branches from the checkpoint in its config.json in any case.
 
     `name` is WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
     `there` is the content of the run's own directory `work`.
 
     Raises:
-        UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun
-            branches from elsewhere.
+        UserError: No such run or step, a damaged checkpoint, or a run that branches from elsewhere.
     """
     known: Any = (there.record or {}).get("branch")
     fields = known if isinstance(known, dict) else {}

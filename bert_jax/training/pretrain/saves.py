@@ -58,8 +58,7 @@ def check_workdir(
     `stores` has the corpora of phases with their own, by number; `teacher` is the teacher's digest.
 
     Raises:
-        UserError: The run differs; the message lists the fields with the run's value and the new
-            one.
+        UserError: The run differs; the message lists the fields with both values.
     """
     record = there.record
     if record is None:

@@ -28,8 +28,8 @@ def resolve_start(
     A run that has saved no longer reads its initial model, which may be gone; nor does a branch of
     a run with the configuration `branches_from`.
 
-    `fingerprint` is the tokenizer's of the corpus; None: no tokenizer is checked. `there` is the
-    content of the work directory.
+    `fingerprint` is of the corpus's tokenizer; None: not checked. `there` is from the work
+    directory.
 
     Raises:
         UserError: A model has another tokenizer than the corpus, or a teacher does not fit.

@@ -1,8 +1,7 @@
 """The watchdog of a run that stands still: it writes all stacks and exits with a restart code.
 
 A step is collective. A peer that is dead, stopped or waiting for a file keeps every other process
-in the middle of a step, where no exception and no signal handler reaches it. So a thread beside the
-loop looks for signs of life.
+in the middle of a step, which no exception and no signal handler ends. So a thread watches.
 """
 
 import contextlib

@@ -236,7 +236,7 @@ def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumb
     """Find the axes that make the two sides of each hidden matrix, by /-joined path.
 
     Hidden matrices are the kernels of stacked layers. One side is the embedding, else the first
-    axis, and the other side the rest: (embed, heads x head_dim), (heads x head_dim, embed), (embed,
+    axis, the other side the rest: (embed, heads x head_dim), (heads x head_dim, embed), (embed,
     mlp).
     """
     sides = {}

@@ -1,7 +1,6 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-Both take the state and the batch of one run; on a mesh with the axis `trial`, they take several
-trials, on axis 0 of every array.
+Both take state and batch of one run, or on a mesh with the axis `trial` several, on axis 0.
 """
 
 from collections.abc import Callable
@@ -67,7 +66,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     dropout are functions of (seed, step, row_index) and hence the same too.
 
     Metrics are scalars on the device, of the batch before the update: loss, the objective's
-    metrics, grad_norm (before clipping), learning_rate, num_tokens (no padding) and the guard's
+    metrics, grad_norm (before clipping), learning_rate, num_tokens (no padding), the guard's
     (`Judgement`).
 
     A step that the guard finds bad returns parameters and optimizer bit for bit as they were. A

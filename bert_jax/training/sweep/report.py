@@ -201,8 +201,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
 
     Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses; lost
-    runs are crosses on the axis, to which their boxes reach down. Whiskers reach the worst and best
-    run.
+    runs are crosses on the axis, to which their boxes reach down. Whiskers reach from worst to
+    best.
 
     `title` stands above the picture. Scores are drawn times 100, unless they are `percent` already.
     """

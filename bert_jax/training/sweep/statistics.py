@@ -87,8 +87,7 @@ class Group:
     lost: int
     """Number of runs without a finite score, which count as the lowest."""
     median: float | None
-    """Median of the runs' best scores, quartiles interpolated; None where the middle run is
-    lost."""
+    """Median of the runs' best scores, interpolated; None where the middle run is lost."""
     low_quartile: float | None
     high_quartile: float | None
     best: float | None
@@ -112,8 +111,7 @@ class Comparison:
 
     A lost run enters with the lowest score of the sweep, or the constant prediction's if that is
     lower. Runs with one seed share the order of examples and the first weights of the head, so
-    seeds are the sampled units: differences are averaged within a seed, and intervals are of the
-    mean over seeds.
+    seeds are the sampled units: differences are averaged within a seed, then over the seeds.
     """
 
     first: str
@@ -169,8 +167,7 @@ class Summary:
     """Best rate of each initialisation, by the median; the lowest of equal rates. An initialisation
     is left out where most runs of every rate are lost."""
     comparisons: tuple[Comparison, ...]
-    """Comparisons of each two initialisations: at each rate, over all rates, and each at its
-    best."""
+    """Comparisons of two initialisations each: at each rate, over all, and each at its best."""
     test: TestSummary | None = None
     """Statistics on test data; None where the run names no test data."""
 
