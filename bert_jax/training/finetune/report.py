@@ -117,7 +117,7 @@ class TaskScorer:
                         kept[split.name].outputs, best.best_scores if split in setup.test else None
                     ),
                     "chose": split not in setup.test
-                    and (len(best.scores) > 1 or setup.num_trials > 1),
+                    and (len(best.scores) > 1 or setup.schedule.num_trials > 1),
                 }
                 for split in setup.splits[1:]
             }

@@ -128,7 +128,7 @@ class FinetuneSaves:
         return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 
     def _first_state(self, wave: int) -> SweepState:
-        members = self._setup.waves[wave]
+        members = self._setup.schedule.waves[wave]
         which = np.array([self._setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
         return init_trials(self._setup.step, self._mesh, seeds, self._setup.start.parts, which)
@@ -142,7 +142,7 @@ class FinetuneSaves:
 
     def restore(self) -> Moment | None:
         """Return the interrupted stage; None: nothing saved."""
-        abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.waves[0]))
+        abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.schedule.waves[0]))
         one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
             abstract.params,

@@ -10,10 +10,8 @@ from typing import Any
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.objectives.objective import Objective
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.steps.optim import MAX_STEPS
-from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.sweep.statistics import Trial
 
 _ENCODER = frozenset({"encoder/embeddings", "encoder/layers", "encoder/final_norm"})
@@ -22,22 +20,36 @@ _log = logging.getLogger("bert_jax")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps of each wave of trials, and their evaluations; waves train one after another."""
+    """Trials and steps of a run: waves of trials train one after another."""
 
+    waves: tuple[tuple[Trial, ...], ...]
+    """Trials that train together; all waves have the same size, and copies of its last trial fill
+    the last wave."""
     num_steps: int
+    """Steps of each wave."""
     epoch: int
     """Steps of an epoch."""
     interval: float
     """Steps from one evaluation of the dev splits to the next; at least 1."""
 
+    @property
+    def num_trials(self) -> int:
+        """Number of trials, without copies."""
+        return len({trial for wave in self.waves for trial in wave})
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all waves."""
+        return len(self.waves) * self.num_steps
+
     def evaluates_after(self, step: int) -> bool:
-        """Say whether the dev splits are scored after `step` steps; always after the last."""
+        """Say whether the dev splits are scored after `step` steps of a wave, or after its last."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
 
 
-def schedule_of(config: FinetuneConfig, epoch: int) -> Schedule:
-    """Return the schedule of a run with `epoch` batches an epoch.
+def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Schedule:
+    """Return the schedule of a run with `epoch` batches an epoch, from each of `inits`.
 
     Raises:
         UserError: There are more steps than can be counted.
@@ -49,38 +61,14 @@ def schedule_of(config: FinetuneConfig, epoch: int) -> Schedule:
             f"{epoch:,} an epoch; a run has at most {MAX_STEPS:,}: set it to "
             f"{MAX_STEPS // epoch:,} or less"
         )
-    num_steps = max(1, round(steps))
+    num_steps, seeds = max(1, round(steps)), range(config.seed, config.seed + config.sweep.seeds)
     # A held-out fold scores only the last step and selects no checkpoint.
     interval = num_steps if config.task.fold else epoch / config.training.evals_per_epoch
-    return Schedule(num_steps, epoch, max(1.0, interval))
-
-
-def waves_of(config: FinetuneConfig, inits: Iterable[str]) -> tuple[tuple[Trial, ...], ...]:
-    """Return the trials that train together, wave by wave, for initialisations of these names.
-
-    All waves have the same size, and copies of its last trial fill the last wave.
-    """
-    trials = tuple(
-        Trial(init, rate, config.seed + number)
-        for init, rate, number in itertools.product(
-            inits, config.learning_rates, range(config.sweep.seeds)
-        )
-    )
+    trials = tuple(Trial(*each) for each in itertools.product(inits, config.learning_rates, seeds))
     size = min(config.sweep.at_once or len(trials), len(trials))
-    waves = [trials[start : start + size] for start in range(0, len(trials), size)]
-    return tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves)
-
-
-def step_config(config: FinetuneConfig, objective: Objective, num_steps: int) -> StepConfig:
-    """Return the settings of the train step; each trial's own rate multiplies its updates."""
-    return StepConfig(
-        objective=objective,
-        optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
-        num_steps=num_steps,
-        layer_decay=config.optimizer.layer_decay,
-        accumulation=config.training.accumulation,
-        guard=config.guard,
-    )
+    waves = (trials[start : start + size] for start in range(0, len(trials), size))
+    filled = tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves)
+    return Schedule(filled, num_steps, epoch, max(1.0, interval))
 
 
 def frozen_parts(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:

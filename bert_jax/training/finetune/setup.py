@@ -1,5 +1,6 @@
 """Parts of a fine-tuning run; settings, data and models that do not fit together are refused."""
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,18 +19,10 @@ from bert_jax.tasks.rows import Batch, TrainBatches, choose_buckets
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.settings import (
-    Schedule,
-    encoder_of,
-    frozen_parts,
-    schedule_of,
-    step_config,
-    waves_of,
-)
+from bert_jax.training.finetune.settings import Schedule, encoder_of, frozen_parts, schedule_of
 from bert_jax.training.finetune.start import Read, read_inits, with_head, with_teacher, with_vectors
 from bert_jax.training.start import Start
 from bert_jax.training.steps.state import StepConfig
-from bert_jax.training.sweep.statistics import Trial
 
 
 @dataclass(frozen=True)
@@ -49,23 +42,11 @@ class Setup:
     """Splits to score once, after training."""
     batches: TrainBatches
     schedule: Schedule
-    waves: tuple[tuple[Trial, ...], ...]
-    """Trials that train together (see `waves_of`)."""
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
         """Objective of evaluations and of the model: the step's without its teacher."""
         return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
-
-    @property
-    def num_trials(self) -> int:
-        """Number of trials, without copies."""
-        return len({trial for wave in self.waves for trial in wave})
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of all waves."""
-        return len(self.waves) * self.schedule.num_steps
 
     @property
     def inits(self) -> tuple[str, ...]:
@@ -85,7 +66,7 @@ class Setup:
 
     def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
         """Yield the batches of the members of a wave from number `step` on, without end."""
-        seeds = [member.seed for member in self.waves[wave]]
+        seeds = [trial.seed for trial in self.schedule.waves[wave]]
         epoch, start = divmod(step, self.batches.num_batches)
         while True:
             yield from self.batches.epoch(epoch, seeds, start)
@@ -129,11 +110,18 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     if skew.oversampling:
         times = repeats(train.rows, task.num_outputs, skew.oversampling)
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
-    schedule = schedule_of(config, batches.num_batches)
+    schedule = schedule_of(config, batches.num_batches, inits)
     return Setup(
-        step=step_config(config, objective, schedule.num_steps),
+        step=StepConfig(
+            objective=objective,
+            # Each trial's own rate multiplies its updates.
+            optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
+            num_steps=schedule.num_steps,
+            layer_decay=config.optimizer.layer_decay,
+            accumulation=config.training.accumulation,
+            guard=config.guard,
+        ),
         schedule=schedule,
-        waves=waves_of(config, inits),
         task=task,
         initial=initial,
         start=start,

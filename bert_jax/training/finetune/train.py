@@ -73,7 +73,7 @@ def finetune(
             outcomes = finished_before(work, echo or print)
             remove_resume(work)
             check_model(setup, outcomes)
-            result = Result(work.name, setup.total_steps, finished=True, outcomes=outcomes)
+            result = Result(work.name, setup.schedule.total_steps, finished=True, outcomes=outcomes)
         else:
             seconds = config.training.stall_seconds
             session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
@@ -87,7 +87,7 @@ def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any
     """Yield the batches of all waves, one wave after the other, from number `first` on."""
     num_steps, accumulation = setup.schedule.num_steps, setup.step.accumulation
     wave, step = divmod(first, num_steps)
-    for number in range(wave, len(setup.waves)):
+    for number in range(wave, len(setup.schedule.waves)):
         for batch in islice(setup.rows_of(number, step), num_steps - step):
             yield trials.place_rows(batch, mesh, accumulation)
         step = 0
@@ -95,14 +95,14 @@ def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any
 
 def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
     """Make the plan of a run whose data and models were read."""
-    size, num_steps, goal = len(setup.waves[0]), setup.schedule.num_steps, goal_of(setup)
+    size, num_steps, goal = len(setup.schedule.waves[0]), setup.schedule.num_steps, goal_of(setup)
     mesh = make_trial_mesh(config.mesh, size)
     trials.check_memory(setup.step, mesh, size)
     saves = FinetuneSaves(config, setup, mesh, work)
     lines = partial(summary, config, setup, mesh, goal)
 
     def stage(number: int) -> Stage:
-        members = setup.waves[number]
+        members = setup.schedule.waves[number]
         settings = trials.place_settings(
             [member.learning_rate for member in members],
             [member.seed for member in members],
@@ -116,7 +116,7 @@ def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> R
     return RunPlan(
         name=work.name,
         mesh=mesh,
-        stages=tuple(stage(number) for number in range(len(setup.waves))),
+        stages=tuple(stage(number) for number in range(len(setup.schedule.waves))),
         batches=Batches(partial(_batches, setup, mesh)),
         scorers=(TaskScorer(config, setup, mesh, work),),
         saves=saves,

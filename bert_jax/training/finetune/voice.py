@@ -69,7 +69,7 @@ class FinetuneVoice:
         """Describe the run."""
         head = f"fine-tuning {', '.join(self.setup.inits)} in {self.work.name}"
         if at.step:
-            head += f", continued at step {at.step:,} of {self.setup.total_steps:,}"
+            head += f", continued at step {at.step:,} of {self.setup.schedule.total_steps:,}"
         return [head, *self.summary()], head
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
@@ -204,8 +204,8 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
         f"data     {len(setup.train.rows):,} rows to train on; {sizes}",
         f"batches  {setup.schedule.epoch:,} of {config.training.batch_size} rows an "
         f"epoch, by length: {shapes}",
-        f"runs     {setup.num_trials} of {setup.schedule.num_steps:,} steps, "
-        f"{len(setup.waves[0])} at once, devices as "
+        f"runs     {setup.schedule.num_trials} of {setup.schedule.num_steps:,} steps, "
+        f"{len(setup.schedule.waves[0])} at once, devices as "
         + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
     ]
     if head := _head(setup):

@@ -241,7 +241,7 @@ def bytes_on_device(tree: Any) -> int:
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
     """Make the jitted `(best, params, better) -> best`, which donates `best`.
 
-    `better` (M,) bool selects trials that take their current parameters; `best` has only trained ones.
+    `better` (M,) bool selects trials that take their parameters; `best` has only trained ones.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:

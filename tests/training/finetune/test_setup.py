@@ -32,7 +32,7 @@ def test_evaluations_are_spread_over_an_epoch(num_steps, per_epoch, evals):
     """As often as was asked for, and after the last step."""
     every = per_epoch / evals
     expected = {max(1, round(every * n)) for n in range(1, int(num_steps / every) + 1)}
-    schedule = Schedule(num_steps, per_epoch, max(1.0, every))
+    schedule = Schedule((), num_steps, per_epoch, max(1.0, every))
     found = {n for n in range(1, num_steps + 1) if schedule.evaluates_after(n)}
     assert found == {n for n in expected if n < num_steps} | {num_steps}
 
