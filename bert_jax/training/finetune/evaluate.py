@@ -255,7 +255,7 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
 def divide(
     split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
 ) -> dict[str, list[int]]:
-    """Sort the numbers of the examples under the keys clean, seen and not judged.
+    """Sort the numbers of the examples under the keys clean, seen and unjudged.
 
     `texts` has the numbers of each text's n-grams, and of its n-grams in the run's corpora, by text
     key. A split without a known example is not divided; if `needed`, it is an error.

@@ -84,7 +84,7 @@ def _read_start(name: str, read: Read) -> SavedModel:
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
-    """Return a model with a pooler if the classifiers of its family have one.
+    """Drop the pooler of a model whose family's classifiers have none.
 
     A model with its own head keeps the head's input.
     """

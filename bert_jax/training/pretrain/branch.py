@@ -6,7 +6,6 @@ configurations must agree on everything that decides them. A branch may change o
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +34,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.pretrain.corpus import recorded_corpus
-from bert_jax.training.steps.optim import OptimizerConfig, learning_rate_schedule
+from bert_jax.training.steps.optim import learning_rate_schedule
 from bert_jax.training.workdir import There, show
 
 _BY_PHASE = (
@@ -43,12 +42,6 @@ _BY_PHASE = (
     "data.mixture_temperature",
 )  # fmt: skip
 """Fields to compare in the phases before the branch."""
-_OPTIMIZER = tuple(
-    f"optimizer.{field.name}"
-    for field in dataclasses.fields(OptimizerConfig)
-    if field.name != "name"
-)
-"""Settings of the optimizer, which may change; the kind of optimizer may not."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +96,11 @@ class Branch:
         tokenizer, given = self.began.get("tokenizer"), store.tokenizer_fingerprint
         if tokenizer != given:
             rows.append(f"the tokenizer: fingerprint {tokenizer} there, {given} given")
-        free = (*FREE_FIELDS, *_BY_PHASE, *_OPTIMIZER)
         rows += [
             f"{name}: {show(old)} there, {show(new)} given"
-            for name, old, new in diff(began, config, free)
+            for name, old, new in diff(began, config, (*FREE_FIELDS, *_BY_PHASE))
+            # The optimizer's settings may change, its kind may not.
+            if name == "optimizer.name" or not name.startswith("optimizer.")
         ]
         corpora = {number: each.fingerprint for number, each in stores.items()}
         rows += _phase_rows(

@@ -173,7 +173,7 @@ class MixedCorpora:
         }
 
     def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
-        """Return the values of a row of metrics for the text that the first steps have read."""
+        """Return the columns of metrics about the text that the first `step` steps have read."""
         found = stream.progress(step)
         row: dict[str, Any] = {
             "data/rows": sum(each.rows for each in found),

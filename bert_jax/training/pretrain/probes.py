@@ -41,14 +41,10 @@ class Probe(Scorer):
     def __init__(
         self, config: PretrainConfig, number: int, files: Path | None, params: Any, work: WorkDir
     ):
-        """Read the recipe and its data.
+        """Read the recipe and the data of probe `number`.
 
-        Args:
-            config: Configuration of the pretraining run.
-            number: Number of the probe.
-            files: Directory of the corpus's tokenizer; None: a corpus in memory.
-            params: Parameters of the run, as abstract arrays.
-            work: Work directory of the run, to which a probe writes nothing.
+        `files` is the directory of the corpus's tokenizer, None for a corpus in memory; `params`
+        are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:
             UserError: The recipe cannot be read, or the model cannot learn its task.

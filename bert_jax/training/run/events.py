@@ -30,13 +30,10 @@ class Events:
         self._lock = threading.Lock()  # a watchdog writes from its own thread
 
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
-        """Add an event; raise nothing, because a logging failure must never stop a run.
+        """Add an event after `step` updates; `message` is for people.
 
-        Args:
-            kind: Kind of the event, as above.
-            message: Text for people.
-            step: Updates made at the event.
-            **values: Values of the kind; `repr` of a value where JSON cannot hold it.
+        Nothing is raised, because a logging failure must never stop a run; `repr` replaces values
+        that JSON cannot hold.
         """
         event = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

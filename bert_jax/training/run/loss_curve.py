@@ -101,8 +101,11 @@ def loss_figure(
     `rows` come from `metrics.jsonl`; a line marks each new phase. Returns a matplotlib `Figure`.
     """
     first = metrics[0]
-    train, held_out = _both(rows, first)
-    shares = [metric for metric in metrics[1:] if metric.short and any(_both(rows, metric))]
+    shares = [
+        metric
+        for metric in metrics[1:]
+        if metric.short and any(points(rows, f"{kind}/{metric.name}") for kind in ("train", "eval"))
+    ]
     probes = dict.fromkeys(name for row in rows for name in row if name.startswith(PROBE))
     figure = new_figure((8.0, 4.4 + 1.8 * (len(shares) + len(probes))), title)
     axes = figure.subplots(
@@ -110,10 +113,8 @@ def loss_figure(
         gridspec_kw={"height_ratios": [2.2, *(1 for _ in [*shares, *probes])]},
     )[:, 0]  # fmt: skip
     loss = axes[0]
-    _curve(loss, train, "training", _TRAIN)
-    _points(loss, held_out, "held-out", _EVAL)
+    shown = _panel(loss, rows, first)
     loss.set_ylabel(first.title + (f" ({first.unit})" if first.unit else ""))
-    shown = [*train, *held_out]
     for corpus, colour in zip(corpus_curves(rows, first), itertools.cycle(_CORPORA)):
         shown += corpus.heldout
         loss.plot(
@@ -167,22 +168,22 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
     return result
 
 
-def _both(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Points, Points]:
-    """Return the points of training and of held-out text."""
-    return points(rows, f"train/{metric.name}"), points(rows, f"eval/{metric.name}")
+def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tuple[float, float]]:
+    """Draw a metric of training and of held-out text, and return the points."""
+    train, held_out = (points(rows, f"{kind}/{metric.name}") for kind in ("train", "eval"))
+    _curve(axis, train, "training", _TRAIN)
+    _points(axis, held_out, "held-out", _EVAL)
+    return train + held_out
 
 
 def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
     """Draw a share of 1, with the share of the best constant answer."""
-    train, held_out = _both(rows, metric)
     if floor := points(rows, f"eval/{metric.floor}"):
         _, share = floor[-1]
         axis.axhline(share, color=MARK, linestyle="--", linewidth=1.0, zorder=1)
         margin_label(axis, share, f"majority\nlabel\n{share:.2f}")
-    _curve(axis, train, "training", _TRAIN)
-    _points(axis, held_out, "held-out", _EVAL)
+    low = min([0.4, *(value for _, value in _panel(axis, rows, metric))])
     axis.set_ylabel(metric.title)
-    low = min([0.4, *(value for _, value in [*train, *held_out])])
     axis.set_ylim(max(0.0, low - 0.03), 1.03)
 
 

@@ -108,16 +108,11 @@ class Telemetry:
         goodput: Goodput,
         echo: Callable[[str], None] | None = None,
     ):
-        """Open the files.
+        """Open `metrics.jsonl` and `tensorboard/` in `workdir`.
 
-        Args:
-            workdir: Directory of `metrics.jsonl` and `tensorboard/`.
-            num_steps: Length of the run.
-            restored_step: Updates made; later rows are dropped.
-            peak: FLOP/s of all devices together; None: no MFU.
-            metrics: Metrics of the objective.
-            goodput: Goodput over all starts, recorded with each row.
-            echo: Gets each line for people; None: standard output, around a bar on a terminal.
+        Rows after `restored_step` updates are dropped. `peak` is the FLOP/s of all devices, None:
+        no MFU. `goodput` is recorded with each row. `echo` gets each line for people; None:
+        standard output, around a bar on a terminal.
         """
         self._active = jax.process_index() == 0
         self._num_steps, self._metrics = num_steps, metrics
