@@ -61,9 +61,9 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     max_buckets: Count = 4
     """Largest number of padded lengths; each is compiled once. 1: only the longest."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in the encoder, its attention and before the head (squad's head has none); None:
-    the encoder's pretraining rate, and 0.1 before the head. A model with rotations that was
-    pretrained without attention dropout stays without."""
+    """Dropout rate in encoder and attention and before the head (not squad's); None: as in
+    pretraining, and 0.1 before the head. A model with rotations pretrained without attention
+    dropout stays so."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"

@@ -113,8 +113,7 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report` by the name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Differences of the scores to another model's, by split and score: `difference`, and
-    `interval` (95%, paired), None where no interval holds."""
+    """Differences to another model's scores, by split and score, with a paired 95% `interval`."""
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON values; scores that are not numbers are None."""

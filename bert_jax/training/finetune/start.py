@@ -299,8 +299,8 @@ def with_teacher(
 ) -> tuple[Distilled, SavedModel]:
     """Return the objective of a student, and its teacher with the parameters that a run holds.
 
-    The parameters are the encoder, the head, with its outputs in the order of the task's labels,
-    and the transform, where the head begins with one.
+    The parameters are encoder, transform, if any, and head, with outputs in the order of the
+    labels.
 
     Raises:
         UserError: The task has no teachers, or tokenizer, head, labels or positions do not fit.

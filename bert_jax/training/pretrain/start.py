@@ -73,8 +73,7 @@ def resolve_teacher(
     Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
 
     Raises:
-        UserError: The section is set without a teacher, or the teacher has another tokenizer than
-            the corpus, no masked-LM head, or too few positions.
+        UserError: No teacher is named, or its tokenizer, head or positions do not fit.
     """
     config.distil.check_section()
     if not config.distil.teacher:

@@ -223,8 +223,7 @@ def terminal_curve(
 ) -> list[str]:
     """Draw the losses as lines of text; no lines where there is no point.
 
-    Points are (step, nats), in ascending order. `width` is the largest number of columns; `plain`
-    means ASCII without colours, for a file or a pipe.
+    Points are (step, nats), ascending. `width` is in columns; `plain` means ASCII without colours.
     """
     import plotext
 

@@ -249,8 +249,7 @@ def readout(
 ) -> str:
     """Describe the shown metrics of a row of metrics.jsonl; empty where the first is missing.
 
-    `split` is the prefix of their names, `train` or `eval`; `baseline` is the value of the first
-    metric for a model that ignores its input, if known.
+    `split` is their prefix, `train` or `eval`; `baseline` belongs to the first metric, if known.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

@@ -73,8 +73,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     step that stops the run, and every later one, also returns the same step counter; only
     `guard.halted` changes, and at the first step of a phase the guard's statistics.
 
-    On a mesh of trials the step is `(state, batch, settings) -> (state, metrics)`: everything has
-    trials on axis 0, and metrics are (M,), on every device.
+    On a mesh of trials the step also takes `settings`. All has trials on axis 0; metrics are (M,).
 
     Raises:
         UserError: When traced, if the batch does not divide over mesh and micro-batches.
@@ -160,8 +159,8 @@ def gradients(
 
     On a mesh of trials every array, sums included, has trials on axis 0.
 
-    The loss divides by counts of the whole batch, which are known before the first part (`prepare`
-    comes first), so parts with unequal counts weigh right.
+    The loss divides by counts of the whole batch, known from `prepare`, so unequal parts weigh
+    right.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)

@@ -20,8 +20,7 @@ class StepQueue:
     def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
         """Dispatch nothing yet.
 
-        `read` takes the updates made, the operations and the metrics of the last step, and the
-        state after it or after the step dispatched since.
+        `read` takes updates made, operations and metrics of the last step, and the newest state.
         """
         self._session, self._read = session, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()
