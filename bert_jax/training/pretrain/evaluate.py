@@ -92,7 +92,7 @@ class HeldOut(Scorer):
 
     @cached_property
     def _steps(self) -> list[Callable[[Any, Batch], Forward]]:
-        return made_once(self.settings, partial(make_eval_step, mesh=self.mesh, seed=EVAL_SEED))
+        return made_once(self.settings, lambda each: make_eval_step(each, self.mesh, EVAL_SEED))
 
     def after(self, step: int) -> bool:
         """Say whether an evaluation is due."""

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,7 @@ def resolve_pretraining(
     examples = ExampleStream(store, config.data, config.phases, config.seed, named)
     for number in numbers:
         examples.plan(number)
+    ends = (0, *training.phase_starts, training.num_steps)
     scorers: list[Scorer] = []
     if corpus.heldout is not None:
         parts = mixed.heldout()
@@ -132,7 +133,7 @@ def resolve_pretraining(
                     for name, each in parts.items()
                 },
                 training.eval_every_steps,
-                {*training.phase_starts, training.num_steps},
+                ends[1:],
             )
         )
     files = store.path and store.path / "tokenizer"
@@ -140,7 +141,6 @@ def resolve_pretraining(
         Probe(config, number, files, saves.abstract.params, work)
         for number in range(len(training.probes))
     ]
-    ends = list(accumulate((phase.num_steps for phase in config.phases), initial=0))
     objective = steps[0].objective
     voice = PretrainVoice(
         summary(config, work.name, corpus, examples, mesh, objective),
