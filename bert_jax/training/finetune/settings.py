@@ -62,8 +62,9 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
             f"{MAX_STEPS // epoch:,} or less"
         )
     num_steps, seeds = max(1, round(steps)), range(config.seed, config.seed + config.sweep.seeds)
+    interval = epoch / config.training.evals_per_epoch
     # A held-out fold scores only the last step and selects no checkpoint.
-    interval = num_steps if config.task.fold else epoch / config.training.evals_per_epoch
+    interval = float(num_steps) if config.task.fold else interval
     trials = tuple(Trial(*each) for each in itertools.product(inits, config.learning_rates, seeds))
     size = min(config.sweep.at_once or len(trials), len(trials))
     waves = (trials[start : start + size] for start in range(0, len(trials), size))
