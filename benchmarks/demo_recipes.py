@@ -32,7 +32,7 @@ from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate
-from bert_jax.training.pretrain.settings import evaluation_config, step_config
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.steps.state import init_state
 from bert_jax.training.steps.step import make_eval_step, make_train_step
 
@@ -168,7 +168,8 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the held-out text, paired in several ways: pairs are few."""
         last = len(self.config.phases) - 1
-        store, settings = self.corpus.heldout, evaluation_config(self.config, self.corpus, last)
+        store = self.corpus.heldout
+        settings = step_config(self.config, self.corpus, last, evaluates=True)
         assert store is not None
         phase = self.config.phases[-1]
         shape = phase.length, phase.batch_size

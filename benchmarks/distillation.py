@@ -29,8 +29,8 @@ from bert_jax.data.pipeline import ExampleStream
 from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
-from bert_jax.training.pretrain.evaluate import HeldOut
-from bert_jax.training.pretrain.settings import evaluation_config, step_config
+from bert_jax.training.pretrain.evaluate import HeldOut, heldout_rows
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.steps.state import abstract_state, jitted_init
@@ -120,8 +120,9 @@ class Students:
         self.settings = step_config(config, corpus)
         self.init = jitted_init(self.settings, self.mesh)
         self.step = make_train_step(self.settings, self.mesh)
-        evaluation = [evaluation_config(config, corpus, 0)]
-        self.held_out = HeldOut(config, corpus.heldout, evaluation, self.mesh)
+        evaluation = [step_config(config, corpus, evaluates=True)]
+        rows = heldout_rows(config, corpus.heldout, self.mesh)
+        self.held_out = HeldOut(evaluation, self.mesh, rows)
 
     def run(self, seed: int) -> dict[str, float]:
         """Train a student; return its held-out values and the median time of its steps."""

@@ -10,6 +10,7 @@ with a plateau planted, as if no loss fell below the line.
 """
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.distributed.parallel.sharding import place_batch
 from bert_jax.tokenization.training import train_wordpiece
+from bert_jax.training.loss_monitor import MARGIN
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.loss_monitor import MARGIN, LossMonitor
-from bert_jax.training.pretrain.settings import step_config
+from bert_jax.training.pretrain.settings import loss_monitor, objective_of, step_config
 
 STEPS = 400
 MODERN, BERT = "pretrain/demo", "pretrain/demo:bert"
@@ -65,7 +66,8 @@ def losses_of(config: PretrainConfig, corpus: Path) -> dict[str, Any]:
 
 def judged(config: PretrainConfig, row: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
     """Replay a run's losses; `waits` False: judge once, whether or not the loss falls."""
-    monitor = LossMonitor(config.metrics[0], row["baseline"], 0.0, config)
+    objective = dataclasses.replace(objective_of(config), baseline=row["baseline"])
+    monitor = loss_monitor(config, objective)
     alarm, at_look = None, 0.0
     for step, loss in enumerate(row["losses"], start=1):
         findings = monitor.observe(step, loss)

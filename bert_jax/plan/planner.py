@@ -271,7 +271,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     layer = token_bytes * width
     # While one layer is recomputed, all its activations are in memory.
     once = 0.0 if settings.remat == "none" else token_bytes * (10 + 16 / settings.tensor)
-    masked = config.of_phase(phase).masking.num_predictions(length)
+    masked = config.masking_of(phase).num_predictions(length)
     head = 8 * masked * model.padded_vocab_size / settings.tensor
     peak = states + rows * (layer * model.num_layers + once + head)
 

@@ -70,8 +70,7 @@ class _Run:
         # and for evaluations and saves. A saved `step` is the number of updates made and of the
         # next batch.
         plan, session = self.plan, self.session
-        with session.open(self.saves.prepare) as closing:
-            self.saves.open(session.report)
+        with session.open(partial(self.saves.prepare, session.report)) as closing:
             closing.callback(self.saves.close)
             with self.clock.spend("restore"):
                 restored = self.saves.restore()
@@ -247,7 +246,7 @@ class _Run:
             now.state = trials.stop_trials(now.state, self._filled(stopped), self.plan.mesh)
 
     def _filled(self, values: Sequence[bool]) -> np.ndarray:
-        """Return a value for each place of the program; places that only fill it have False."""
+        """Pad the trials' values with False to the number of places in the program."""
         places = len(self.stage.settings[0].seed)
         return np.array([*values, *[False] * (places - len(values))], bool)
 
@@ -305,12 +304,10 @@ class _Run:
     def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
         """Recompute the step that halted the run, and explain why the run stops."""
         step, settings = self.steps[self.now.stage], self.stage.settings
-        comparison = compute_again(
-            lambda state, rows: step(state, rows, *settings),
-            state,
-            self.plan.batches.at(batch),
-            bad.metrics,
-        )
+        with contextlib.closing(self.plan.batches.stream(batch)) as rows:
+            comparison = compute_again(
+                lambda state, rows: step(state, rows, *settings), state, next(rows), bad.metrics
+            )
         return BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:

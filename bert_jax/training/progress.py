@@ -1,14 +1,14 @@
 """Progress of a run: its trials, the means since the last row, and the state between steps."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
+from bert_jax.training.loss_monitor import LossMonitor
 from bert_jax.training.steps.guard import GUARD_METRICS
 from bert_jax.training.steps.state import TrainState
 from bert_jax.training.sweep.statistics import Outcome, Trial
@@ -106,8 +106,7 @@ def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | N
 class Means:
     """Means over the steps since the last row, of each metric and trial.
 
-    A step that the guard rejected is in no mean. Trials beyond the first `count` only fill the
-    program.
+    A step that the guard rejected is in no mean; trials beyond the first `count` are left out.
     """
 
     def __init__(self, count: int):
@@ -164,30 +163,6 @@ class DivergedError(RuntimeError):
     exit_code = 4
 
 
-class Finding(NamedTuple):
-    """Result of a check of the loss, for people and for `events.jsonl`."""
-
-    kind: Literal["plateau", "diverged", "recovered"]
-    message: str
-
-
-@runtime_checkable
-class Monitor(Protocol):
-    """Watch over the loss of a run."""
-
-    lowest_at: int
-    """Step of the lowest smoothed loss."""
-
-    def observe(self, step: int, loss: float) -> Sequence[Finding]:
-        """Add the loss after `step` updates, and return the findings."""
-
-    def state(self) -> dict[str, Any]:
-        """Return JSON values for `restore`."""
-
-    def restore(self, state: dict[str, Any], step: int) -> None:
-        """Continue from the values of `state` after `step` steps."""
-
-
 @dataclass
 class Moment:
     """A run between two steps: the content of a save, from which a start continues."""
@@ -202,7 +177,7 @@ class Moment:
     wave: int = 0
     best: Any = None
     """Trained parameters of each trial at its best evaluation; None: no selection."""
-    monitor: Monitor | None = None
+    monitor: LossMonitor | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the trials of earlier stages."""
     scores: dict[str, Any] = field(default_factory=dict)
@@ -211,7 +186,7 @@ class Moment:
     """Step of the newest evaluation."""
     seconds: float = 0.0
     """Seconds that earlier starts spent on the stage."""
-    began: float = dataclasses.field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)
 
     def elapsed(self) -> float:
         """Return the seconds that all starts have spent on the stage."""

@@ -45,18 +45,14 @@ class Stage:
         return self.steps.start == self.first
 
 
-@runtime_checkable
-class Batches(Protocol):
+@dataclass(frozen=True, eq=False)
+class Batches:
     """Batches by number, as arrays on the mesh; a batch is a pure function of its number."""
 
-    def at(self, step: int) -> Mapping[str, Any]:
-        """Return one batch."""
-
-    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
-        """Yield the batches from number `first` on."""
-
-    def confirm(self) -> None:
-        """Wait until all text read so far was compared with its digests; raise any fault found."""
+    stream: Callable[[int], Generator[Mapping[str, Any], None, None]]
+    """Function that yields the batches from a number on."""
+    confirm: Callable[[], None] = lambda: None
+    """Function that waits until all text read so far is checked, and raises any fault found."""
 
 
 class Scores(NamedTuple):
@@ -103,17 +99,15 @@ class Scorer(Protocol):
 
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> Sequence[Mapping[str, float]]:
         """Score the best parameters of each trial on test data, and write the reports."""
+        return [{} for _ in at.progress]
 
 
 @runtime_checkable
 class Saves(Protocol):
     """Files of a run. All methods are collective."""
 
-    def prepare(self) -> None:
-        """Begin the run in its work directory."""
-
-    def open(self, report: Report) -> None:
-        """Open the checkpoints."""
+    def prepare(self, report: Report) -> None:
+        """Begin the run in its work directory, and open its checkpoints."""
 
     def begin(self, number: int, stage: Stage) -> Moment:
         """Initialise the state of a stage that starts fresh."""
@@ -125,7 +119,8 @@ class Saves(Protocol):
         """Save the state for a restart; `last`: no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
-        """Keep the model of the best trial, at the end of a stage."""
+        """Keep the model of the best trial, at the end of a stage; else the state is the model."""
+        return
 
     def newest(self) -> str:
         """Return the path of the newest save; empty: none."""

@@ -56,10 +56,8 @@ class Start:
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
         """Put the parameters of the teacher, if any, into a state on a mesh.
 
-        Args:
-            state: State with or without an entry `teacher`.
-            abstract: Shape, type and sharding of each array of the state.
-            axes: Logical axes of each parameter.
+        `abstract` has shape, type and sharding of each array of a state with a teacher, `axes` the
+        logical axes of each parameter.
 
         Raises:
             UserError: Parameters that the architecture names are missing.
@@ -100,8 +98,7 @@ def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
     """Return the architecture of a teacher with positions for rows of `longest` tokens.
 
     Raises:
-        UserError: The teacher has fewer learned positions; `rows` says which rows are too long, and
-            the remedy.
+        UserError: The teacher has fewer learned positions; `rows` names the rows and the remedy.
     """
     model = teacher.config
     if longest <= model.num_positions:

@@ -25,7 +25,7 @@ from bert_jax.training.pretrain.evaluate import (
     evaluate,
     heldout_metrics,
 )
-from bert_jax.training.pretrain.settings import evaluation_config
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.run.telemetry import readout
 from bert_jax.training.steps.state import StepConfig, state_shardings
 from bert_jax.training.steps.step import make_eval_step
@@ -101,7 +101,7 @@ def open_heldout(
     batch_size = min(phase.batch_size, max(1, _TOKENS // length))
     batch_size = -(-batch_size // mesh.size) * mesh.size
     rows = EvalBatches(stores.heldout, config.data, length, batch_size, max_rows=max_rows)
-    settings = evaluation_config(config, stores, done)
+    settings = step_config(config, stores, done, evaluates=True)
     params = _placed(restored.state, settings, mesh)
     return HeldOutRun(restored.step, length, trained_length, settings, params, rows, mesh)
 

@@ -93,17 +93,17 @@ def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) 
     setup = set_up(config)
     check_finetune_workdir(work, config, setup.fingerprints)
     num_steps = setup.step.num_steps
-    last = len(setup.waves) * num_steps - 1
+    last = setup.schedule.total_steps - 1
     if not 0 <= step <= last:
         raise UserError(f"--step is {step}; the run has batches 0 to {last}")
     number, at = divmod(step, num_steps)
     trials: dict[int, list[int]] = {}  # trials of one seed have the same rows
-    for trial, member in enumerate(setup.waves[number]):
+    for trial, member in enumerate(setup.schedule.waves[number]):
         trials.setdefault(member.seed, []).append(trial)
     batch, task = next(setup.rows_of(number, at)), setup.task
     blocks = []
     for seed, equal in trials.items():
-        rates = dict.fromkeys(f"{setup.waves[number][n].learning_rate:g}" for n in equal)
+        rates = dict.fromkeys(f"{setup.schedule.waves[number][n].learning_rate:g}" for n in equal)
         trial = equal[0]
         kept = int((batch["weights"][trial] > 0).sum())  # the rest only fills the batch
         own = {name: array[trial, :kept] for name, array in batch.items()}

@@ -27,11 +27,10 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import objective_of
-from bert_jax.training.run.corpora import CorpusCurve, corpus_curves
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.goodput import Start, down_seconds, read_starts, total_seconds
-from bert_jax.training.run.loss_curve import draw_loss_curve
-from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.run.loss_curve import CorpusCurve, corpus_curves, draw_loss_curve
+from bert_jax.training.run.telemetry import points, read_metrics
 
 State = Literal["new", "running", "silent", "killed", "failed", "stopped", "finished"]
 """State of a run. `silent`: no sign of life for longer than a step takes; the run may be saving or
@@ -171,8 +170,8 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
         metrics=metrics,
         origin=_origin(record),
         branches=branches_of(work.checkpoints),
-        curve=_thinned(_points(rows, f"train/{watched}")),
-        heldout_curve=_points(rows, f"eval/{watched}"),
+        curve=_thinned(points(rows, f"train/{watched}")),
+        heldout_curve=points(rows, f"eval/{watched}"),
         corpora=corpus_curves(rows, metrics[0]),
     )
 
@@ -338,10 +337,6 @@ def _num_killed(events: Sequence[dict[str, Any]]) -> int:
 
 def _last(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next((row for row in reversed(rows) if name in row), {})
-
-
-def _points(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    return [(float(row["step"]), float(row[name])) for row in rows if _is_number(row.get(name))]
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -37,8 +37,7 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; for `init`, `head` and `distil.teacher`, the weights that the
-run takes from them are compared instead."""
+"""Fields that a restart may change; `init`, `head` and `distil.teacher` must keep their weights."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     batch_size: Count = 32
     """Rows per step of each run, over all devices and micro-batches."""
     accumulation: Count = 1
-    """Micro-batches per step, which save memory and cost time; the result is the same within
-    rounding. Vectors (task.kind=embedding) are then computed twice, once for comparison with the
-    whole batch."""
+    """Micro-batches per step, which save memory and cost time; results agree within rounding.
+    Vectors (task.kind=embedding) are then computed twice, once for comparison with the whole
+    batch."""
     eval_batch_size: Count = 64
     """Rows per step of an evaluation."""
     evals_per_epoch: Count = 1
@@ -60,20 +59,18 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics; each evaluation writes a row, too."""
     max_buckets: Count = 4
-    """Largest number of lengths to which rows are padded; each is compiled once. 1: only the
-    longest."""
+    """Largest number of padded lengths; each is compiled once. 1: only the longest."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in the encoder, its attention and before the head (squad's head has none); None:
-    the encoder's pretraining rate, and 0.1 before the head. A model with rotations that was
-    pretrained without attention dropout stays without."""
+    """Dropout rate in encoder and attention and before the head (not squad's); None: as in
+    pretraining, and 0.1 before the head. A model with rotations pretrained without attention
+    dropout stays so."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
-    """Number of evaluations in a row without a better score after which a run stops; the learning
-    rate follows the full schedule. Each of several runs at once stops by itself. 0: make all
-    passes."""
+    """Number of evaluations in a row without a better score after which a run stops by itself; the
+    learning rate follows the full schedule. 0: make all passes."""
     freeze: str = ""
     """Parts that stay frozen: embeddings; a number, for the embeddings and that many lower layers;
     encoder, for everything but the pooler and the head. Empty: none."""
@@ -142,8 +139,7 @@ class SweepConfig(Bounded, section="sweep"):
     """Second initialisation for comparison over the same seeds: `random`, or a directory like
     `init` with the same architecture and vocabulary."""
     at_once: Natural = 0
-    """Number of runs in one program; 0: all. Other runs wait; nothing is compiled again for
-    them."""
+    """Number of runs in one program; 0: all. Other runs wait, and are not compiled again."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +148,7 @@ class FinetuneConfig:
 
     task: TaskConfig = field(default_factory=TableConfig)
     init: str = ""
-    """Model to start from: the work directory of a pretraining or fine-tuning run, or a directory
-    in Hugging Face's format (BERT, safetensors)."""
+    """Model to start from: the work directory of a run, or a directory in Hugging Face's format."""
     reinitialise: bool = False
     """Whether to take architecture and tokenizer from `init`, but random weights."""
     pooling: Literal["auto", "cls", "mean", "late"] = "auto"

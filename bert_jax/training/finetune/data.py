@@ -33,12 +33,9 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
     Raises:
         UserError: No such model, or there are no such fields.
     """
-    if is_finetuning(open_workdir(path).local):
-        model = read_finetuned(path)
-        task = task_of(model)
-    else:
-        model = read_model(path)
-        task = _implied_task(model)
+    finetuned = is_finetuning(open_workdir(path).local)
+    model = read_finetuned(path) if finetuned else read_model(path)
+    task = task_of(model) if finetuned else _implied_task(model)
     if columns:
         config = build(TaskConfig, {**to_dict(task.config), **columns}, "--columns")
         task = TASKS[config.kind](config, task.spec, task.tokenizer)

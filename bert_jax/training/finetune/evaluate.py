@@ -66,8 +66,8 @@ def score_rows(
 ) -> list[Judged]:
     """Compute each trial's outputs for every row, in one forward pass.
 
-    `params` have trials on axis 0; rows are padded to the lengths `buckets`; `done` is called after
-    each batch with its number of rows.
+    `params` have trials on axis 0. `buckets` are padded lengths. `done` gets each batch's row
+    count.
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}
@@ -113,8 +113,7 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report` by the name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Differences of the scores to another model's, by split and score: `difference`, and
-    `interval` (95%, paired), None where no interval holds."""
+    """Differences to another model's scores, by split and score, with a paired 95% `interval`."""
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON values; scores that are not numbers are None."""
@@ -255,7 +254,7 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
 def divide(
     split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
 ) -> dict[str, list[int]]:
-    """Sort the numbers of the examples under the keys clean, seen and not judged.
+    """Sort the numbers of the examples under the keys clean, seen and unjudged.
 
     `texts` has the numbers of each text's n-grams, and of its n-grams in the run's corpora, by text
     key. A split without a known example is not divided; if `needed`, it is an error.

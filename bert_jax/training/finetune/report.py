@@ -51,7 +51,6 @@ class TaskScorer:
     """Scores of the dev splits and, at the end, of the test splits."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
-        """Compile nothing yet."""
         self._setup, self._mesh, self._work = setup, mesh, work
         self._batch_size = config.training.eval_batch_size
         self._evaluated = setup.objective
@@ -65,7 +64,8 @@ class TaskScorer:
 
     def after(self, step: int) -> bool:
         """Say whether an evaluation of the step's wave is due."""
-        return self._setup.evaluates_after((step - 1) % self._setup.step.num_steps + 1)
+        schedule = self._setup.schedule
+        return schedule.evaluates_after((step - 1) % schedule.num_steps + 1)
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores | None]:
         """Score the dev splits."""
@@ -117,7 +117,7 @@ class TaskScorer:
                         kept[split.name].outputs, best.best_scores if split in setup.test else None
                     ),
                     "chose": split not in setup.test
-                    and (len(best.scores) > 1 or len(setup.members) > 1),
+                    and (len(best.scores) > 1 or setup.schedule.num_trials > 1),
                 }
                 for split in setup.splits[1:]
             }

@@ -7,6 +7,7 @@ train_texts.u64 (`example_keys` of the training data)  report.json  report.md  c
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,7 @@ from bert_jax.artefacts.saved.ancestors import file_entries
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.runs import TRAIN_TEXTS, FinetunedState
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
-    Retention,
-    SaveFailedError,
-    saved_steps,
-)
+from bert_jax.distributed.checkpoint import Checkpoints, Retention, SaveFailedError, saved_steps
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.checkpoint.manager import Report
 from bert_jax.files.remote import WorkDir
@@ -55,8 +51,7 @@ def check_finetune_workdir(
     """Refuse a work directory that belongs to another run; change nothing.
 
     Raises:
-        UserError: The run differs; the message lists the fields with the run's value and the new
-            one.
+        UserError: The run differs; the message lists the fields with both values.
     """
     there = look_into(work, "finetune")
     if there.record is None:
@@ -76,8 +71,7 @@ def prepare_finetune_workdir(
 ) -> None:
     """Begin a fine-tuning run in its work directory.
 
-    `init_step` is the step of the checkpoint that the run starts from; `splits` begin with the
-    training data.
+    `init_step` is the step of the initial checkpoint; `splits` begin with the training data.
     """
 
     def ancestors() -> list[dict[str, Any]]:
@@ -112,23 +106,19 @@ class FinetuneSaves:
     """`checkpoints/` (the best model) and `resume/` (all trials) of a run."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
-        """Open nothing yet."""
         self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
         self._best: tuple[float, int] | None = None
         """Score of the saved model, and its number."""
         self._copied = NamedSharding(mesh, PartitionSpec())
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
-    def prepare(self) -> None:
-        """Begin the run in its work directory."""
+    def prepare(self, report: Report) -> None:
+        """Begin the run in its work directory, and open the best model and the state."""
         setup = self._setup
         prepare_finetune_workdir(
             self._work.local, self._config, setup.fingerprints, setup.initial.tokenizer_files,
             setup.initial.origin.step, setup.splits,
         )  # fmt: skip
-
-    def open(self, report: Report) -> None:
-        """Open the directories."""
         self._models = Checkpoints(self._work.checkpoints, Retention(keep=1), report=report)
         self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
 
@@ -138,7 +128,7 @@ class FinetuneSaves:
         return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 
     def _first_state(self, wave: int) -> SweepState:
-        members = self._setup.waves[wave]
+        members = self._setup.schedule.waves[wave]
         which = np.array([self._setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
         return init_trials(self._setup.step, self._mesh, seeds, self._setup.start.parts, which)
@@ -152,7 +142,7 @@ class FinetuneSaves:
 
     def restore(self) -> Moment | None:
         """Return the interrupted stage; None: nothing saved."""
-        abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.waves[0]))
+        abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.schedule.waves[0]))
         one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
             abstract.params,
@@ -172,7 +162,7 @@ class FinetuneSaves:
             Progress(**{**each, "member": Trial(**each["member"])}) for each in extra["progress"]
         ]
         now = Moment(
-            extra["stage"], number * self._setup.step.num_steps + extra["step"],
+            extra["stage"], number * self._setup.schedule.num_steps + extra["step"],
             state.train, progress, Means(len(progress)), number, state.best,
             outcomes=[Outcome.from_json(each) for each in extra["outcomes"]],
             seconds=extra["seconds"],
@@ -187,36 +177,27 @@ class FinetuneSaves:
             SaveFailedError: Several saves in a row have failed, or, with `last`, this one.
         """
         del finished
-        content: dict[str, Any] = {
-            "config": {},
-            "extra": {
-                "stage": at.stage,
-                "wave": at.wave,
-                "step": at.step - at.wave * self._setup.step.num_steps,
-                "progress": [dataclasses.asdict(each) for each in at.progress],
-                "losses": at.means.state(),
-                "seconds": at.elapsed(),
-                "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
-            },
+        extra = {
+            "stage": at.stage,
+            "wave": at.wave,
+            "step": at.step - at.wave * self._setup.schedule.num_steps,
+            "progress": [dataclasses.asdict(each) for each in at.progress],
+            "losses": at.means.state(),
+            "seconds": at.elapsed(),
+            "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
         }
         state = to_save(self._setup.step, self._mesh, SweepState(*at.state, at.best))
-        if last:
-            self._states.save_last(at.step, state, read_back=False, **content)
-        else:
-            self._states.save(at.step, state, **content)
-        self.save_best(at, must=False)
-
-    def choose(self, at: Moment) -> None:
-        """Save the best model, at the end of a stage."""
-        self.save_best(at, must=True)
+        save = partial(self._states.save_last, read_back=False) if last else self._states.save
+        save(at.step, state, config={}, extra=extra)
+        self.choose(at, must=False)
 
     def newest(self) -> str:
         """Name the newest save."""
         saved = saved_steps(self._work.resume)
         return f"{self._work.resume / str(saved[-1])}" if saved else ""
 
-    def save_best(self, at: Moment, *, must: bool) -> None:
-        """Save the best member of the first initialisation, if better than the saved model.
+    def choose(self, at: Moment, *, must: bool = True) -> None:
+        """Save the best trial of the first initialisation, if better than the saved model.
 
         Raises:
             SaveFailedError: `must`, and it has failed several times.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -11,7 +10,6 @@ import numpy as np
 
 from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.errors import UserError
 from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import TaskObjective
@@ -21,18 +19,10 @@ from bert_jax.tasks.rows import Batch, TrainBatches, choose_buckets
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.start import (
-    Read,
-    encoder_of,
-    read_inits,
-    with_head,
-    with_teacher,
-    with_vectors,
-)
+from bert_jax.training.finetune.settings import Schedule, encoder_of, frozen_parts, schedule_of
+from bert_jax.training.finetune.start import Read, read_inits, with_head, with_teacher, with_vectors
 from bert_jax.training.start import Start
-from bert_jax.training.steps.optim import MAX_STEPS
 from bert_jax.training.steps.state import StepConfig
-from bert_jax.training.sweep.statistics import Trial
 
 
 @dataclass(frozen=True)
@@ -46,17 +36,12 @@ class Setup:
     start: Start
     fingerprints: dict[str, str]
     """Fingerprints of the content that fields of the configuration name, by field."""
-    members: tuple[Trial, ...]
     train: Split
     dev: tuple[Split, ...]
     test: tuple[Split, ...]
     """Splits to score once, after training."""
     batches: TrainBatches
-    steps_per_eval: float
-    """Updates from one evaluation of the dev splits to the next; at least 1."""
-    waves: tuple[tuple[Trial, ...], ...]
-    """Trials that train together; all waves have the same size, and copies of its last trial fill
-    the last wave."""
+    schedule: Schedule
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
@@ -81,16 +66,11 @@ class Setup:
 
     def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
         """Yield the batches of the members of a wave from number `step` on, without end."""
-        seeds = [member.seed for member in self.waves[wave]]
+        seeds = [trial.seed for trial in self.schedule.waves[wave]]
         epoch, start = divmod(step, self.batches.num_batches)
         while True:
             yield from self.batches.epoch(epoch, seeds, start)
             epoch, start = epoch + 1, 0
-
-    def evaluates_after(self, step: int) -> bool:
-        """Say whether the dev splits are scored after `step` updates; always after the last."""
-        nearest = round(step / self.steps_per_eval) * self.steps_per_eval
-        return step == self.step.num_steps or step == round(nearest)
 
 
 def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
@@ -102,15 +82,16 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     config.distil.check_section()
     initial, given = read_inits(config, read)
     model = encoder_of(initial, config)
+    frozen = frozen_parts(config, model)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
     skew = task.config.skew
     objective: Objective
     if task.objective == "embedding":
-        objective, inits = with_vectors(config, model, task, given)
+        objective, inits = with_vectors(config, model, task, given, frozen)
     else:
-        objective, inits = with_head(config, initial, model, task, given, read)
+        objective, inits = with_head(config, initial, model, task, given, frozen, read)
     teacher = None
     if config.distil.teacher:
         objective, teacher = with_teacher(config.distil, objective, initial, task, read)
@@ -129,35 +110,18 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     if skew.oversampling:
         times = repeats(train.rows, task.num_outputs, skew.oversampling)
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
-    steps = config.training.num_epochs * batches.num_batches
-    if steps > MAX_STEPS:
-        raise UserError(
-            f"training.num_epochs is {config.training.num_epochs:g}, {steps:.4g} steps of "
-            f"{batches.num_batches:,} an epoch; a run has at most {MAX_STEPS:,}: set it to "
-            f"{MAX_STEPS // batches.num_batches:,} or less"
-        )
-    num_steps = max(1, round(steps))
-    # A held-out fold scores only the last step and selects no checkpoint.
-    apart = batches.num_batches / config.training.evals_per_epoch
-    apart = float(num_steps) if config.task.fold else apart
-    members = tuple(
-        Trial(init, rate, config.seed + number)
-        for init, rate, number in itertools.product(
-            inits, config.learning_rates, range(config.sweep.seeds)
-        )
-    )
-    size = min(config.sweep.at_once or len(members), len(members))
-    waves = [members[start : start + size] for start in range(0, len(members), size)]
+    schedule = schedule_of(config, batches.num_batches, inits)
     return Setup(
         step=StepConfig(
             objective=objective,
             # Each trial's own rate multiplies its updates.
             optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
-            num_steps=num_steps,
+            num_steps=schedule.num_steps,
             layer_decay=config.optimizer.layer_decay,
             accumulation=config.training.accumulation,
             guard=config.guard,
         ),
+        schedule=schedule,
         task=task,
         initial=initial,
         start=start,
@@ -166,13 +130,10 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
             "task": rows_fingerprint((train, *dev)),
             **{f"task.{split.name}": split.fingerprint for split in test},
         },
-        members=members,
         train=train,
         dev=dev,
         test=test,
         batches=batches,
-        steps_per_eval=max(1.0, apart),
-        waves=tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves),
     )
 
 

@@ -31,7 +31,6 @@ _HEAD_DROPOUT = 0.1
 _UNTAUGHT = ("arcs", "choice")
 _MULTIPLE = 8
 _TASK_CLASS = re.compile(r".*For(SequenceClassification|TokenClassification|QuestionAnswering)")
-_ENCODER = frozenset({"encoder/embeddings", "encoder/layers", "encoder/final_norm"})
 _COMPARISONS: dict[PairKind, Comparison] = {
     "pairs": "ranking", "texts": "ranking", "scores": "scores", "classes": "classes",
 }  # fmt: skip
@@ -39,31 +38,6 @@ _log = logging.getLogger("bert_jax")
 
 Read = Callable[..., SavedModel]
 """Function that reads a model, as `read_model` does."""
-
-
-def _frozen(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of an objective that `training.freeze` sets; LoRA freezes the encoder.
-
-    Raises:
-        UserError: More layers than the model has.
-    """
-    freeze = config.training.freeze
-    if config.lora.rank or freeze == "encoder":
-        return {"frozen": _ENCODER}
-    if not freeze:
-        return {}
-    embeddings = frozenset({"encoder/embeddings"})
-    if freeze == "embeddings":
-        return {"frozen": embeddings}
-    layers = int(freeze)
-    if not 1 <= layers <= model.num_layers:
-        raise UserError(
-            f"training.freeze is {layers}, and the model has {model.num_layers} layers; it must "
-            f"be from 1 to {model.num_layers}, or 'embeddings'"
-        )
-    if layers == model.num_layers:
-        return {"frozen": embeddings | {"encoder/layers"}}
-    return {"frozen": embeddings, "frozen_layers": layers}
 
 
 def read_inits(
@@ -110,7 +84,7 @@ def _read_start(name: str, read: Read) -> SavedModel:
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
-    """Return a model with a pooler if the classifiers of its family have one.
+    """Drop the pooler of a model whose family's classifiers have none.
 
     A model with its own head keeps the head's input.
     """
@@ -119,39 +93,21 @@ def to_start_from(saved: SavedModel) -> SavedModel:
     return saved if own.pooler else saved.without({"pooler"})
 
 
-def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
-    """Return the architecture with the settings of this run."""
-    training, model = config.training, initial.config
-    model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
-    length, rotates = config.task.max_length, model.positions == "rope"
-    if rotates and length > model.num_positions:
-        _log.warning(
-            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
-            "on beyond that, but only this run teaches the model to use them",
-            length, initial.name, model.num_positions,
-        )  # fmt: skip
-        model = dataclasses.replace(model, num_positions=length)
-    rate = training.dropout_rate
-    if rate is None:
-        return model
-    # Kernels of long rows and of windows have no dropout of the attention probabilities.
-    keeps = rotates and not model.attention_dropout_rate
-    return dataclasses.replace(
-        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
-    )
-
-
 def with_head(
     config: FinetuneConfig,
     initial: SavedModel,
     model: ModelConfig,
     task: Task,
     given: Mapping[str, SavedModel | None],
+    frozen: Mapping[str, Any],
     read: Read,
 ) -> tuple[TaskObjective, dict[str, Any]]:
     """Return the objective of a head, and the parameters that each initialisation provides.
 
-    `given` has the model of each initialisation by its name, None for random weights.
+    `given` has each initialisation by name, None: random weights; `frozen` is from `frozen_parts`.
+
+    Raises:
+        UserError: A setting does not fit the task, or `head` is "keep" and no head of it is known.
     """
     if config.embedding != ContrastConfig():
         raise UserError(
@@ -189,10 +145,7 @@ def with_head(
     skew, where = task.config.skew, f"task.{task.config.kind}.class_weights"
     weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
     loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
-    objective = TaskObjective(
-        model, head, task.objective, loss, lora=config.lora, **_frozen(config, model)
-    )
-    return objective, starts
+    return TaskObjective(model, head, task.objective, loss, lora=config.lora, **frozen), starts
 
 
 def _start_of(
@@ -205,8 +158,7 @@ def _start_of(
 ) -> Any:
     """Return the encoder, the head transform and the head with which a task's training begins.
 
-    Parts that start at random are left out. A model in Hugging Face's format is read again, with
-    its head, if its class has one.
+    Random parts are left out. A model in Hugging Face's format is read again if it has a head.
 
     Raises:
         UserError: `head` is "keep", and the head of `saved` does not fit the task.
@@ -263,11 +215,15 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
 
 
 def with_vectors(
-    config: FinetuneConfig, model: ModelConfig, task: Task, given: Mapping[str, SavedModel | None]
+    config: FinetuneConfig,
+    model: ModelConfig,
+    task: Task,
+    given: Mapping[str, SavedModel | None],
+    frozen: Mapping[str, Any],
 ) -> tuple[EmbeddingObjective, dict[str, Any]]:
     """Return the objective of vectors, and the parameters that each initialisation provides.
 
-    `given` has the model of each initialisation by its name, None for random weights.
+    `given` and `frozen` are as in `with_head`.
 
     Raises:
         UserError: A setting does not fit the kind of the rows, or the width of the model.
@@ -294,9 +250,8 @@ def with_vectors(
     train = task.train_split().rows
     length = query_length([train, *(split.rows for split in task.dev_splits())])
     objective = EmbeddingObjective(
-        model, kept, comparison, train.group, contrast, length, lora=config.lora,
-        **_frozen(config, model),
-    )  # fmt: skip
+        model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen
+    )
     if section.rows == "texts" and not objective.has_dropout():
         raise UserError(
             "task.rows is 'texts', which compares a text with itself under other "
@@ -344,12 +299,11 @@ def with_teacher(
 ) -> tuple[Distilled, SavedModel]:
     """Return the objective of a student, and its teacher with the parameters that a run holds.
 
-    The parameters are the encoder, the head, with its outputs in the order of the task's labels,
-    and the transform, where the head begins with one.
+    The parameters are encoder, transform, if any, and head, with outputs in the order of the
+    labels.
 
     Raises:
-        UserError: The task has no teachers, or the teacher has another tokenizer, another head,
-            other labels, or too few positions for the longest row.
+        UserError: The task has no teachers, or tokenizer, head, labels or positions do not fit.
     """
     assert config.teacher
     if not isinstance(objective, TaskObjective) or objective.kind in _UNTAUGHT:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,18 @@ from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.report import TaskScorer
 from bert_jax.training.finetune.saves import FinetuneSaves, check_finetune_workdir, remove_resume
 from bert_jax.training.finetune.setup import Setup, set_up
-from bert_jax.training.finetune.voice import FinetuneVoice, check_model, finished_before, unlearned
+from bert_jax.training.finetune.voice import (
+    FinetuneVoice,
+    check_model,
+    finished_before,
+    goal_of,
+    summary,
+    unlearned,
+)
 from bert_jax.training.loop import carry_out
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session, hold_workdir
-from bert_jax.training.run_plan import Policy, Result, RunPlan, Stage
+from bert_jax.training.run_plan import Batches, Policy, Result, RunPlan, Stage
 from bert_jax.training.steps import trials
 
 _SAVE_SECONDS = 60.0
@@ -66,8 +73,7 @@ def finetune(
             outcomes = finished_before(work, echo or print)
             remove_resume(work)
             check_model(setup, outcomes)
-            num_steps = len(setup.waves) * setup.step.num_steps
-            result = Result(work.name, num_steps, finished=True, outcomes=outcomes)
+            result = Result(work.name, setup.schedule.total_steps, finished=True, outcomes=outcomes)
         else:
             seconds = config.training.stall_seconds
             session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
@@ -77,40 +83,26 @@ def finetune(
         return dataclasses.replace(result, unlearned=wrong if result.finished else "")
 
 
-@dataclass(frozen=True, eq=False)
-class WaveBatches:
-    """Batches of all waves, one after the other."""
-
-    setup: Setup
-    mesh: Mesh
-
-    def at(self, step: int) -> Mapping[str, Any]:
-        """Return one batch."""
-        return next(self.stream(step))
-
-    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
-        """Yield the batches from number `first` on."""
-        num_steps, accumulation = self.setup.step.num_steps, self.setup.step.accumulation
-        wave, step = divmod(first, num_steps)
-        for number in range(wave, len(self.setup.waves)):
-            for batch in islice(self.setup.rows_of(number, step), num_steps - step):
-                yield trials.place_rows(batch, self.mesh, accumulation)
-            step = 0
-
-    def confirm(self) -> None:
-        """Return at once: tables are read completely before the first step."""
+def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any], None, None]:
+    """Yield the batches of all waves, one wave after the other, from number `first` on."""
+    num_steps, accumulation = setup.schedule.num_steps, setup.step.accumulation
+    wave, step = divmod(first, num_steps)
+    for number in range(wave, len(setup.schedule.waves)):
+        for batch in islice(setup.rows_of(number, step), num_steps - step):
+            yield trials.place_rows(batch, mesh, accumulation)
+        step = 0
 
 
 def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
     """Make the plan of a run whose data and models were read."""
-    size, num_steps = len(setup.waves[0]), setup.step.num_steps
+    size, num_steps, goal = len(setup.schedule.waves[0]), setup.schedule.num_steps, goal_of(setup)
     mesh = make_trial_mesh(config.mesh, size)
     trials.check_memory(setup.step, mesh, size)
     saves = FinetuneSaves(config, setup, mesh, work)
-    voice = FinetuneVoice(config, setup, mesh, work, saves)
+    lines = partial(summary, config, setup, mesh, goal)
 
     def stage(number: int) -> Stage:
-        members = setup.waves[number]
+        members = setup.schedule.waves[number]
         settings = trials.place_settings(
             [member.learning_rate for member in members],
             [member.seed for member in members],
@@ -124,16 +116,16 @@ def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> R
     return RunPlan(
         name=work.name,
         mesh=mesh,
-        stages=tuple(stage(number) for number in range(len(setup.waves))),
-        batches=WaveBatches(setup, mesh),
+        stages=tuple(stage(number) for number in range(len(setup.schedule.waves))),
+        batches=Batches(partial(_batches, setup, mesh)),
         scorers=(TaskScorer(config, setup, mesh, work),),
         saves=saves,
-        voice=voice,
+        voice=FinetuneVoice(lines, setup, goal, work, saves),
         policy=Policy(
             log_every=config.training.log_every_steps,
             metric=setup.task.metric,
             patience=config.training.patience,
             save_seconds=_SAVE_SECONDS,
-            goal=voice.goal,
+            goal=goal,
         ),
     )

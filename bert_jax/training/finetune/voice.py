@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from bert_jax.model.task_heads import has_transform
 from bert_jax.objectives.objective import trains_all
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.report import REPORT_LINES, writing
-from bert_jax.training.finetune.saves import FinetuneSaves, remove_resume
+from bert_jax.training.finetune.saves import remove_resume
 from bert_jax.training.finetune.setup import Setup
 from bert_jax.training.progress import Moment
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.telemetry import duration
-from bert_jax.training.run_plan import Result, Scores
+from bert_jax.training.run_plan import Result, Saves, Scores
 from bert_jax.training.steps.trials import state_sizes
 from bert_jax.training.sweep.report import summary_lines, write_summary
 from bert_jax.training.sweep.statistics import LEVEL, Outcome, quantile, summarise
@@ -58,43 +57,32 @@ class NothingLearnedError(RuntimeError):
 class FinetuneVoice:
     """Words and columns of a run, and its statistics."""
 
-    config: FinetuneConfig
+    summary: Callable[[], list[str]]
+    """Function that describes data, batches and trials (see `summary`)."""
     setup: Setup
-    mesh: Mesh
+    goal: float
+    """Score that a trial must exceed."""
     work: WorkDir
-    saves: FinetuneSaves
-
-    @cached_property
-    def goal(self) -> float:
-        """Score that a trial must exceed."""
-        task, dev, scale = self.setup.task, self.setup.dev[0], 100.0 if self.percent else 1.0
-        labels = task.num_outputs if task.objective == "single_label" else 0
-        return scale * goal_score(task.metric, dev.constant_score / scale, dev.num_scored, labels)
-
-    @property
-    def percent(self) -> bool:
-        """Whether scores are percentages."""
-        return self.setup.objective.kind == "span"
+    saves: Saves
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
         """Describe the run."""
-        total = len(self.setup.waves) * self.setup.step.num_steps
-        lines = summary_of_run(
-            self.config, self.setup, self.mesh, self.work.name, at.step, total, goal=self.goal
-        )
-        return lines, lines[0]
+        head = f"fine-tuning {', '.join(self.setup.inits)} in {self.work.name}"
+        if at.step:
+            head += f", continued at step {at.step:,} of {self.setup.schedule.total_steps:,}"
+        return [head, *self.summary()], head
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
         """Return the wave, and its epoch."""
-        done = step - wave * self.setup.step.num_steps
-        return {"epoch": done / self.setup.batches.num_batches, "wave": wave}
+        schedule = self.setup.schedule
+        return {"epoch": (step - wave * schedule.num_steps) / schedule.epoch, "wave": wave}
 
     def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
         """Describe the scores of the trials that go on."""
-        step, metric = at.step - at.wave * self.setup.step.num_steps, self.setup.task.metric
-        epoch = step / self.setup.batches.num_batches
+        schedule, metric = self.setup.schedule, self.setup.task.metric
+        step = at.step - at.wave * schedule.num_steps
         found = [each.values.get(metric) for each in scores if each is not None]
-        return [f"epoch {epoch:.2f}  step {step:,}  {metric} {score_range(found)}"]
+        return [f"epoch {step / schedule.epoch:.2f}  step {step:,}  {metric} {score_range(found)}"]
 
     def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
         """Write the statistics, and describe how the run ended."""
@@ -108,7 +96,7 @@ class FinetuneVoice:
             return
         test, constant = [each.constant_score for each in setup.test], setup.dev[0].constant_score
         summary = summarise(outcomes, setup.task.metric, constant, self.goal, *test)
-        percent, title = self.percent, Path(self.work.name).name
+        percent, title = in_percent(setup), Path(self.work.name).name
 
         def write() -> None:
             with writing("the statistics", self.work):
@@ -185,21 +173,22 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
     return math.ceil(bdtrik(LEVEL, rows, expected)) / rows
 
 
-def summary_of_run(
-    config: FinetuneConfig,
-    setup: Setup,
-    mesh: Mesh,
-    name: str,
-    begun: int,
-    total: int,
-    *,
-    goal: float,
-) -> list[str]:
-    """Describe the run that starts or continues at step `begun` of `total`: a line a subject."""
-    head = f"fine-tuning {', '.join(setup.inits)} in {name}"
-    lines = [head if not begun else f"{head}, continued at step {begun:,} of {total:,}"]
+def in_percent(setup: Setup) -> bool:
+    """Say whether scores are percentages."""
+    return setup.objective.kind == "span"
+
+
+def goal_of(setup: Setup) -> float:
+    """Return the score that a trial of a run must exceed; see `goal_score`."""
+    task, dev, scale = setup.task, setup.dev[0], 100.0 if in_percent(setup) else 1.0
+    labels = task.num_outputs if task.objective == "single_label" else 0
+    return scale * goal_score(task.metric, dev.constant_score / scale, dev.num_scored, labels)
+
+
+def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> list[str]:
+    """Describe data, batches and trials of a run: a line a subject."""
     notes = [text for split in setup.splits for text in split.warnings]
-    lines += [f"Warning: {text}" for text in (*notes, *setup.overlaps())]
+    lines = [f"Warning: {text}" for text in (*notes, *setup.overlaps())]
     shapes = ", ".join(f"{n} x {length}" for length, n in setup.batches.batches_of.items())
     sizes = ", ".join(f"{split.name} {len(split.rows):,}" for split in setup.splits[1:])
     task = config.task
@@ -210,18 +199,18 @@ def summary_of_run(
             f"task.max_length is {task.length} by default"
         )
     warmup = config.optimizer.warmup_steps or 0
-    lines += scaling("optimizer.warmup_steps", warmup, setup.step.num_steps)
+    lines += scaling("optimizer.warmup_steps", warmup, setup.schedule.num_steps)
     lines += [
         f"data     {len(setup.train.rows):,} rows to train on; {sizes}",
-        f"batches  {setup.batches.num_batches:,} of {config.training.batch_size} rows an "
+        f"batches  {setup.schedule.epoch:,} of {config.training.batch_size} rows an "
         f"epoch, by length: {shapes}",
-        f"runs     {len(setup.members)} of {setup.step.num_steps:,} steps, "
-        f"{len(setup.waves[0])} at once, devices as "
+        f"runs     {setup.schedule.num_trials} of {setup.schedule.num_steps:,} steps, "
+        f"{len(setup.schedule.waves[0])} at once, devices as "
         + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
     ]
     if head := _head(setup):
-        name = "vectors" if setup.task.objective == "embedding" else "head"
-        lines.append(f"{name:8} {head}")
+        title = "vectors" if setup.task.objective == "embedding" else "head"
+        lines.append(f"{title:8} {head}")
     if teacher := config.distil.teacher:
         lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
     if not trains_all(setup.step.objective):

@@ -6,7 +6,6 @@ configurations must agree on everything that decides them. A branch may change o
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +34,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.pretrain.corpus import recorded_corpus
-from bert_jax.training.steps.optim import OptimizerConfig, learning_rate_schedule
+from bert_jax.training.steps.optim import learning_rate_schedule
 from bert_jax.training.workdir import There, show
 
 _BY_PHASE = (
@@ -43,12 +42,6 @@ _BY_PHASE = (
     "data.mixture_temperature",
 )  # fmt: skip
 """Fields to compare in the phases before the branch."""
-_OPTIMIZER = tuple(
-    f"optimizer.{field.name}"
-    for field in dataclasses.fields(OptimizerConfig)
-    if field.name != "name"
-)
-"""Settings of the optimizer, which may change; the kind of optimizer may not."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +49,8 @@ class Branch:
     """The checkpoint of another run that a run continues."""
 
     record: Mapping[str, Any]
-    """Entry `branch` of the run's config.json: workdir, step and digest of the checkpoint, and the
-    `branch` of the other run, if that run is one."""
+    """Entry `branch` of config.json: workdir, step, digest of the checkpoint, and its own
+    `branch`."""
     source: WorkDir | None
     """Work directory of the other run; None once this run has saved, and no longer needs it."""
     began: Mapping[str, Any]
@@ -85,8 +78,7 @@ class Branch:
     ) -> None:
         """Refuse a run that cannot continue the checkpoint; change nothing.
 
-        `stores` has the corpora of phases that have their own, by number; `abstract` the shape and
-        type of each array of the state.
+        `stores` has the corpora of phases with their own, by number; `abstract` the abstract state.
 
         Raises:
             UserError: The runs differ; the message lists the fields with both runs' values.
@@ -104,10 +96,11 @@ class Branch:
         tokenizer, given = self.began.get("tokenizer"), store.tokenizer_fingerprint
         if tokenizer != given:
             rows.append(f"the tokenizer: fingerprint {tokenizer} there, {given} given")
-        free = (*FREE_FIELDS, *_BY_PHASE, *_OPTIMIZER)
         rows += [
             f"{name}: {show(old)} there, {show(new)} given"
-            for name, old, new in diff(began, config, free)
+            for name, old, new in diff(began, config, (*FREE_FIELDS, *_BY_PHASE))
+            # The optimizer's settings may change, its kind may not.
+            if name == "optimizer.name" or not name.startswith("optimizer.")
         ]
         corpora = {number: each.fingerprint for number, each in stores.items()}
         rows += _phase_rows(
@@ -180,15 +173,13 @@ class Branch:
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; None for a run that is no branch.
 
-    Collective. A run that has begun branches from the checkpoint in its config.json, whether or not
-    `name` is given again.
+    Collective. A run that has begun branches from the checkpoint in its config.json in any case.
 
     `name` is WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
     `there` is the content of the run's own directory `work`.
 
     Raises:
-        UserError: No such run, no such step, or a damaged checkpoint; or the run that has begun
-            branches from elsewhere.
+        UserError: No such run or step, a damaged checkpoint, or a run that branches from elsewhere.
     """
     known: Any = (there.record or {}).get("branch")
     fields = known if isinstance(known, dict) else {}
@@ -262,18 +253,18 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
     steps = config.training.phase_steps
     for number, (start, phase) in enumerate(zip(starts, config.training.phases, strict=True)):
         if start < step:
-            own = config.of_phase(number)
+            model = config.model_of(number)
             yield {
                 "steps": min(steps[number], step - start),
                 "length": phase.length,
                 "batch_size": phase.batch_size,
                 "batch_warmup_steps": config.phases[number].batch_warmup_steps,
                 "batch_unit": config.training.batch_unit if phase.batch_warmup_steps else 1,
-                "masking_rate": own.masking.rate,
+                "masking_rate": config.masking_of(number).rate,
                 "mixture": [part.weight for part in config.mixture_of(number)],
                 "mixture_temperature": config.temperature_of(number),
-                "rope_theta": own.model.rope_theta,
-                "local_rope_theta": own.model.local_rope_theta,
+                "rope_theta": model.rope_theta,
+                "local_rope_theta": model.local_rope_theta,
                 "corpus": str(corpus_of(number))[:12],
             }
 

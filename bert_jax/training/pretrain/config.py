@@ -185,16 +185,14 @@ class PretrainConfig(Bounded):
         """Return the number of micro-batches of a step of a phase."""
         return self.training.phases[number].accumulation or self.training.accumulation
 
-    def of_phase(self, number: int) -> "PretrainConfig":
-        """Return this configuration with masking rate, thetas and accumulation of a phase.
-
-        The phases of the result no longer override these.
-        """
+    def masking_of(self, number: int) -> MaskingConfig:
+        """Return the masking of a phase."""
         rate = self.training.phases[number].masking_rate
-        training = replace(self.training, accumulation=self.accumulation_of(number))
-        model = replace(self.model, **self._thetas(number))
-        config = replace(self, model=model, training=training)
-        return config._masking_at(self.masking.rate if rate is None else rate)
+        return self.masking if rate is None else replace(self.masking, rate=rate)
+
+    def model_of(self, number: int) -> PretrainModelConfig:
+        """Return the model with the thetas of a phase."""
+        return replace(self.model, **self._thetas(number))
 
     def with_thetas_of(self, number: int) -> "PretrainConfig":
         """Return this configuration, the same run, with the thetas of a phase in `model`.
@@ -211,7 +209,7 @@ class PretrainConfig(Bounded):
         )
         return replace(
             self,
-            model=replace(self.model, **self._thetas(number)),
+            model=self.model_of(number),
             training=replace(self.training, phases=phases),
         )
 
@@ -228,30 +226,11 @@ class PretrainConfig(Bounded):
     def phase_rate(self, number: int) -> PhaseRate | None:
         """Return the learning rate of a phase; None where the phase has the run's."""
         phase, peak = self.training.phases[number], self.peak_rate(number)
-        if phase.learning_rate is None and not phase.decay:
-            return None
         if not phase.decay:
-            return PhaseRate(peak)
+            return None if phase.learning_rate is None else PhaseRate(peak)
         end = self.optimizer.end_share * peak if phase.end_rate is None else phase.end_rate
         start = (0, *self.training.phase_starts)[number]
         return PhaseRate(peak, phase.decay, end, start, self.training.phase_steps[number])
-
-    def for_evaluation(self) -> "PretrainConfig":
-        """Return this configuration with the masking rate of evaluations, and `model` as it is.
-
-        A teacher is left out.
-        """
-        config = self._masking_at(self.masking.eval_rate)
-        return replace(config, distil=StudentConfig())
-
-    def _masking_at(self, rate: float) -> "PretrainConfig":
-        nothing: dict[str, Any] = dict.fromkeys(("masking_rate", "accumulation", *THETAS))
-        phases = tuple(replace(phase, **nothing) for phase in self.training.phases)
-        return replace(
-            self,
-            masking=replace(self.masking, rate=rate),
-            training=replace(self.training, phases=phases),
-        )
 
     @property
     def has_pairs(self) -> bool:

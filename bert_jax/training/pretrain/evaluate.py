@@ -1,8 +1,9 @@
 """Evaluation on held-out rows: exact sums, fixed corruption, no dropout."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -29,10 +30,10 @@ from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.sections import TrainingConfig
-from bert_jax.training.pretrain.settings import evaluation_config, with_architecture
+from bert_jax.training.pretrain.settings import step_config, with_architecture
 from bert_jax.training.pretrain.start import check_tokenizer
 from bert_jax.training.progress import Moment
-from bert_jax.training.run_plan import Scores
+from bert_jax.training.run_plan import Scorer, Scores
 from bert_jax.training.start import initial_params
 from bert_jax.training.steps.state import StepConfig, made_once, param_placement
 from bert_jax.training.steps.step import make_eval_step
@@ -73,71 +74,62 @@ def evaluate(
     return evaluated(objective, total)
 
 
-class HeldOut:
-    """Held-out loss as the one score of a run: rows for each of its phases."""
+@dataclass(frozen=True, eq=False)
+class HeldOut(Scorer):
+    """Held-out loss as the one score of a run, on rows of the length of each phase."""
 
-    def __init__(
-        self,
-        config: PretrainConfig,
-        store: TokenStore,
-        settings: Sequence[StepConfig],
-        mesh: Mesh,
-        corpora: Mapping[str, TokenStore] | None = None,
-    ):
-        """Plan the rows.
+    settings: Sequence[StepConfig]
+    """Evaluation steps of the phases."""
+    mesh: Mesh
+    rows: Sequence[EvalBatches]
+    """Rows of each phase."""
+    corpora: Mapping[str, Sequence[EvalBatches]] = field(default_factory=dict)
+    """Rows of the corpora of a mixture, by label."""
+    every: int = 0
+    """Steps from one evaluation to the next; 0: only at `marks`."""
+    marks: Collection[int] = ()
+    """Steps at which a phase begins or the run ends."""
 
-        `settings` has the evaluation step of each phase, `corpora` the held-out text of the corpora
-        of a mixture, by label.
-
-        Raises:
-            UserError: A store is too small for a row.
-        """
-        self._settings, self._mesh, training = settings, mesh, config.training
-        self._every = training.eval_every_steps
-        self._marks = {*training.phase_starts, training.num_steps}
-        self._steps = made_once(settings, lambda each: make_eval_step(each, mesh, EVAL_SEED))
-        self._batches = _planned(config, store, mesh, config.training.eval_rows)
-        rows = config.training.eval_rows
-        share = rows and -(-rows // max(1, len(corpora or {})))
-        self._corpora = {
-            label: _planned(config, each, mesh, share) for label, each in (corpora or {}).items()
-        }
+    @cached_property
+    def _steps(self) -> list[Callable[[Any, Batch], Forward]]:
+        return made_once(self.settings, lambda each: make_eval_step(each, self.mesh, EVAL_SEED))
 
     def after(self, step: int) -> bool:
-        """Say whether an evaluation is due; also where a phase begins or the run ends."""
-        return bool(self._every and step % self._every == 0) or step in self._marks
+        """Say whether an evaluation is due."""
+        return bool(self.every and step % self.every == 0) or step in self.marks
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Evaluate on the rows of the stage."""
         found = self.evaluate(params, at.stage, alive=partial(alive, "a batch of an evaluation"))
         return [Scores({name.removeprefix("eval/"): value for name, value in found.items()})]
 
-    def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[Mapping[str, float]]:
-        """Score no test data."""
-        del at, alive
-        return []
-
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
         """Evaluate on the rows of a phase; each corpus of a mixture gets only the first metric."""
-        step, objective = self._steps[phase], self._settings[phase].objective
+        step, objective = self._steps[phase], self.settings[phase].objective
         params = objective.own(params)
 
         def found(batches: Sequence[EvalBatches]) -> dict[str, float]:
-            return evaluate(objective, step, params, batches[phase], self._mesh, alive=alive)
+            return evaluate(objective, step, params, batches[phase], self.mesh, alive=alive)
 
         first = f"eval/{objective.metrics[0].name}"
         of_corpora = {
-            f"{first}/{label}": found(batches)[first] for label, batches in self._corpora.items()
+            f"{first}/{label}": found(batches)[first] for label, batches in self.corpora.items()
         }
-        return found(self._batches) | of_corpora
+        return found(self.rows) | of_corpora
 
 
-def _planned(
-    config: PretrainConfig, store: TokenStore, mesh: Mesh, max_rows: int | None
+def heldout_rows(
+    config: PretrainConfig, store: TokenStore, mesh: Mesh, num_corpora: int = 1
 ) -> list[EvalBatches]:
-    """Plan the rows of a store for each phase."""
+    """Plan the rows of a store for each phase; each of several corpora has a share of the rows.
+
+    Raises:
+        UserError: The store is too small for a row.
+        BucketAwayError: The bucket is out of reach.
+    """
+    max_rows = config.training.eval_rows and -(-config.training.eval_rows // num_corpora)
     (index, count), shards = data_shard(mesh), num_batch_shards(mesh)
     for _ in store.shards:  # what is not there, or away in its bucket, is said before a step
         pass
@@ -204,7 +196,7 @@ def heldout_metrics(
         training=TrainingConfig(phases=(PhaseConfig(length=length),)),
     )
     config = with_architecture(config, saved.config).with_vocabulary(corpus.train.vocab_size)
-    settings = evaluation_config(config, corpus, 0)
+    settings = step_config(config, corpus, evaluates=True)
     objective = settings.objective
     fresh = jax.jit(objective.init, out_shardings=param_placement(settings, mesh))
     params = initial_params(saved, fresh(jax.random.key(0)), objective.axes())

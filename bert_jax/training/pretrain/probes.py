@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,26 +29,22 @@ from bert_jax.training.finetune.train import resolve_finetuning
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.progress import Moment
 from bert_jax.training.run.loss_curve import PROBE
-from bert_jax.training.run_plan import Scores
+from bert_jax.training.run_plan import Scorer, Scores
 from bert_jax.training.start import Start
 from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 
 
-class Probe:
+class Probe(Scorer):
     """Scorer that fine-tunes the task of a recipe from the encoder of the moment."""
 
     def __init__(
         self, config: PretrainConfig, number: int, files: Path | None, params: Any, work: WorkDir
     ):
-        """Read the recipe and its data.
+        """Read the recipe and the data of probe `number`.
 
-        Args:
-            config: Configuration of the pretraining run.
-            number: Number of the probe.
-            files: Directory of the corpus's tokenizer; None: a corpus in memory.
-            params: Parameters of the run, as abstract arrays.
-            work: Work directory of the run, to which a probe writes nothing.
+        `files` is the directory of the corpus's tokenizer, None for a corpus in memory; `params`
+        are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:
             UserError: The recipe cannot be read, or the model cannot learn its task.
@@ -66,11 +62,12 @@ class Probe:
         def prepared(model: ModelConfig) -> tuple[Any, Any, Any]:
             setup = set_up(self._config, lambda *_, **__: self._saved(model, nothing))
             step = dataclasses.replace(setup.step, num_steps=self.given.num_steps)
-            setup = dataclasses.replace(setup, step=step)
+            schedule = dataclasses.replace(setup.schedule, num_steps=self.given.num_steps)
+            setup = dataclasses.replace(setup, step=step, schedule=schedule)
             plan = resolve_finetuning(self._config, setup, work)
             return setup, plan, make_train_step(step, plan.mesh)
 
-        self._models = [config.with_thetas_of(n).model for n in range(len(config.phases))]
+        self._models = [config.model_of(n) for n in range(len(config.phases))]
         self._of_stages = made_once(self._models, prepared)
 
     def _saved(self, model: ModelConfig, params: Any) -> SavedModel:
@@ -107,11 +104,6 @@ class Probe:
         metric = setup.task.metric
         name = f"{PROBE.removeprefix('eval/')}{self.name}/{metric}"
         return [Scores({name: scores.values.get(metric, math.nan)})]
-
-    def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[Mapping[str, float]]:
-        """Score no test data."""
-        del at, alive
-        return []
 
 
 def _recipe(name: str, where: str) -> FinetuneConfig:

@@ -26,10 +26,9 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.branch import Branch
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, recorded_corpus
-from bert_jax.training.pretrain.loss_monitor import LossMonitor
-from bert_jax.training.pretrain.settings import check_stages
+from bert_jax.training.pretrain.settings import check_stages, loss_monitor
 from bert_jax.training.progress import Means, Moment, Progress
-from bert_jax.training.run_plan import Stage
+from bert_jax.training.run_plan import Saves, Stage
 from bert_jax.training.start import Start, without_teacher
 from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, init_state
 from bert_jax.training.sweep.statistics import Trial
@@ -56,12 +55,10 @@ def check_workdir(
 ) -> None:
     """Refuse a work directory of another run, or with another tokenizer; change nothing.
 
-    `stores` has the corpora of phases that have their own, by number; `teacher` is the digest of
-    the teacher's parameters.
+    `stores` has the corpora of phases with their own, by number; `teacher` is the teacher's digest.
 
     Raises:
-        UserError: The run differs; the message lists the fields with the run's value and the new
-            one.
+        UserError: The run differs; the message lists the fields with both values.
     """
     record = there.record
     if record is None:
@@ -111,18 +108,16 @@ def prepare_workdir(
     workdir: Path,
     config: PretrainConfig,
     store: TokenStore,
+    start: Start,
     stores: Mapping[int, TokenStore | Mixture] | None = None,
     branch: Mapping[str, Any] | None = None,
-    teacher: str = "",
     *,
     has_saved: bool = False,
-    init_step: int = 0,
 ) -> None:
     """Begin a pretraining run in its work directory.
 
-    `stores` and `teacher` are as in `check_workdir`; `branch` is the checkpoint that the run
-    branches from. If it has saved, the recorded ancestors stay. `init_step` counts the updates of
-    the initial model; 0: not a checkpoint.
+    `stores` are as in `check_workdir`; `branch` is the checkpoint that the run branches from, if
+    any. If the run has saved, the recorded ancestors stay.
     """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
@@ -130,8 +125,8 @@ def prepare_workdir(
         record["phase_corpora"] = {str(n): each.fingerprint for n, each in stores.items()}
     if branch:
         record["branch"] = branch
-    if teacher:
-        record["teacher"] = teacher
+    if start.teacher:
+        record["teacher"] = start.teacher_digest
 
     def ancestors() -> list[dict[str, Any]]:
         texts = {"data.corpus": (config.data.corpus, store)}
@@ -147,7 +142,8 @@ def prepare_workdir(
         if branch:
             found.append(ancestor_entry("branch", branch["workdir"], branch["step"]))
         elif config.init:
-            found.append(ancestor_entry("init", config.init, init_step))
+            step = start.initial.origin.step if start.initial else 0
+            found.append(ancestor_entry("init", config.init, step))
         if config.distil.teacher:
             found.append(ancestor_entry("distil.teacher", config.distil.teacher))
         return found
@@ -156,7 +152,7 @@ def prepare_workdir(
 
 
 @dataclass(eq=False)
-class PretrainSaves:
+class PretrainSaves(Saves):
     """`checkpoints/`: the state, which is also the model."""
 
     config: PretrainConfig
@@ -177,8 +173,8 @@ class PretrainSaves:
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)
 
-    def prepare(self) -> None:
-        """Begin the run in its work directory."""
+    def prepare(self, report: Report) -> None:
+        """Begin the run in its work directory, and open its checkpoints."""
         with contextlib.ExitStack() as keeping:
             if self.branch is not None:
                 keeping.enter_context(self.branch.keeping(self.work.name))
@@ -186,15 +182,11 @@ class PretrainSaves:
                 self.work.local,
                 self.config,
                 self.corpus.train,
+                self.start,
                 self.texts,
                 self.branch.record if self.branch else None,
-                self.start.teacher_digest,
                 has_saved=bool(saved_steps(self.work.checkpoints)),
-                init_step=self.start.initial.origin.step if self.start.initial else 0,
             )
-
-    def open(self, report: Report) -> None:
-        """Open the checkpoints."""
         self.checkpoints = Checkpoints(
             self.work.checkpoints,
             self.config.retention,
@@ -209,7 +201,7 @@ class PretrainSaves:
         return self._moment(number, stage.first, state)
 
     def _moment(self, stage: int, step: int, state: TrainState) -> Moment:
-        monitor = LossMonitor.of(self.corpus.train, self.config, self.step.objective)
+        monitor = loss_monitor(self.config, self.step.objective, self.corpus.train)
         state = self.start.with_teacher(state, self.abstract, self.axes)
         return Moment(stage, step, state, [Progress(self.trial)], Means(1), monitor=monitor)
 
@@ -250,9 +242,6 @@ class PretrainSaves:
             metrics=at.scores if at.scored_at == at.step else {},
         )
         self.last_saved = at.step
-
-    def choose(self, at: Moment) -> None:
-        """Choose nothing: the state is the model."""
 
     def newest(self) -> str:
         """Name the newest save."""

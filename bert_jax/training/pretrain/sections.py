@@ -19,8 +19,7 @@ class PretrainModelConfig(ModelConfig):
     """An encoder whose vocabulary size may be left to the corpus."""
 
     vocab_size: Natural = 0
-    """Number of tokens; 0: the size of the corpus's tokenizer, which any other number must
-    equal."""
+    """Number of tokens; 0: the size of the corpus's tokenizer, which other numbers must equal."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,9 @@ class TrainingConfig(Bounded, section="training"):
     probes: tuple[ProbeConfig, ...] = ()
     """Tasks that score the encoder: {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
-    """Longest time in which nothing is completed (step, evaluation batch, restore or save); then
-    the process writes its threads' stacks and ends with exit code 6. Compiling counts into the
-    first step. 0: no limit."""
+    """Longest time without a completed step, evaluation batch, restore or save; then the process
+    writes its threads' stacks and ends with exit code 6. Compiling is part of a step. 0: no
+    limit."""
 
     def __post_init__(self) -> None:
         """Refuse phases that do not cover the run."""
@@ -139,7 +138,6 @@ class CheckpointConfig(Retention):
     """Schedule of checkpoints, and rules for keeping them."""
 
     save_every_steps: Count = 1000
-    """Number of steps between two saves. The last step, or the step at which a signal stops the
-    run, is always saved."""
+    """Number of steps between two saves; the step at which a run ends or stops is saved, too."""
     max_failed_saves: Count = 3
     """Number of failed saves in a row that stop the run, with exit code 3."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from bert_jax.data.phases import scaling, stages_from
+from bert_jax.data.store import TokenStore
 from bert_jax.distributed.parallel.sharding import check_batch_size
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
@@ -16,6 +17,7 @@ from bert_jax.objectives.config import Given
 from bert_jax.objectives.objective import Objective
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.loss_monitor import LossMonitor
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.steps.state import StepConfig
@@ -32,13 +34,21 @@ def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainCon
     return config
 
 
-def step_config(config: PretrainConfig, corpus: Corpus | None, phase: int = 0) -> StepConfig:
-    """Return the settings of the train step of a phase.
+def step_config(
+    config: PretrainConfig, corpus: Corpus | None, phase: int = 0, *, evaluates: bool = False
+) -> StepConfig:
+    """Return the settings of the train step of a phase, or of its evaluations.
 
-    The configuration has a vocabulary size. Without a corpus, sizes are known, special tokens and
-    baseline are not.
+    Evaluations have their own masking rate, and no teacher.
+
+    `config` has a vocabulary size. Without a corpus, special tokens and baseline are not known.
+
+    Raises:
+        UserError: Whole words are masked, and the corpus is in memory, without a tokenizer.
     """
-    rate, config = config.phase_rate(phase), config.of_phase(phase)
+    masking = config.masking_of(phase)
+    if evaluates:
+        masking = replace(masking, rate=masking.eval_rate)
     special_ids, baseline = SpecialIds(*range(5)), None
     continues_word = np.zeros(config.model.vocab_size, bool) if config.masking.whole_word else None
     if corpus is not None:
@@ -48,33 +58,57 @@ def step_config(config: PretrainConfig, corpus: Corpus | None, phase: int = 0) -
             if store.path is None:
                 raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
             continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-    given = Given(
-        config.model, config.masking, config.has_pairs, special_ids, continues_word, baseline
-    )
-    training = config.training
+    model, pairs = config.model_of(phase), config.has_pairs
+    given = Given(model, masking, pairs, special_ids, continues_word, baseline)
+    objective, training = config.objective, config.training
     return StepConfig(
-        objective=config.distil.taught(config.objective, given),
+        objective=objective.make(given) if evaluates else config.distil.taught(objective, given),
         optimizer=config.optimizer,
         num_steps=training.num_steps,
-        accumulation=training.accumulation,
+        accumulation=config.accumulation_of(phase),
         gather=training.gather,
         reduce_dtype=training.reduce_dtype,
         seed=config.seed,
         guard=config.guard,
         phase_starts=training.phase_starts,
-        rate=rate,
+        rate=None if evaluates else config.phase_rate(phase),
     )
-
-
-def evaluation_config(config: PretrainConfig, corpus: Corpus, phase: int) -> StepConfig:
-    """Return the settings of the evaluation step for parameters that a phase has trained."""
-    config = config.of_phase(phase).for_evaluation()
-    return replace(step_config(config, corpus), rate=None)  # no step is made
 
 
 def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
     """Make the objective of a phase without its corpus, for the sizes."""
     return step_config(config, None, phase).objective
+
+
+def loss_monitor(
+    config: PretrainConfig, objective: Objective, store: TokenStore | None = None
+) -> LossMonitor:
+    """Make the monitor of a run; without its text, no token counts as unknown."""
+    unknown = 0 if store is None else int(store.unigram_counts[store.special_ids.unk])
+    return LossMonitor(
+        metric=objective.metrics[0],
+        baseline=math.inf if objective.baseline is None else objective.baseline,
+        unknown_rate=unknown / max(1, store.num_tokens) if store else 0.0,
+        phases=config.phases,
+        peak_rates=tuple(config.peak_rate(number) for number in range(len(config.phases))),
+        warmup_steps=config.warmup_steps,
+        num_layers=config.model.num_layers,
+        save_every=config.checkpoint.save_every_steps,
+    )
+
+
+def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
+    """List the corpora of all phases, in their order; none where no phase mixes several."""
+    phases = enumerate(config.training.phases)
+    parts = [(config.mixture_of(number), phase.corpus) for number, phase in phases]
+    if not any(mixture for mixture, _ in parts):
+        return ()
+    names = (
+        name
+        for mixture, own in parts
+        for name in [part.corpus for part in mixture] or [own or config.data.corpus]
+    )
+    return tuple(dict.fromkeys(names))
 
 
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:

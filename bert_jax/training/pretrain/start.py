@@ -10,7 +10,6 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.heads import logical_axes
-from bert_jax.training.pretrain.branch import Branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import with_architecture
 from bert_jax.training.start import Start, with_positions
@@ -29,8 +28,8 @@ def resolve_start(
     A run that has saved no longer reads its initial model, which may be gone; nor does a branch of
     a run with the configuration `branches_from`.
 
-    `fingerprint` is the tokenizer's of the corpus; None: no tokenizer is checked. `there` is the
-    content of the work directory.
+    `fingerprint` is of the corpus's tokenizer; None: not checked. `there` is from the work
+    directory.
 
     Raises:
         UserError: A model has another tokenizer than the corpus, or a teacher does not fit.
@@ -50,13 +49,6 @@ def resolve_start(
     if teacher and initial is None and config.distil.from_teacher and not there.steps:
         initial = _student(config, teacher)
     return config, Start(initial, teacher)
-
-
-def begun(there: There, branch: Branch | None) -> tuple[int, int]:
-    """Return the `training.batch_unit` of a run that has begun, else 0; and its number of steps."""
-    config = there.config(PretrainConfig) or (branch.config if branch else None)
-    step = max(there.steps, default=branch.step if branch else 0)
-    return config.training.batch_unit if config else 0, step
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:
@@ -81,8 +73,7 @@ def resolve_teacher(
     Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
 
     Raises:
-        UserError: The section is set without a teacher, or the teacher has another tokenizer than
-            the corpus, no masked-LM head, or too few positions.
+        UserError: No teacher is named, or its tokenizer, head or positions do not fit.
     """
     config.distil.check_section()
     if not config.distil.teacher:

@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,20 @@ from bert_jax.training.loop import carry_out
 from bert_jax.training.pretrain.branch import open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, MixedCorpora, open_corpus, phase_stores
-from bert_jax.training.pretrain.evaluate import HeldOut
+from bert_jax.training.pretrain.evaluate import HeldOut, heldout_rows
 from bert_jax.training.pretrain.probes import Probe
 from bert_jax.training.pretrain.saves import PretrainSaves, check_workdir
 from bert_jax.training.pretrain.settings import (
     check_stages,
-    evaluation_config,
+    mixed_corpora,
     step_config,
     with_batch_unit,
 )
-from bert_jax.training.pretrain.start import begun, resolve_start
-from bert_jax.training.pretrain.voice import PretrainVoice
+from bert_jax.training.pretrain.start import resolve_start
+from bert_jax.training.pretrain.voice import PretrainVoice, summary
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session, hold_workdir
-from bert_jax.training.run_plan import Policy, Result, RunPlan, Scorer, Stage
+from bert_jax.training.run_plan import Batches, Policy, Result, RunPlan, Scorer, Stage
 from bert_jax.training.sweep.statistics import Trial
 from bert_jax.training.workdir import look_into
 
@@ -80,26 +80,13 @@ def train(
         return carry_out(resolve_pretraining(config, work, corpus, read, branch_from), session)
 
 
-@dataclass(frozen=True, eq=False)
-class TextBatches:
-    """Batches of a stream of examples: the rows of this process, on the mesh."""
-
-    examples: ExampleStream
-    mesh: Mesh
-
-    def at(self, step: int) -> Mapping[str, Any]:
-        """Return one batch."""
-        return place_batch(self.examples.batch(step, *data_shard(self.mesh)), self.mesh)
-
-    def stream(self, first: int) -> Generator[Mapping[str, Any], None, None]:
-        """Yield the batches from number `first` on, built ahead in threads."""
-        with contextlib.closing(TrainBatches(self.examples, first, *data_shard(self.mesh))) as rows:
-            for batch in rows:
-                yield place_batch(batch, self.mesh)
-
-    def confirm(self) -> None:
-        """Wait until all text read so far was compared with its digests."""
-        self.examples.wait_for_checks()
+def _batches(
+    examples: ExampleStream, mesh: Mesh, first: int
+) -> Generator[Mapping[str, Any], None, None]:
+    """Yield the rows of this process from batch `first` on, built ahead in threads."""
+    with contextlib.closing(TrainBatches(examples, first, *data_shard(mesh))) as rows:
+        for batch in rows:
+            yield place_batch(batch, mesh)
 
 
 def resolve_pretraining(
@@ -112,37 +99,54 @@ def resolve_pretraining(
     """Read everything that the configuration names, and refuse everything that does not fit."""
     store, there = corpus.train, look_into(work, "pretrain")
     branch = open_branch(branch_from, work, there)
-    config, start = resolve_start(
-        config, read, store.tokenizer_fingerprint, there, branch.config if branch else None
-    )
+    branched = branch.config if branch else None
+    config, start = resolve_start(config, read, store.tokenizer_fingerprint, there, branched)
     mesh = make_mesh(config.mesh)
-    shards, (unit, step) = num_batch_shards(mesh), begun(there, branch)
+    shards, begun = num_batch_shards(mesh), there.config(PretrainConfig) or branched
+    unit = begun.training.batch_unit if begun else 0
     config = with_batch_unit(config, shards, unit).with_vocabulary(store.vocab_size)
     training, numbers = config.training, range(len(config.phases))
     texts = phase_stores(config, store)
     check_workdir(work, there, config, store, texts, start.teacher_digest)
-    check_stages(config, shards, step)
+    check_stages(config, shards, max(there.steps, default=branch.step if branch else 0))
     steps = [step_config(config, corpus, number) for number in numbers]
     trial = Trial(config.init, config.optimizer.learning_rate, config.seed)
     saves = PretrainSaves(config, work, corpus, texts, mesh, steps[0], start, branch, trial)
     if branch is not None:
         branch.check(config, store, texts, saves.saved)
-    mixed = MixedCorpora(config)
-    examples = ExampleStream(
-        store, config.data, config.phases, config.seed, mixed.named(texts, config)
-    )
+    mixed = MixedCorpora(mixed_corpora(config), config.data)
+    named = mixed.named(texts, training.phases)
+    examples = ExampleStream(store, config.data, config.phases, config.seed, named)
     for number in numbers:
         examples.plan(number)
+    ends = (0, *training.phase_starts, training.num_steps)
     scorers: list[Scorer] = []
     if corpus.heldout is not None:
-        evaluations = [evaluation_config(config, corpus, number) for number in numbers]
-        scorers.append(HeldOut(config, corpus.heldout, evaluations, mesh, mixed.heldout()))
+        parts = mixed.heldout()
+        scorers.append(
+            HeldOut(
+                [step_config(config, corpus, number, evaluates=True) for number in numbers],
+                mesh,
+                heldout_rows(config, corpus.heldout, mesh),
+                {
+                    name: heldout_rows(config, each, mesh, len(parts))
+                    for name, each in parts.items()
+                },
+                training.eval_every_steps,
+                ends[1:],
+            )
+        )
     files = store.path and store.path / "tokenizer"
     scorers += [
         Probe(config, number, files, saves.abstract.params, work)
         for number in range(len(training.probes))
     ]
-    ends = list(accumulate((phase.num_steps for phase in config.phases), initial=0))
+    objective = steps[0].objective
+    voice = PretrainVoice(
+        summary(config, work.name, corpus, examples, mesh, objective),
+        [*([branch.line(config)] if branch else []), *start.lines(saves.saved.params)],
+        work, objective, config.phases, partial(mixed.seen, examples), saves,
+    )  # fmt: skip
     return RunPlan(
         name=work.name,
         mesh=mesh,
@@ -150,10 +154,10 @@ def resolve_pretraining(
             Stage(range(*bounds), step, (trial,))
             for bounds, step in zip(pairwise(ends), steps, strict=True)
         ),
-        batches=TextBatches(examples, mesh),
+        batches=Batches(partial(_batches, examples, mesh), examples.wait_for_checks),
         scorers=tuple(scorers),
         saves=saves,
-        voice=PretrainVoice(config, work, corpus, examples, mixed, saves),
+        voice=voice,
         policy=Policy(
             log_every=training.log_every_steps,
             scores_start=start.initial is not None and bool(scorers),

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 import bert_jax
 from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.formats.translators import family_of
-from bert_jax.data.phases import described
+from bert_jax.data.phases import Phase, described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
@@ -24,14 +24,13 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.masked_lm import PAIR_HEADS
 from bert_jax.objectives.objective import Objective, num_params
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import Corpus, MixedCorpora
-from bert_jax.training.pretrain.saves import PretrainSaves
+from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.settings import warmup_lines
 from bert_jax.training.progress import Moment
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.loss_curve import PROBE, draw_loss_curve
 from bert_jax.training.run.telemetry import duration, readout
-from bert_jax.training.run_plan import Result, Scores
+from bert_jax.training.run_plan import Result, Saves, Scores
 
 _REDRAW_SECONDS = 60.0
 _log = logging.getLogger("bert_jax")
@@ -41,36 +40,34 @@ _log = logging.getLogger("bert_jax")
 class PretrainVoice:
     """Words, columns and the picture of a run."""
 
-    config: PretrainConfig
+    summary: Sequence[str]
+    """Lines about model, text, phases and devices."""
+    origins: Sequence[str]
+    """Lines about the checkpoint and the models that the run starts from."""
     work: WorkDir
-    corpus: Corpus
-    examples: ExampleStream
-    mixed: MixedCorpora
-    saves: PretrainSaves
+    objective: Objective
+    phases: Sequence[Phase]
+    seen: Callable[[int], dict[str, Any]]
+    """Function from a step to the amounts read from each corpus (see `MixedCorpora.seen`)."""
+    saves: Saves
     drawn: float = -math.inf
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
-        """Describe the run."""
-        saves, objective = self.saves, self.saves.step.objective
-        goes_on = 0 if saves.last_saved is None else at.step
-        lines = summary(
-            self.config, self.work.name, self.corpus, self.examples, saves.mesh, goes_on, objective
-        )
-        if saves.branch is not None:
-            lines.append(saves.branch.line(self.config))
-        lines += saves.start.lines(saves.saved.params)
+        """Describe the run; a branch that has not saved starts, and does not continue."""
+        goes_on = at.step and self.saves.newest()
+        continued = [f"continues from step {at.step:,}"] if goes_on else []
+        lines = [*self.summary, *continued, *self.origins]
         return lines, "; ".join([lines[0], *lines[-2:]])
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
         """Return the amounts read from each corpus."""
-        return self.mixed.seen(self.examples, step)
+        return self.seen(step)
 
     def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
         """Describe a held-out loss, and the scores of probes."""
         if time.monotonic() - self.drawn > _REDRAW_SECONDS:
             self.draw()
-        objective = self.saves.step.objective
-        text = readout(objective.metrics, at.scores, "eval", objective.baseline)
+        text = readout(self.objective.metrics, at.scores, "eval", self.objective.baseline)
         found = [f"held-out text at step {at.step:,}: {text}"] if text else []
         return found + [
             f"probe {name.removeprefix(PROBE)} at step {at.step:,}: {value:.4g}"
@@ -81,7 +78,7 @@ class PretrainVoice:
     def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
         """Draw the losses, and describe how the run ended."""
         self.draw()
-        metrics, num_steps = self.saves.step.objective.metrics, self.config.training.num_steps
+        metrics, num_steps = self.objective.metrics, sum(phase.num_steps for phase in self.phases)
         checkpoint = f"{result.workdir}/checkpoints/{result.step}"
         if not result.finished:
             line = (
@@ -114,12 +111,11 @@ class PretrainVoice:
             return
         self.drawn = time.monotonic()
         path, name = self.work.local / "loss.png", Path(self.work.name).name
-        objective = self.saves.step.objective
+        file, objective = self.work.local / "metrics.jsonl", self.objective
         try:
             draw_loss_curve(
-                self.work.local / "metrics.jsonl", objective.metrics, objective.baseline, path,
-                title=name, phases=self.config.phases,
-            )  # fmt: skip
+                file, objective.metrics, objective.baseline, path, title=name, phases=self.phases
+            )
         except (OSError, UserError) as error:
             _log.warning("%s cannot be drawn: %s", path, error)
 
@@ -130,10 +126,9 @@ def summary(
     corpus: Corpus,
     stream: ExampleStream,
     mesh: Mesh,
-    step: int,
     objective: Objective,
 ) -> list[str]:
-    """Describe the run that begins, or continues, at `step`: one line per subject."""
+    """Describe a run: one line per subject."""
     model, store, device = config.model, corpus.train, jax.devices()[0]
     held_out = "no held-out text, so no evaluation"
     if corpus.heldout is not None:
@@ -141,29 +136,21 @@ def summary(
     phases, warnings = [], []
     epochs: dict[Path | None, float] = defaultdict(float)
     for number, phase in enumerate(config.phases):
-        plan, corpora = stream.plan(number), stream.corpora(number)
-        passes = [corpus.order.num_rows / config.data.num_passes for corpus in corpora]
+        text, corpora = stream.store(number), stream.corpora(number)
+        given, parts = config.training.phases[number], []
+        for each, count in zip(corpora, stream.rows_of_corpora(number), strict=True):
+            rows = each.order.num_rows / config.data.num_passes
+            epochs[each.rows.store.path] += count / rows
+            part = f"{count / phase.num_rows:.1%} {each.name} ({count / rows:.2f} epochs)"
+            alone = f"{count / rows:.2f} epochs of {rows:,.0f} rows"
+            parts.append(alone if len(corpora) == 1 else part)
+        clause, warning = stream.plan(number).losses(text.shards[0])
+        own = f"text {text.path} ({text.num_tokens:,} tokens)" if given.corpus else ""
+        said = [", ".join(parts), described(dataclasses.asdict(given)), own, clause]
         phases.append(
             f"phase    {phase.num_steps:,} steps of {phase.batch_size:,} rows of {phase.length} "
-            "tokens: "
+            f"tokens: {'; '.join(filter(None, said))}"
         )
-        counts = stream.rows_of_corpora(number)
-        for each, count, rows in zip(corpora, counts, passes, strict=True):
-            epochs[each.rows.store.path] += count / rows
-        if len(corpora) == 1:
-            phases[-1] += f"{counts[0] / passes[0]:.2f} epochs of {passes[0]:,.0f} rows"
-        else:
-            phases[-1] += ", ".join(
-                f"{count / phase.num_rows:.1%} {corpus.name} ({count / rows:.2f} epochs)"
-                for corpus, count, rows in zip(corpora, counts, passes, strict=True)
-            )
-        if own_values := described(dataclasses.asdict(config.training.phases[number])):
-            phases[-1] += f"; {own_values}"
-        if config.training.phases[number].corpus:
-            own = stream.store(number)
-            phases[-1] += f"; text {own.path} ({own.num_tokens:,} tokens)"
-        clause, warning = plan.losses(stream.store(number).shards[0])
-        phases[-1] += f"; {clause}" if clause else ""
         warnings += [warning] if warning else []
     warnings += [
         f"Warning: {count:,.0f} epochs of {path or 'the corpus'}; above 40 a model "
@@ -192,7 +179,6 @@ def summary(
         f"devices  {mesh.size} ({device.device_kind}) of {processes} "
         f"process{'es' if processes > 1 else ''}, as "
         + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
-        *([f"continues from step {step:,}"] if step else []),
     ]
 
 

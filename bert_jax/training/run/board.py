@@ -1,8 +1,7 @@
 """Scalars for TensorBoard.
 
-The records are written here, with tensorboardX's protocol buffers and checksum. Its `SummaryWriter`
-hands them to a thread that a full disk ends, and the training loop then waits for room in that
-thread's queue for ever.
+Records are written here, with tensorboardX's protocol buffers and checksum. Its `SummaryWriter`
+hands them to a thread that a full disk ends; a training loop then waits for its queue for ever.
 """
 
 import contextlib

@@ -5,9 +5,11 @@ values of the kind. Kinds: start, finished, stopped, error, save_failed, damaged
 skipped_step, plateau, diverged, recovered, stalled, attention (what its implementation costs).
 """
 
+import contextlib
 import datetime
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,10 @@ class Events:
         self._lock = threading.Lock()  # a watchdog writes from its own thread
 
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
-        """Add an event; raise nothing, because a logging failure must never stop a run.
+        """Add an event after `step` updates; `message` is for people.
 
-        Args:
-            kind: Kind of the event, as above.
-            message: Text for people.
-            step: Updates made at the event.
-            **values: Values of the kind; `repr` of a value where JSON cannot hold it.
+        Nothing is raised, because a logging failure must never stop a run; `repr` replaces values
+        that JSON cannot hold.
         """
         event = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -65,17 +64,23 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             data = file.read(_MAX_READ)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    events = []
-    for line in data.split(b"\n"):
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and all(
-            isinstance(event.get(name), str) for name in ("time", "kind", "message")
-        ):
-            events.append(event)
-    return events
+    texts = ("time", "kind", "message")
+    events = (event for _, event in json_lines(data))
+    return [event for event in events if all(type(event.get(name)) is str for name in texts)]
+
+
+def json_lines(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each object of a file of JSON lines, and the byte at which the next line begins.
+
+    Torn lines are left out.
+    """
+    end = 0
+    for line in data.splitlines(keepends=True):
+        end += len(line)
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if line.endswith(b"\n") and isinstance(row, dict):
+                yield end, row
 
 
 def _plain(value: Any) -> Any:

@@ -3,8 +3,7 @@
 Goodput is the share of the time in which steps ran that are part of the result and did not wait for
 input. The rest is called badput and has reasons: `startup` (until the first step, without the other
 reasons), `compile`, `restore`, `save`, `evaluation`, `input`, and `lost`: steps after the last
-checkpoint of a start that died, which the next start repeats. The time between two starts is
-counted apart, as `down`.
+checkpoint of a start that died, done again. Time between starts is counted apart, as `down`.
 """
 
 import contextlib

@@ -1,7 +1,14 @@
-"""The loss curve of a run, as a picture and as text, beside a model that ignores its input."""
+"""The loss curve of a run, as a picture and as text, beside a model that ignores its input.
+
+Rows of a run that mixes corpora have `data/LABEL/tokens` and `data/LABEL/epochs` with the training
+metrics, and `eval/METRIC/LABEL` with the held-out metrics. All runs have `data/rows` and
+`data/tokens`, the sums over all text.
+"""
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +17,7 @@ import numpy as np
 from bert_jax.data.phases import Phase
 from bert_jax.files.pictures import MARK, dress, new_figure, write_picture
 from bert_jax.objectives.objective import Metric
-from bert_jax.training.run.corpora import corpus_curves
-from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.run.telemetry import points, read_metrics
 
 Points = Sequence[tuple[float, float]]
 
@@ -22,6 +28,46 @@ _CORPORA = ("#2f855a", "#6b46c1", "#b7791f", "#0987a0", "#b83280", "#718096")
 _TRAIN, _EVAL = "#2b6cb0", "#c2410c"
 PROBE = "eval/probe/"
 """Beginning of the names of columns with the scores of probes."""
+_EPOCHS = re.compile("data/(.*)/epochs")
+
+
+@dataclass(frozen=True)
+class CorpusCurve:
+    """One corpus of a mixture over a run."""
+
+    label: str
+    tokens: float
+    """Tokens of text that were read."""
+    epochs: float
+    """Passes over the text."""
+    heldout: list[tuple[float, float]]
+    """Points (step, first metric on the held-out text of the corpus)."""
+
+    def describe(self) -> str:
+        """Return the amounts and the newest loss on one line."""
+        loss = f", held-out {self.heldout[-1][1]:.3f}" if self.heldout else ""
+        return f"{amount(self.tokens)} tokens, {self.epochs:.3g} epochs{loss}"
+
+
+def corpus_curves(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[CorpusCurve]:
+    """Return the corpora that rows of `metrics.jsonl` name; none in a run of one corpus."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = []
+    for label in (parts[1] for name in names if (parts := _EPOCHS.fullmatch(name))):
+        tokens, epochs = (points(rows, f"data/{label}/{each}") for each in ("tokens", "epochs"))
+        if epochs:
+            read = tokens[-1][1] if tokens else 0.0
+            heldout = points(rows, f"eval/{metric.name}/{label}")
+            found.append(CorpusCurve(label, read, epochs[-1][1], heldout))
+    return found
+
+
+def amount(number: float) -> str:
+    """Write a number of tokens for people: 950, 1.2 M, 34.5 B."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
 
 
 def draw_loss_curve(
@@ -50,18 +96,15 @@ def loss_figure(
     """Draw the first metric of training and held-out text, and the other shown metrics below.
 
     Dashed lines are the values of a model that ignores its input: the baseline of the first metric
-    (for masked words the unigram entropy), and the share of the more frequent label. Below them is
-    an axis for each probe.
+    (for masked words the unigram entropy), and the share of the more frequent label. Probes follow.
 
-    `rows` come from `metrics.jsonl`; a line marks each change of the row length. The result is a
-    matplotlib `Figure`.
+    `rows` come from `metrics.jsonl`; a line marks each new phase. Returns a matplotlib `Figure`.
     """
     first = metrics[0]
-    train, held_out = _both(rows, first)
     shares = [
         metric
         for metric in metrics[1:]
-        if metric.short and any(len(steps) for steps, _ in _both(rows, metric))
+        if metric.short and any(points(rows, f"{kind}/{metric.name}") for kind in ("train", "eval"))
     ]
     probes = dict.fromkeys(name for row in rows for name in row if name.startswith(PROBE))
     figure = new_figure((8.0, 4.4 + 1.8 * (len(shares) + len(probes))), title)
@@ -70,18 +113,16 @@ def loss_figure(
         gridspec_kw={"height_ratios": [2.2, *(1 for _ in [*shares, *probes])]},
     )[:, 0]  # fmt: skip
     loss = axes[0]
-    _curve(loss, train, "training", _TRAIN)
-    _points(loss, held_out, "held-out", _EVAL)
+    shown = _panel(loss, rows, first)
     loss.set_ylabel(first.title + (f" ({first.unit})" if first.unit else ""))
-    values = np.concatenate([train[1], held_out[1]])
     for corpus, colour in zip(corpus_curves(rows, first), itertools.cycle(_CORPORA)):
-        values = np.concatenate([values, [loss for _, loss in corpus.heldout]])
-        axes[0].plot(
+        shown += corpus.heldout
+        loss.plot(
             *_columns(corpus.heldout), color=colour, marker=".", markersize=4, linewidth=0.9,
             zorder=3, label=f"{corpus.label}: {corpus.describe()}",
         )  # fmt: skip
-    if len(values):
-        low, high, margin = limits(values, baseline)
+    if shown:
+        low, high, margin = limits(shown, baseline)
         loss.set_ylim(low - margin, high + margin)
     if baseline is not None:
         loss.axhline(baseline, color=MARK, linestyle="--", linewidth=1.2, zorder=1)
@@ -89,7 +130,7 @@ def loss_figure(
     for axis, metric in zip(axes[1:], shares, strict=False):
         _share(axis, rows, metric)
     for axis, name in zip(axes[1 + len(shares) :], probes, strict=True):
-        _points(axis, _series(rows, name), "probe", _EVAL)
+        _points(axis, points(rows, name), "probe", _EVAL)
         axis.set_ylabel(name.removeprefix(PROBE).replace("/", "\n"))
     starts = itertools.accumulate(phase.num_steps for phase in phases)
     for start, phase in zip(starts, phases[1:], strict=False):
@@ -127,59 +168,51 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
     return result
 
 
-def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(row["step"], row[name]) for row in rows if type(row.get(name)) in (int, float)]
-    steps, values = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(steps, float), np.array(values, float)
-
-
-def _both(rows: Sequence[dict[str, Any]], metric: Metric) -> tuple[Any, Any]:
-    """Return the series of training and of held-out text."""
-    return _series(rows, f"train/{metric.name}"), _series(rows, f"eval/{metric.name}")
+def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tuple[float, float]]:
+    """Draw a metric of training and of held-out text, and return the points."""
+    train, held_out = (points(rows, f"{kind}/{metric.name}") for kind in ("train", "eval"))
+    _curve(axis, train, "training", _TRAIN)
+    _points(axis, held_out, "held-out", _EVAL)
+    return train + held_out
 
 
 def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
     """Draw a share of 1, with the share of the best constant answer."""
-    train, held_out = _both(rows, metric)
-    _, floor = _series(rows, f"eval/{metric.floor}")
-    if len(floor):
-        share = float(floor[-1])
+    if floor := points(rows, f"eval/{metric.floor}"):
+        _, share = floor[-1]
         axis.axhline(share, color=MARK, linestyle="--", linewidth=1.0, zorder=1)
         margin_label(axis, share, f"majority\nlabel\n{share:.2f}")
-    _curve(axis, train, "training", _TRAIN)
-    _points(axis, held_out, "held-out", _EVAL)
+    low = min([0.4, *(value for _, value in _panel(axis, rows, metric))])
     axis.set_ylabel(metric.title)
-    low = min([0.4, *train[1], *held_out[1]])
     axis.set_ylim(max(0.0, low - 0.03), 1.03)
 
 
-def _curve(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour: str) -> None:
-    steps, values = series
-    if not len(steps):
+def _curve(axis: Any, found: Points, label: str, colour: str) -> None:
+    if not found:
         return
+    steps, values = _columns(found)
     span = max(1, len(values) // 25)
     if span > 1:
         axis.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8, zorder=2)
-    smoothed = smooth(values, span)
+    smoothed = smooth(np.array(values), span)
     text = f"{label}: {smoothed[-1]:.2f}" + (f" (mean of {span} points)" if span > 1 else "")
     axis.plot(steps, smoothed, color=colour, linewidth=1.6, label=text, zorder=3)
 
 
-def _points(axis: Any, series: tuple[np.ndarray, np.ndarray], label: str, colour: str) -> None:
-    steps, values = series
-    if not len(steps):
-        return
-    axis.plot(
-        steps, values, color=colour, marker="o", markersize=4, linewidth=0.9, zorder=4,
-        label=f"{label}: {values[-1]:.2f}",
-    )  # fmt: skip
+def _points(axis: Any, found: Points, label: str, colour: str) -> None:
+    if found:
+        axis.plot(
+            *_columns(found), color=colour, marker="o", markersize=4, linewidth=0.9, zorder=4,
+            label=f"{label}: {found[-1][1]:.2f}",
+        )  # fmt: skip
 
 
-def limits(values: np.ndarray, baseline: float | None) -> tuple[float, float, float]:
+def limits(found: Points, baseline: float | None) -> tuple[float, float, float]:
     """Return the lowest and the highest loss to show, and a margin.
 
     The fall of the first steps may leave the picture.
     """
+    values = np.array([value for _, value in found])
     marks = [] if baseline is None else [baseline]
     low, high = min([*marks, values.min()]), max([*marks, np.quantile(values, 0.99)])
     return low, high, 0.08 * max(high - low, 0.5)
@@ -190,16 +223,15 @@ def terminal_curve(
 ) -> list[str]:
     """Draw the losses as lines of text; no lines where there is no point.
 
-    Points are (step, nats), in ascending order. `width` is the largest number of columns; `plain`
-    means ASCII without colours, for a file or a pipe.
+    Points are (step, nats), ascending. `width` is in columns; `plain` means ASCII without colours.
     """
     import plotext
 
-    values = np.array([y for _, y in [*train, *heldout]])
-    if not len(values):
+    shown = [*train, *heldout]
+    if not shown:
         return []
-    end = max(1.0, *(x for x, _ in [*train, *heldout]))
-    low, high, margin = limits(values, baseline)
+    end = max(1.0, *(x for x, _ in shown))
+    low, high, margin = limits(shown, baseline)
 
     figure = plotext.figure  # there is one
     figure.clear()

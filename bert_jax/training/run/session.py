@@ -79,8 +79,7 @@ def hold_workdir(
 
     Collective: process 0 holds the lease for all processes.
 
-    The directory is made if missing. `echo` gets lines for people in process 0; None: standard
-    output.
+    The directory is made if missing. `echo` gets lines for people, in process 0; None: `print`.
 
     Raises:
         UserError: Another run holds the directory, or the directory cannot be written.

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from bert_jax.chips import find_accelerator
 from bert_jax.files.line_log import LineLog
 from bert_jax.objectives.objective import Metric
 from bert_jax.training.run.board import Board
+from bert_jax.training.run.events import json_lines
 from bert_jax.training.run.goodput import Goodput
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Return the peak FLOP/s of one device in JAX's sense, or None where it is not known.
 
-    Only bfloat16 has an entry: the compiler runs a float32 product on other units, or on the same
-    units in three passes.
+    Only bfloat16 has one: float32 products run on other units, or on the same in three passes.
     """
     accelerator = find_accelerator(device_kind)
     if accelerator is None or dtype != "bfloat16":
@@ -37,8 +37,7 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 class MetricsLog(LineLog):
     """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
 
-    A run that continues from a checkpoint drops the later rows and writes them again, so that no
-    step occurs twice.
+    A run that continues from a checkpoint writes the later rows again, so no step occurs twice.
     """
 
     def __init__(self, path: Path, restored_step: int):
@@ -81,15 +80,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Return (step, value) of each row in which a column is a finite number."""
+    return [
+        (float(row["step"]), float(row[name]))
+        for row in rows
+        if type(row.get(name)) in (int, float) and math.isfinite(row[name])
+    ]
+
+
 def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row, and the byte at which the next line begins."""
-    end = 0
-    for line in data.splitlines(keepends=True):
-        end += len(line)
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
-                yield end, row
+    """Yield each row with a step, and the byte at which the next line begins."""
+    return ((end, row) for end, row in json_lines(data) if type(row.get("step")) is int)
 
 
 class Telemetry:
@@ -106,16 +108,11 @@ class Telemetry:
         goodput: Goodput,
         echo: Callable[[str], None] | None = None,
     ):
-        """Open the files.
+        """Open `metrics.jsonl` and `tensorboard/` in `workdir`.
 
-        Args:
-            workdir: Directory of `metrics.jsonl` and `tensorboard/`.
-            num_steps: Length of the run.
-            restored_step: Updates made; later rows are dropped.
-            peak: FLOP/s of all devices together; None: no MFU.
-            metrics: Metrics of the objective.
-            goodput: Goodput over all starts, recorded with each row.
-            echo: Gets each line for people; None: standard output, around a bar on a terminal.
+        Rows after `restored_step` updates are dropped. `peak` is the FLOP/s of all devices, None:
+        no MFU. `goodput` is recorded with each row. `echo` gets each line for people; None:
+        standard output, around a bar on a terminal.
         """
         self._active = jax.process_index() == 0
         self._num_steps, self._metrics = num_steps, metrics
@@ -252,8 +249,7 @@ def readout(
 ) -> str:
     """Describe the shown metrics of a row of metrics.jsonl; empty where the first is missing.
 
-    `split` is the prefix of their names, `train` or `eval`; `baseline` is the value of the first
-    metric for a model that ignores its input, if known.
+    `split` is their prefix, `train` or `eval`; `baseline` belongs to the first metric, if known.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

@@ -1,8 +1,7 @@
 """The watchdog of a run that stands still: it writes all stacks and exits with a restart code.
 
 A step is collective. A peer that is dead, stopped or waiting for a file keeps every other process
-in the middle of a step, where no exception and no signal handler reaches it. So a thread beside the
-loop looks for signs of life.
+in the middle of a step, which no exception and no signal handler ends. So a thread watches.
 """
 
 import contextlib
@@ -29,9 +28,8 @@ class Watchdog:
     """Context manager that ends the process with code 6 when nothing was completed for some time.
 
     All stacks go to standard error and are appended to a file; an event `stalled` is written. Where
-    a C call holds the interpreter's lock, so that no Python runs at all, `faulthandler` ends the
-    process from its own thread: with stacks on standard error, exit code 1 and at most twice
-    as late.
+    a C call holds the interpreter's lock, so that no Python runs, `faulthandler` ends the process
+    from its own thread, at most twice as late: stacks on standard error, exit code 1.
     """
 
     def __init__(

@@ -104,8 +104,7 @@ def compute_again(
 ) -> Comparison:
     """Compute the step that halted the run a second time, and compare; collective.
 
-    `state` is the state that the halted step returned; its buffers are donated. `first` has the
-    metrics of the first computation.
+    `state` is what the halted step returned, and is donated; `first` has that step's metrics.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)

@@ -112,8 +112,7 @@ def judge(
     """Decide about a step, in a few scalar operations, from the loss of its batch in nats.
 
     Mean and variance give the newest loss the weight 1 / window. Until a window is full, all losses
-    weigh alike, so no starting value remains. A bad loss stays out, and so does every loss after
-    the run was halted.
+    weigh alike, so no starting value remains. A bad loss, and any after a halt, stays out.
     """
     std = jnp.sqrt(guard.variance)
     limit = jnp.float32(jnp.inf)

@@ -78,8 +78,7 @@ class OptimizerConfig(Bounded, section="optimizer"):
     """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late,
     `inverse_sqrt` falls with the root of the update's number, whatever the length of the run."""
     decay_share: Part = 0.2
-    """Share of the steps after the warm-up, at the end, in which `wsd` and `one_minus_sqrt`
-    decay."""
+    """Last share of the steps after the warm-up, in which `wsd` and `one_minus_sqrt` decay."""
     end_share: Rate = 0.0
     """Share of the peak that remains at the end of the decay."""
     warmup_steps: Natural | None = None
@@ -91,8 +90,7 @@ class OptimizerConfig(Bounded, section="optimizer"):
     b2: Rate = 0.999
     eps: Positive = 1e-6
     momentum: Rate = 0.95
-    """Decay rate of Muon's average of gradients; `b1` and `b2` apply to the parameters that AdamW
-    trains."""
+    """Decay rate of Muon's average of gradients; `b1` and `b2` are for what AdamW trains."""
     clip_norm: Positive | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None: no clipping."""
     bias_correction: bool = True

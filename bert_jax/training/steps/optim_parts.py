@@ -117,9 +117,8 @@ def counted(optimizer: optax.GradientTransformation) -> optax.GradientTransforma
 def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
     """Scale each tensor's step to the tensor's norm: LAMB (You et al. 2019, algorithm 2).
 
-    A parameter that stacks layers on axis 0 holds one tensor per layer, and gets one ratio per
-    layer, |param| / |step|, or 1 where either norm is zero. Biases and norms are not scaled, as in
-    the authors' code.
+    A parameter that stacks layers on axis 0 gets one ratio per layer, |param| / |step|, or 1 where
+    either norm is zero. Biases and norms are not scaled, as in the authors' code.
     """
 
     def one(path: Any, step: Array, param: Array, axes: tuple) -> Array:
@@ -236,9 +235,9 @@ def muon(
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
     """Find the axes that make the two sides of each hidden matrix, by /-joined path.
 
-    Hidden matrices are the kernels of stacked layers. One side is the embedding, the other the
-    rest: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp). Without an embedding,
-    or with two, the first axis is one side.
+    Hidden matrices are the kernels of stacked layers. One side is the embedding, else the first
+    axis, the other side the rest: (embed, heads x head_dim), (heads x head_dim, embed), (embed,
+    mlp).
     """
     sides = {}
     for name, axes in named(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():

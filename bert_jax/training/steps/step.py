@@ -1,7 +1,6 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-Both take the state and the batch of one run; on a mesh with the axis `trial`, they take several
-trials, on axis 0 of every array.
+Both take state and batch of one run, or on a mesh with the axis `trial` several, on axis 0.
 """
 
 from collections.abc import Callable
@@ -66,16 +65,15 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     over global counts), whatever the mesh and the number of micro-batches; corruption and
     dropout are functions of (seed, step, row_index) and hence the same too.
 
-    Metrics are scalars on the device, of the batch before the update: loss, metrics of the
-    objective, grad_norm (before clipping), learning_rate, num_tokens (padding excluded), and the
-    guard's (see `guard.Judgement`).
+    Metrics are scalars on the device, of the batch before the update: loss, the objective's
+    metrics, grad_norm (before clipping), learning_rate, num_tokens (no padding), the guard's
+    (`Judgement`).
 
     A step that the guard finds bad returns parameters and optimizer bit for bit as they were. A
     step that stops the run, and every later one, also returns the same step counter; only
     `guard.halted` changes, and at the first step of a phase the guard's statistics.
 
-    On a mesh of trials the step is `(state, batch, settings) -> (state, metrics)`: everything has
-    trials on axis 0, and metrics are (M,), on every device.
+    On a mesh of trials the step also takes `settings`. All has trials on axis 0; metrics are (M,).
 
     Raises:
         UserError: When traced, if the batch does not divide over mesh and micro-batches.
@@ -161,8 +159,8 @@ def gradients(
 
     On a mesh of trials every array, sums included, has trials on axis 0.
 
-    The loss divides by counts of the whole batch, which are known before the first part (`prepare`
-    comes first), so parts with unequal counts weigh right.
+    The loss divides by counts of the whole batch, known from `prepare`, so unequal parts weigh
+    right.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -221,8 +219,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
     """Make the jitted `(params, batch) -> Forward` over the global batch, without dropout.
 
     A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
-    On a mesh of trials params have trials on axis 0, the batch has not. `seed` draws the
-    corruption.
+    On a mesh of trials only params have trials on axis 0. `seed` draws the corruption.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -263,9 +260,8 @@ def _summed(
 ) -> tuple[Any, Scalars]:
     """Add up the gradients and sums of all rows, part by part, in float32.
 
-    Unrolled layers are a list in place of a stack: each of their sums is then part of the product
-    that makes the gradient, and costs nothing; added up as one stack it is a pass over the memory
-    for each part.
+    Unrolled layers are a list in place of a stack: each sum is then part of the product that makes
+    the gradient, and costs nothing; the sum of a stack is a pass over the memory for each part.
     """
     unstacks = _is_unrolled(config) and config.accumulation > 1
 

@@ -14,15 +14,13 @@ from bert_jax.training.run.session import Session
 class StepQueue:
     """The compiled step of a loop; dispatch returns before the device has computed.
 
-    The metrics of a step are read when the next step is dispatched, at a compilation, and in
-    `flush`.
+    Metrics of a step are read when the next is dispatched, at a compilation, and in `flush`.
     """
 
     def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
         """Dispatch nothing yet.
 
-        `read` takes the updates made, the operations and the metrics of the last step, and the
-        state after it or after the step dispatched since.
+        `read` takes updates made, operations and metrics of the last step, and the newest state.
         """
         self._session, self._read = session, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()

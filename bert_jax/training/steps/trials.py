@@ -1,8 +1,7 @@
 """The trials of a sweep on a mesh: their start, their saved state, their memory.
 
-A trial is a run with its own parameters, learning rate, seed and order of examples. Trials share
-shapes, so that one compiled step serves all, in later waves too. They lie on axis 0 of every
-array (see `training.steps.step`).
+A trial is a run with its own parameters, learning rate, seed and order of examples. Trials lie on
+axis 0 of every array. They share shapes, so one compiled step serves all, in later waves too.
 """
 
 import math
@@ -17,12 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from bert_jax.distributed.parallel.sharding import (
-    TRIAL,
-    batch_sharding,
-    num_batch_shards,
-    row_spec,
-)
+from bert_jax.distributed.parallel.sharding import TRIAL, batch_sharding, num_batch_shards, row_spec
 from bert_jax.errors import UserError
 from bert_jax.objectives.objective import trained, trains_all, with_trained
 from bert_jax.training.steps.guard import GuardState
@@ -247,8 +241,7 @@ def bytes_on_device(tree: Any) -> int:
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
     """Make the jitted `(best, params, better) -> best`, which donates `best`.
 
-    `better` (M,) bool selects the trials that take their current parameters; `best` has only
-    trained parameters.
+    `better` (M,) bool selects trials that take their parameters; `best` has only trained ones.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:

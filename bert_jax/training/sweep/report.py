@@ -1,31 +1,43 @@
-"""The statistics of a set of runs as text, as JSON and, with the plot, as files."""
+"""The statistics of a set of runs as text, as JSON, as a picture, and as files."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bert_jax.files.pictures import write_picture
+import numpy as np
+
+from bert_jax.files.pictures import INK, MARK, dress, new_figure, write_picture
 from bert_jax.files.staging import replace_file
 from bert_jax.terminal import table_lines
-from bert_jax.training.sweep.plot import statistics_figure
+from bert_jax.training.run.loss_curve import margin_label
 from bert_jax.training.sweep.statistics import (
     LEVEL,
     Comparison,
     Group,
+    Outcome,
     Summary,
     TestSummary,
+    quantile,
     rate_name,
 )
 
+_COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
+_FAILED = "#c53030"
+_LONGEST_NAME = 40
 _MAX_FAILED = 10
 """Largest number of failed runs to list."""
 _HUNDREDTHS = {
     "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
 }  # fmt: skip
 """Scores that are printed times 100, unless they are percentages already."""
+_TEST_COLUMNS = ("init", "rate", "runs", "lost", "median", "quartiles", "mean", "std")
+_COLUMNS = (
+    "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std", "epoch",
+    "last", "seconds",
+)  # fmt: skip
 
 
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
@@ -46,9 +58,12 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     if summary.goal is not None and math.isfinite(summary.goal):
         goal = f"{summary.goal * scale:.1f}"
         lines.append(f"failed: a run that is not above {goal} at its last evaluation, or diverged")
-    lines += _group_table(summary, scale)
+    several = len(summary.learning_rates) > 1
+    lines += _group_table(
+        summary.groups, _COLUMNS, scale, summary.best_learning_rates if several else {}
+    )
     lines.append("epoch: median of the best evaluations; last: median of the last evaluations")
-    if len(summary.learning_rates) > 1:
+    if several:
         lines.append("* the best learning rate by the median")
     if any(group.lost for group in summary.groups):
         lines.append("lost: runs without a finite score; they count as the worst")
@@ -90,47 +105,39 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
     )
     if test.constant_score is not None:
         head += f"; a constant prediction gets {test.constant_score * scale:.1f}"
-    rows = [["init", "rate", "runs", "lost", "median", "quartiles", "mean", "std"]]
-    rows += [
-        [
-            group.init, rate_name(group.learning_rate), f"{group.runs}", f"{group.lost}",
-            *_ranks(group, scale), _cell(group.mean, scale), _cell(group.std, scale),
-        ]
-        for group in test.groups
-    ]  # fmt: skip
-    lines = ["", head, *table_lines(rows)]
+    lines = ["", head, *_group_table(test.groups, _TEST_COLUMNS, scale, {})]
     lines += _others_lines(summary, test.groups, percent, "on test")
     return lines + _comparison_lines(test.comparisons, scale, ", on test")
 
 
-def _cell(value: float | None, scale: float, without: str = "-") -> str:
-    return without if value is None else f"{value * scale:.1f}"
+def _group_table(
+    groups: Sequence[Group],
+    columns: Sequence[str],
+    scale: float,
+    best: Mapping[str, float],
+) -> list[str]:
+    """Lay out `columns` of each group; a star marks the rate that is `best` for its `init`."""
 
+    def cell(value: float | None, without: str = "-") -> str:
+        return without if value is None else f"{value * scale:.1f}"
 
-def _ranks(group: Group, scale: float) -> list[str]:
-    """Return the columns of the median and the quartiles."""
-    ends = (group.median, group.low_quartile, group.high_quartile)
-    median, low, high = (_cell(end, scale, "lost") for end in ends)
-    return [median, f"{low} to {high}"]
-
-
-def _group_table(summary: Summary, scale: float) -> list[str]:
-    heads = [
-        "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std",
-        "epoch", "last", "seconds",
-    ]  # fmt: skip
     rows = []
-    for group in summary.groups:
-        epoch = "-" if group.best_epoch is None else f"{group.best_epoch:.3g}"
-        best = summary.best_learning_rates.get(group.init) == group.learning_rate
-        mark = "*" if best and len(summary.learning_rates) > 1 else ""
-        rows.append([
-            group.init, f"{rate_name(group.learning_rate)}{mark}", f"{group.runs}",
-            f"{group.failed}", f"{group.lost}", *_ranks(group, scale), _cell(group.best, scale),
-            _cell(group.mean, scale), _cell(group.std, scale), epoch,
-            _cell(group.last, scale, "lost"), f"{group.seconds:.0f}",
-        ])  # fmt: skip
-    return table_lines([heads, *rows])
+    for group in groups:
+        low, high = cell(group.low_quartile, "lost"), cell(group.high_quartile, "lost")
+        mark = "*" if group.learning_rate and best.get(group.init) == group.learning_rate else ""
+        values = {
+            "init": group.init,
+            "rate": f"{rate_name(group.learning_rate)}{mark}",
+            "median": cell(group.median, "lost"),
+            "quartiles": f"{low} to {high}",
+            "epoch": "-" if group.best_epoch is None else f"{group.best_epoch:.3g}",
+            "last": cell(group.last, "lost"),
+            "seconds": f"{group.seconds:.0f}",
+            **{name: f"{getattr(group, name)}" for name in ("runs", "failed", "lost")},
+            **{name: cell(getattr(group, name)) for name in ("best", "mean", "std")},
+        }
+        rows.append([values[name] for name in columns])
+    return table_lines([columns, *rows])
 
 
 def _others_lines(
@@ -188,3 +195,112 @@ def _failed_lines(summary: Summary) -> list[str]:
     if len(failed) > _MAX_FAILED:
         lines.append(f"  and {len(failed) - _MAX_FAILED} more")
     return lines
+
+
+def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
+    """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
+
+    Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses; lost
+    runs are crosses on the axis, to which their boxes reach down. Whiskers reach from worst to
+    best.
+
+    `title` stands above the picture. Scores are drawn times 100, unless they are `percent` already.
+    """
+    scale = 1.0 if percent else 100.0
+    inits, rates = summary.inits, summary.learning_rates
+    inches = min(14.0, max(4.2, 2.2 + 0.75 * len(inits) * len(rates)))
+    figure = new_figure((inches, 4.4), title)
+    axis = figure.subplots()
+    if summary.constant_score is not None:
+        constant = summary.constant_score * scale
+        axis.axhline(constant, color=MARK, linestyle="--", linewidth=1.2, zorder=1)
+        margin_label(axis, constant, f"constant\nprediction\n{constant:.1f}")
+    _limits(axis, summary, scale)
+    step = 0.8 / max(len(inits), 1)
+    # A seed has the same offset in every box, and equal scores do not hide each other.
+    seeds = sorted({outcome.member.seed for outcome in summary.outcomes})
+    offsets = {seed: (n + 0.5) / len(seeds) - 0.5 for n, seed in enumerate(seeds)}
+    for i, init in enumerate(inits):
+        colour = _COLOURS[i % len(_COLOURS)]
+        name = init if len(init) <= _LONGEST_NAME else f"…{init[1 - _LONGEST_NAME :]}"
+        axis.plot([], [], "o", color=colour, markersize=5, label=name)
+        for r, rate in enumerate(rates):
+            key = init, rate
+            runs = [o for o in summary.outcomes if (o.member.init, o.member.learning_rate) == key]
+            at, width = r + (i - (len(inits) - 1) / 2) * step, 0.62 * step
+            if summary.test:  # to the right of dev
+                width /= 2
+                at += width / 2
+                tested = [run.test.get(summary.metric) for run in runs]
+                if len(runs) > 1:
+                    _box(axis, at, width, tested, scale, colour)
+                for run, score in zip(runs, tested, strict=True):
+                    if score is not None:
+                        x = at + 0.8 * width * offsets[run.member.seed]
+                        axis.plot([x], [score * scale], "D", mfc="none", color=colour, markersize=4)
+                at -= width
+            if len(runs) > 1:
+                _box(axis, at, width, [run.best for run in runs], scale, colour)
+            for run in runs:
+                _point(axis, at + 0.8 * width * offsets[run.member.seed], run, scale, colour)
+    if any(outcome.failed for outcome in summary.outcomes):
+        lost = any(group.lost for group in summary.groups)
+        label = "failed: the last evaluation"
+        if summary.goal is not None and np.isfinite(summary.goal):
+            label += f" is not above {summary.goal * scale:.1f}"
+        label += "\n(on the axis: lost, no finite score)" if lost else ""
+        axis.plot([], [], "x", color=_FAILED, markersize=6, label=label)
+    axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
+    axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
+    if summary.test:
+        axis.plot([], [], "D", mfc="none", color=INK, markersize=4, label="test, scored once")
+    axis.set_xlabel(f"learning rate\n(scores on {summary.dev})")
+    several = summary.evaluations > 1
+    which = f"best of {summary.evaluations_named} evaluations" if several else "best evaluation"
+    axis.set_ylabel(f"{summary.metric}{'' if percent else ' x 100'}, {which}")
+    dress(axis)
+    if axis.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=1, fontsize=9, frameon=False)
+    return figure
+
+
+def _box(
+    axis: Any, at: float, width: float, scores: list[float | None], scale: float, colour: str
+) -> None:
+    """Draw the quartiles; a quartile of lost runs is at the bottom of the picture."""
+    bottom = axis.get_ylim()[0]
+    ends = [quantile(scores, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    values = [bottom if end is None else end * scale for end in ends]
+    axis.bxp(
+        [dict(zip(("whislo", "q1", "med", "q3", "whishi"), values, strict=True))],
+        positions=[at], widths=width, manage_ticks=False, showfliers=False, zorder=2,
+        patch_artist=True, boxprops={"facecolor": colour, "alpha": 0.18, "edgecolor": colour},
+        whiskerprops={"color": colour, "alpha": 0.6}, capprops={"color": colour, "alpha": 0.6},
+        medianprops={"color": colour, "linewidth": 2},
+    )  # fmt: skip
+
+
+def _point(axis: Any, x: float, run: Outcome, scale: float, colour: str) -> None:
+    cross = {"color": _FAILED, "markersize": 6, "zorder": 4}
+    if run.best is None or not np.isfinite(run.best):
+        axis.plot([x], [0.015], "x", transform=axis.get_xaxis_transform(), **cross)
+    elif run.failed:
+        axis.plot([x], [run.best * scale], "x", **cross)
+    else:
+        axis.plot(
+            [x], [run.best * scale], "o", color=colour, markersize=5, alpha=0.85,
+            markeredgecolor="white", markeredgewidth=0.5, zorder=3,
+        )  # fmt: skip
+
+
+def _limits(axis: Any, summary: Summary, scale: float) -> None:
+    """Make room for all points and the line: at least four percentage points."""
+    tested = (run.test.get(summary.metric) for run in summary.outcomes)
+    scores = [*(run.best for run in summary.outcomes), *tested, summary.constant_score]
+    values = [score for score in scores if score is not None and np.isfinite(score)]
+    if not values:
+        axis.set_ylim(0, 100)
+        return
+    low, high = min(values) * scale, max(values) * scale
+    margin = max(0.08 * (high - low), (4.0 - (high - low)) / 2)
+    axis.set_ylim(low - margin, high + margin)

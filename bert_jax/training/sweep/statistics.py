@@ -87,8 +87,7 @@ class Group:
     lost: int
     """Number of runs without a finite score, which count as the lowest."""
     median: float | None
-    """Median of the runs' best scores. Quartiles are interpolated (linear). None without runs, and
-    where the middle run is lost."""
+    """Median of the runs' best scores, interpolated; None where the middle run is lost."""
     low_quartile: float | None
     high_quartile: float | None
     best: float | None
@@ -112,8 +111,7 @@ class Comparison:
 
     A lost run enters with the lowest score of the sweep, or the constant prediction's if that is
     lower. Runs with one seed share the order of examples and the first weights of the head, so
-    seeds are the sampled units: differences are averaged within each seed first, and the intervals
-    apply to the mean over seeds.
+    seeds are the sampled units: differences are averaged within a seed, then over the seeds.
     """
 
     first: str
@@ -169,8 +167,7 @@ class Summary:
     """Best rate of each initialisation, by the median; the lowest of equal rates. An initialisation
     is left out where most runs of every rate are lost."""
     comparisons: tuple[Comparison, ...]
-    """Comparisons of each two initialisations: at each learning rate; where there are several, over
-    all, and each at its best."""
+    """Comparisons of two initialisations each: at each rate, over all, and each at its best."""
     test: TestSummary | None = None
     """Statistics on test data; None where the run names no test data."""
 
@@ -258,10 +255,8 @@ def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) 
     values = np.array([score for score in scores if _is_finite(score)], np.float64)
     lost = len(scores) - len(values)
     rows = [o.best_scores for o in outcomes]
-    medians = {
-        name: quantile([row.get(name) for row in rows], 0.5)
-        for name in dict.fromkeys(name for row in rows for name in row)
-    }
+    names = dict.fromkeys(name for row in rows for name in row)
+    medians = {name: quantile([row.get(name) for row in rows], 0.5) for name in names}
     return Group(
         init=init,
         learning_rate=learning_rate,

@@ -34,6 +34,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.saves import prepare_workdir
 from bert_jax.training.pretrain.settings import objective_of
+from bert_jax.training.start import Start
 from bert_jax.training.sweep.statistics import Trial
 from bert_jax.training.workdir import EMPTY
 
@@ -61,7 +62,7 @@ def random_params(init: Any, seed: int) -> Any:
 def pretrained(workdir: Path, config: PretrainConfig, corpus: Corpus, step: int) -> None:
     """A run that has saved random parameters once."""
     config = config.with_vocabulary(corpus.train.vocab_size)
-    prepare_workdir(workdir, config, corpus.train)
+    prepare_workdir(workdir, config, corpus.train, Start())
     params = random_params(objective_of(config).init, step)
     save(workdir, State(params), step, config=to_dict(config), extra={})
 
@@ -213,7 +214,7 @@ def test_branches_averages_and_imports(copied: Path, monkeypatch: pytest.MonkeyP
 
     branch = open_branch(f"{copied / 'run'}@7", open_workdir(copied / "branch"), EMPTY)
     assert branch is not None
-    prepare_workdir(copied / "branch", config, corpus.train, branch=branch.record)
+    prepare_workdir(copied / "branch", config, corpus.train, Start(), branch=branch.record)
     save(
         copied / "branch", State(random_params(objective_of(config).init, 3)), 9,
         config=to_dict(config), extra={},
@@ -247,7 +248,7 @@ def test_a_restart_keeps_the_ancestors(copied: Path) -> None:
     before = json.loads((copied / "run" / "config.json").read_text())
     corpus = open_corpus(str(copied / "corpus"))
     config = small_config(data__corpus=str(copied / "corpus"), init="gone").with_vocabulary(64)
-    prepare_workdir(copied / "run", config, corpus.train, has_saved=True)
+    prepare_workdir(copied / "run", config, corpus.train, Start(), has_saved=True)
     after = json.loads((copied / "run" / "config.json").read_text())
     assert after[RECORD] == before[RECORD] != []
 

@@ -34,7 +34,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig, FinetuneTrainingConfig
 from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.train import finetune
-from bert_jax.training.finetune.voice import summary_of_run
+from bert_jax.training.finetune.voice import summary
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig
@@ -125,7 +125,7 @@ def test_the_start_says_what_the_head_is(tmp_path):
     for name, fields in (("m", {}), ("m", {"kind": "tagging"}), ("e", {"pooling": "late"})):
         config = config_for(tmp_path / name, tmp_path, **fields)
         mesh = make_trial_mesh(MeshConfig(), 1, jax.devices()[:1])
-        lines = summary_of_run(config, set_up(config), mesh, "w", 0, 9, goal=0.5)
+        lines = summary(config, set_up(config), mesh, 0.5)
         said += [line.removeprefix("head     ") for line in lines if line.startswith("head")]
     assert said == [
         "from the mean of the tokens' states; its map begins as that of the pretrained head",

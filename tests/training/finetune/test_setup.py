@@ -1,7 +1,6 @@
 """What a fine-tuning run is made of: its length, its evaluations, its head."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,8 +16,8 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.setup import Setup, set_up
-from bert_jax.training.finetune.start import encoder_of
+from bert_jax.training.finetune.settings import Schedule, encoder_of
+from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.train import finetune
 
 
@@ -33,10 +32,8 @@ def test_evaluations_are_spread_over_an_epoch(num_steps, per_epoch, evals):
     """As often as was asked for, and after the last step."""
     every = per_epoch / evals
     expected = {max(1, round(every * n)) for n in range(1, int(num_steps / every) + 1)}
-    setup = SimpleNamespace(
-        steps_per_eval=max(1.0, every), step=SimpleNamespace(num_steps=num_steps)
-    )
-    found = {n for n in range(1, num_steps + 1) if Setup.evaluates_after(setup, n)}
+    schedule = Schedule((), num_steps, per_epoch, max(1.0, every))
+    found = {n for n in range(1, num_steps + 1) if schedule.evaluates_after(n)}
     assert found == {n for n in expected if n < num_steps} | {num_steps}
 
 
@@ -48,7 +45,7 @@ def test_a_run_of_many_steps_is_set_up_at_once(files):
         )
     )
     assert setup.step.num_steps == 18 * 10**8
-    assert setup.evaluates_after(10**9 + 7)
+    assert setup.schedule.evaluates_after(10**9 + 7)
 
 
 def test_a_run_of_too_many_steps_is_refused(files, tmp_path):

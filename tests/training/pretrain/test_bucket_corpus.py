@@ -27,7 +27,7 @@ from bert_jax.files import bucket as bucket_module
 from bert_jax.files.bucket import BucketAwayError, BucketFiles
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus, phase_stores
-from bert_jax.training.pretrain.evaluate import HeldOut
+from bert_jax.training.pretrain.evaluate import heldout_rows
 
 SHARDS, DOCUMENTS = 6, 30
 
@@ -307,7 +307,7 @@ def test_held_out_shards_are_fetched_before_the_first_step(url, corpus, tmp_path
     heldout = open_corpus(both, config.data).heldout
     away.left = 10**9
     with pytest.raises(BucketAwayError, match="The bucket was out of reach"):
-        HeldOut(config, heldout, [], make_mesh(MeshConfig()))
+        heldout_rows(config, heldout, make_mesh(MeshConfig()))
 
 
 def test_a_look_at_a_corpus_in_a_bucket(url, corpus, tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Forward
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain import evaluate as module
-from bert_jax.training.pretrain.evaluate import EVAL_SEED, HeldOut, evaluate
+from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate, heldout_rows
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.step import make_eval_step
 
@@ -162,7 +162,7 @@ def test_held_out_rows_are_as_many_as_asked_for_in_micro_batches(tmp_path, singl
 
     monkeypatch.setattr(module, "EvalBatches", planned)
     config = small_config(training__eval_rows=10)
-    HeldOut(config, write_store(tmp_path / "heldout", 9, 1), [CONFIG] * 2, single[1])
+    heldout_rows(config, write_store(tmp_path / "heldout", 9, 1), single[1])
     assert [batches.num_rows for batches in made] == [10, 10]
     shapes = [[batch["tokens"].shape for batch in batches] for batches in made]
     assert shapes == [[(8, 32)] * 2, [(8, 64)] * 2]

@@ -11,6 +11,7 @@ from bert_jax.files.remote import open_workdir
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.corpus import phase_stores
 from bert_jax.training.pretrain.saves import check_workdir, prepare_workdir
+from bert_jax.training.start import Start
 from bert_jax.training.workdir import look_into
 
 
@@ -58,7 +59,7 @@ def test_a_phase_has_its_own_mixture(corpora):
 def test_a_run_keeps_its_mixture_wherever_the_corpora_lie(corpora, tmp_path):
     config = config_of(corpora, ("a", 3), ("b", 1))
     stores = phase_stores(config, corpora["a"])
-    prepare_workdir(tmp_path, config, corpora["a"], stores)
+    prepare_workdir(tmp_path, config, corpora["a"], Start(), stores)
     work = open_workdir(tmp_path)
     check_workdir(work, look_into(work, "pretrain"), config, corpora["a"], stores)
     (tmp_path / "moved").symlink_to(corpora["b"].path)

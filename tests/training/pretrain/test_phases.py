@@ -27,16 +27,15 @@ from bert_jax.training.pretrain.corpus import Corpus, phase_stores
 from bert_jax.training.pretrain.saves import check_workdir, prepare_workdir, read_config
 from bert_jax.training.pretrain.settings import (
     check_stages,
-    evaluation_config,
     objective_of,
     step_config,
     warmup_lines,
     with_batch_unit,
 )
-from bert_jax.training.pretrain.start import begun
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.pretrain.voice import summary
 from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.start import Start
 from bert_jax.training.steps.optim import PhaseRate
 from bert_jax.training.workdir import look_into
 
@@ -201,11 +200,13 @@ def test_a_run_says_its_rounded_batches_and_goes_on_with_them(corpus, tmp_path):
     assert (stopped.step, stopped.finished, stopped.stopped_by) == (0, False, "SIGTERM")
     assert any("phase 0: steps of 16, 16, 16 rows in place of 2, 4, 8" in line for line in said)
     work = open_workdir(tmp_path / "work")
-    assert begun(look_into(work, "pretrain"), None) == (16, 0)
+    there = look_into(work, "pretrain")
+    assert (there.config(PretrainConfig).training.batch_unit, there.steps) == (16, [0])
     training = read_config(work.local).training
     assert training == dataclasses.replace(config.training, batch_unit=16)
     assert train(config, work.name, corpus=corpus, echo=said.append).finished
-    assert begun(look_into(work, "pretrain"), None) == (16, 4)
+    there = look_into(work, "pretrain")
+    assert (there.config(PretrainConfig).training.batch_unit, max(there.steps)) == (16, 4)
     stream = ExampleStream(corpus.train, config.data, read_config(work.local).phases, config.seed)
     assert replay_batch(work.name, 1, corpus=str(corpus.train.path.parent)).startswith("16 rows")
     assert stream.first_row(3) == 48
@@ -229,7 +230,7 @@ def test_a_warning_above_forty_epochs(corpus, steps, warned):
     config = config.with_vocabulary(64)
     stream = ExampleStream(corpus.train, config.data, config.phases, config.seed)
     objective = objective_of(config)
-    lines = summary(config, "work", corpus, stream, make_mesh(config.mesh), 0, objective)
+    lines = summary(config, "work", corpus, stream, make_mesh(config.mesh), objective)
     found = [line for line in lines if " epochs of " in line and line.startswith("Warning: ")]
     assert bool(found) == warned
     if warned:  # both phases read one text
@@ -245,7 +246,7 @@ def test_the_corpus_of_a_phase_may_move_and_not_change(corpus, tmp_path):
     ]
     work = open_workdir(tmp_path / "work")
     first, moved, other = (config_of({}, {"corpus": str(store.path)}) for store in stores)
-    prepare_workdir(work.local, first, corpus.train, {1: stores[0]})
+    prepare_workdir(work.local, first, corpus.train, Start(), {1: stores[0]})
     check_workdir(work, look_into(work, "pretrain"), moved, corpus.train, {1: stores[1]})
     message = r"training\.phases\[1\]\.corpus: fingerprint \w+ there, \w+ given"
     with pytest.raises(UserError, match=message):
@@ -262,13 +263,12 @@ def test_a_local_theta_needs_local_layers():
 
 def test_a_record_has_the_thetas_of_its_phase_and_the_same_phases():
     config = config_of({"rope_theta": 50.0}, {}, model__positions="rope", model__rope_theta=9.0)
-    assert [config.of_phase(number).model.rope_theta for number in (0, 1)] == [50, 9]
+    assert [config.model_of(number).rope_theta for number in (0, 1)] == [50, 9]
     for number in (0, 1):
         record = build(PretrainConfig, to_dict(config.with_thetas_of(number)))
-        assert record.model.rope_theta == record.for_evaluation().of_phase(0).model.rope_theta
-        assert record.model == config.of_phase(number).model
-        assert [record.of_phase(each) for each in (0, 1)] == [
-            config.of_phase(each) for each in (0, 1)
+        assert record.model == config.model_of(number)
+        assert [record.model_of(each) for each in (0, 1)] == [
+            config.model_of(each) for each in (0, 1)
         ]
     assert config_of({}, {}).with_thetas_of(1) == config_of({}, {})
 
@@ -277,19 +277,22 @@ def test_evaluations_mask_their_own_share():
     with pytest.raises(UserError, match=r"masking\.eval_rate is 1.5; it must be in \(0, 1\]"):
         build(PretrainConfig, {"masking": {"eval_rate": 1.5}})
     config = config_of({"masking_rate": 0.5}, {}, masking={"rate": 0.3, "eval_rate": 0.2})
-    assert [config.of_phase(number).masking.rate for number in (0, 1)] == [0.5, 0.3]
-    assert [config.of_phase(n).for_evaluation().masking.rate for n in (0, 1)] == [0.2, 0.2]
+    config = config.with_vocabulary(64)
+    assert [config.masking_of(number).rate for number in (0, 1)] == [0.5, 0.3]
+    for evaluates, rates in ((False, [0.5, 0.3]), (True, [0.2, 0.2])):
+        steps = [step_config(config, None, number, evaluates=evaluates) for number in (0, 1)]
+        assert [step.objective.masking.rate for step in steps] == rates
     # The head's work at half of the positions and at three in ten.
-    assert row_flops(config.with_vocabulary(64), 0) > row_flops(config.with_vocabulary(64), 1)
+    assert row_flops(config, 0) > row_flops(config, 1)
 
 
 def test_the_shipped_recipe_has_three_phases():
     config = load_config(PretrainConfig, "pretrain/modern_tiny", []).with_vocabulary(30522)
     assert num_params(objective_of(config)) == 11_255_866  # README.md
     assert [phase.num_steps for phase in config.phases] == [16_000, 2_000, 2_000]
-    assert [config.of_phase(n).model.rope_theta for n in range(3)] == [1e4, 16e4, 16e4]
-    assert [config.of_phase(n).model.local_rope_theta for n in range(3)] == [1e4] * 3
-    assert config.for_evaluation().masking.rate == 0.15
+    assert [config.model_of(n).rope_theta for n in range(3)] == [1e4, 16e4, 16e4]
+    assert [config.model_of(n).local_rope_theta for n in range(3)] == [1e4] * 3
+    assert step_config(config, None, evaluates=True).objective.masking.rate == 0.15
     rates = [config.phase_rate(number) for number in range(3)]
     assert rates == [
         None,
@@ -302,7 +305,8 @@ def test_phases_that_differ_in_nothing_share_a_step(corpus):
     config = config_of({}, {"masking_rate": 0.15}, {"masking_rate": 0.3}).with_vocabulary(64)
     first, second, third = (step_config(config, corpus, number) for number in range(3))
     assert first == second != third
-    assert evaluation_config(config, corpus, 0) == evaluation_config(config, corpus, 2)
+    first, third = (step_config(config, corpus, number, evaluates=True) for number in (0, 2))
+    assert first == third
 
 
 def test_what_a_phase_sets_is_said_in_words():

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bert_jax.objectives.masked_lm import MaskedLM
-from bert_jax.training.run.corpora import amount, amounts, corpus_curves, corpus_labels
-from bert_jax.training.run.loss_curve import loss_figure
+from bert_jax.training.pretrain.corpus import corpus_labels
+from bert_jax.training.run.loss_curve import amount, corpus_curves, loss_figure
 
 METRICS = MaskedLM.metrics_of(pairs=False)
 LOSS = METRICS[0].name
@@ -14,11 +14,14 @@ LOSS = METRICS[0].name
 
 def rows() -> list[dict[str, Any]]:
     return [
-        {"step": 2, f"train/{LOSS}": 4.0, **amounts(["de"], [900], [0.25])},
+        {"step": 2, f"train/{LOSS}": 4.0, "data/de/tokens": 900, "data/de/epochs": 0.25},
         {"step": 4, f"eval/{LOSS}": 3.5, f"eval/{LOSS}/de": 3.0, f"eval/{LOSS}/en": 4.0},
-        {"step": 6, f"train/{LOSS}": 3.0, **amounts(["de", "en"], [1_800, 5_000_000], [0.5, 2.0])},
+        {
+            "step": 6, f"train/{LOSS}": 3.0, "data/de/tokens": 1800, "data/de/epochs": 0.5,
+            "data/en/tokens": 5_000_000, "data/en/epochs": 2.0,
+        },
         {"step": 8, f"eval/{LOSS}": 3.1, f"eval/{LOSS}/de": 2.75, f"eval/{LOSS}/en": None},
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

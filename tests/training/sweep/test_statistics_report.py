@@ -9,8 +9,12 @@ import pytest
 
 from bert_jax.tasks.config import METRICS
 from bert_jax.training.progress import failure_reason
-from bert_jax.training.sweep.plot import statistics_figure
-from bert_jax.training.sweep.report import summary_json, summary_lines, write_summary
+from bert_jax.training.sweep.report import (
+    statistics_figure,
+    summary_json,
+    summary_lines,
+    write_summary,
+)
 from bert_jax.training.sweep.statistics import Outcome, Trial, rate_name, summarise
 
 

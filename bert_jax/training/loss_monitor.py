@@ -4,16 +4,17 @@ A masked LM falls within minutes to the unigram entropy of its corpus, the loss 
 token by its frequency. Some runs never leave that level, and some climb back to it.
 """
 
+import bisect
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
 
-from bert_jax.data.store import TokenStore
-from bert_jax.objectives.objective import Metric, Objective
-from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.progress import Finding
+from bert_jax.data.phases import Phase
+from bert_jax.objectives.objective import Metric
 
 MARGIN = 0.05
 """Least distance below the baseline, in nats, at which a run has left it."""
@@ -26,6 +27,13 @@ _FILLED = 0.4  # weight of the mean once half a window of losses is in it
 _SETTLED = 0.86  # after two windows; positions that are new in a phase are learnt within less
 _FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less stands
 _STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm", "fallen", "fallen_at")
+
+
+class Finding(NamedTuple):
+    """Result of a check of the loss, for people and for `events.jsonl`."""
+
+    kind: Literal["plateau", "diverged", "recovered"]
+    message: str
 
 
 @dataclass
@@ -46,7 +54,13 @@ class LossMonitor:
     """Value of the metric for a model that ignores its input, nats; infinite if not known."""
     unknown_rate: float
     """Share of the corpus's tokens that are the unknown token."""
-    config: PretrainConfig
+    phases: Sequence[Phase]
+    peak_rates: Sequence[float]
+    """Peak of the learning rate in each phase."""
+    warmup_steps: int
+    num_layers: int
+    save_every: int
+    """Steps from one checkpoint to the next."""
     mean: float = 0.0
     weight: float = 0.0
     done: bool = False
@@ -64,26 +78,26 @@ class LossMonitor:
     fallen_at: int = 0
     """Step of that loss."""
 
-    @classmethod
-    def of(cls, store: TokenStore, config: PretrainConfig, objective: Objective) -> "LossMonitor":
-        """Make the monitor of a run on this store."""
-        unknown = int(store.unigram_counts[store.special_ids.unk])
-        baseline = math.inf if objective.baseline is None else objective.baseline
-        unknown_rate = unknown / max(1, store.num_tokens)
-        return cls(objective.metrics[0], baseline, unknown_rate, config)
-
     @cached_property
+    def _bounds(self) -> list[int]:
+        """Updates made at the beginning of each phase, and at the end of the run."""
+        return list(accumulate((phase.num_steps for phase in self.phases), initial=0))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the run."""
+        return self._bounds[-1]
+
+    @property
     def window(self) -> int:
         """Number of steps over which the loss is smoothed."""
-        return max(5, min(40, self.config.training.num_steps // 20))
+        return max(5, min(40, self.num_steps // 20))
 
     @property
     def judged_at(self) -> int:
         """Step at which the loss has to be below the baseline."""
-        num_steps = self.config.training.num_steps
-        return min(
-            self.config.warmup_steps + max(self.window, min(num_steps // 4, 10_000)), num_steps
-        )
+        waits = max(self.window, min(self.num_steps // 4, 10_000))
+        return min(self.warmup_steps + waits, self.num_steps)
 
     @property
     def smoothed(self) -> float:
@@ -92,8 +106,7 @@ class LossMonitor:
 
     def observe(self, step: int, loss: float) -> list[Finding]:
         """Add the loss after `step` updates, and return the findings."""
-        starts = self.config.training.phase_starts
-        phase_start = max((start for start in starts if start < step), default=0)
+        phase_start = self._bounds[self._phase_of(step)]
         if self.step <= phase_start:
             self.mean = self.weight = 0.0
             self.fallen = sys.float_info.max
@@ -114,7 +127,7 @@ class LossMonitor:
             setattr(self, name, value)
 
     def _judge_plateau(self, step: int) -> Finding | None:
-        last, filled = step == self.config.training.num_steps, self.weight >= _FILLED
+        last, filled = step == self.num_steps, self.weight >= _FILLED
         if filled and self.smoothed < self.fallen - _FALL:
             self.fallen, self.fallen_at = self.smoothed, step
         if self.done or step < self.judged_at or not (last or filled):
@@ -156,23 +169,22 @@ class LossMonitor:
                 f"{self.baseline:.3f}: the model has lost all it had learnt from context"
             )
         kept = f"the newest checkpoint of step {self.lowest_at:,} or before is kept"
-        if self.lowest_at < self.config.checkpoint.save_every_steps:
+        if self.lowest_at < self.save_every:
             kept = "no checkpoint was due before"
         return (
-            f"{text}; {kept}. Most often the learning rate, {self._peak_rate(step):g}, is too high "
-            "or the warm-up too short; docs/pretraining.md says how to go back"
+            f"{text}; {kept}. Most often the learning rate, "
+            f"{self.peak_rates[self._phase_of(step)]:g}, is too high or the warm-up too short; "
+            "docs/pretraining.md says how to go back"
         )
 
-    def _peak_rate(self, step: int) -> float:
-        """Return the peak of the learning rate in the phase that made update `step`."""
-        return self.config.peak_rate(self.config.training.phase_of(step - 1))
+    def _phase_of(self, step: int) -> int:
+        """Return the number of the phase that made update `step`."""
+        return bisect.bisect_left(self._bounds[:-1], step, lo=1) - 1
 
     def _explanation(self, step: int) -> str:
-        training = self.config.training
-        warmup = self.config.warmup_steps
-        phase = training.phases[training.phase_of(step - 1)]
+        number, num_steps = self._phase_of(step), self.num_steps
+        phase, rate = self.phases[number], self.peak_rates[number]
         tokens = phase.batch_size * phase.length
-        rate = self._peak_rate(step)
         above = self.smoothed > self.baseline + _FAR_ABOVE
         met = "the model predicts how frequent each token is and has learnt nothing from context"
         causes = [f"the learning rate, {rate:g}, is too high (try {_two_digits(rate / 3)})"]
@@ -183,18 +195,18 @@ class LossMonitor:
                 f"{_two_digits(rate * 3)}), or so high that the loss diverges "
                 f"(try {_two_digits(rate / 3)})"
             ]
-        if warmup < 0.05 * training.num_steps:
+        if self.warmup_steps < 0.05 * num_steps:
             causes.append(
-                f"the warm-up is too short: {warmup:,} of {training.num_steps:,} steps (5 to 10% "
-                f"suits a model of {self.config.model.num_layers} post-norm layers)"
+                f"the warm-up is too short: {self.warmup_steps:,} of {num_steps:,} steps (5 to 10% "
+                f"suits a model of {self.num_layers} post-norm layers)"
             )
         if tokens < 32_768:
             causes.append(
                 f"the batch is too small for this learning rate: {phase.batch_size} rows of "
                 f"{phase.length}, {tokens:,} tokens a step"
             )
-        if training.num_steps < 20_000:
-            causes.append(f"{training.num_steps:,} steps are too few for this model and corpus")
+        if num_steps < 20_000:
+            causes.append(f"{num_steps:,} steps are too few for this model and corpus")
         causes.append(
             "the corpus and its tokenizer do not fit each other "
             f"({100 * self.unknown_rate:.2g}% of its tokens are unknown)"

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,16 @@ from bert_jax.data.shard import Shard
 from bert_jax.data.store import TokenStore
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.loss_monitor import MARGIN, LossMonitor
 from bert_jax.training.pretrain.corpus import Corpus
-from bert_jax.training.pretrain.loss_monitor import MARGIN, LossMonitor
-from bert_jax.training.pretrain.settings import step_config
+from bert_jax.training.pretrain.settings import loss_monitor, objective_of, step_config
 from bert_jax.training.run.telemetry import compare
 
 METRIC = MaskedLM.metrics_of(pairs=True)[0]
+
+
+def monitor(config, baseline: float) -> LossMonitor:
+    return loss_monitor(config, replace(objective_of(config), baseline=baseline))
 
 
 def detector(num_steps=1000) -> LossMonitor:
@@ -22,7 +27,7 @@ def detector(num_steps=1000) -> LossMonitor:
     config = small_config(
         training__num_steps=num_steps, optimizer={"learning_rate": 3e-3, "warmup_steps": 20}
     )
-    return LossMonitor(METRIC, baseline=6.0, unknown_rate=0.0123, config=config)
+    return replace(monitor(config, 6.0), unknown_rate=0.0123)
 
 
 def found(watched: LossMonitor, losses) -> list[tuple[int, str, str]]:
@@ -50,7 +55,7 @@ def test_baseline_is_the_unigram_entropy_without_special_tokens():
     store = TokenStore.of([shard], counts)
     config = small_config()
     objective = step_config(config, Corpus(store, None)).objective
-    watched = LossMonitor.of(store, config, objective)
+    watched = loss_monitor(config, objective, store)
     assert watched.baseline == pytest.approx(1.5 * np.log(2))
     assert watched.unknown_rate == pytest.approx(10 / 218)
 
@@ -80,12 +85,7 @@ def test_margin_below_the_baseline_counts_as_plateau():
 
 
 def test_a_long_warm_up_is_not_named_as_a_cause():
-    watched = LossMonitor(
-        METRIC,
-        6.0,
-        0.0,
-        small_config(training__num_steps=1000, optimizer__warmup_steps=100),
-    )
+    watched = monitor(small_config(training__num_steps=1000, optimizer__warmup_steps=100), 6.0)
     (text,) = warnings_of(watched, [6.02] * 1000).values()
     assert "warm-up is too short" not in text
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_an_older_version_continues():
 
 def test_judgement_falls_within_the_run():
     config = small_config(training__num_steps=6, optimizer__warmup_steps=5)
-    watched = LossMonitor(METRIC, 6.0, 0.0, config)
+    watched = monitor(config, 6.0)
     assert watched.judged_at == 6
     assert list(warnings_of(watched, [7.0] * 6)) == [6]
 
@@ -176,7 +176,7 @@ def test_a_loss_far_above_the_line_is_not_called_a_plateau():
     assert "too low for so short a run (try 9e-3)" in text.replace("9.0e-3", "9e-3")
 
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "losses.npz"
+GOLDEN = Path(__file__).parents[1] / "golden" / "losses.npz"
 """Masked-LM loss of each step of real runs."""
 RUNS = [("mini", 2000, (0.9, 0.1), 6.530), ("tiny", 3000, (0.9, 0.1), 5.782)]
 SLOPES = (0.02, 0.05, 0.1, 0.2)
@@ -295,7 +295,7 @@ def replayed(name, num_steps, phases, baseline, rise=None):
         training__phases=[{"length": 32, "share": share} for share in phases],
         optimizer={"warmup_steps": num_steps * 2 // 5},  # the plateau is judged after the rise
     )
-    said = found(LossMonitor(METRIC, baseline, 0.0, config), losses)
+    said = found(monitor(config, baseline), losses)
     return [(step, kind) for step, kind, _ in said], begun
 
 
@@ -308,10 +308,10 @@ def test_real_losses_that_end_below_the_line_give_no_plateau_alarm(name, baselin
             training__num_steps=num_steps, training__phases=[{"length": 32}],
             optimizer={"warmup_steps": num_steps // 20},
         )  # fmt: skip
-        watched = LossMonitor(METRIC, baseline, 0.0, config)
+        watched = monitor(config, baseline)
         said = warnings_of(watched, losses[:num_steps])
         assert set(said) <= ({num_steps} if watched.smoothed >= baseline - MARGIN else set())
-        looked = LossMonitor(METRIC, baseline, 0.0, config)
+        looked = monitor(config, baseline)
         found(looked, losses[: looked.judged_at])
         looks.append(looked.smoothed >= baseline - MARGIN)
     assert sum(looks) == {"mini": 12, "tiny": 2}[name]  # above the line at the first look

@@ -1,0 +1,119 @@
+"""Settings of a fine-tuning run: pure functions of its configuration, its model and its batches."""
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelConfig
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.steps.optim import MAX_STEPS
+from bert_jax.training.sweep.statistics import Trial
+
+_ENCODER = frozenset({"encoder/embeddings", "encoder/layers", "encoder/final_norm"})
+_log = logging.getLogger("bert_jax")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Trials and steps of a run: waves of trials train one after another."""
+
+    waves: tuple[tuple[Trial, ...], ...]
+    """Trials that train together; all waves have the same size, and copies of its last trial fill
+    the last wave."""
+    num_steps: int
+    """Steps of each wave."""
+    epoch: int
+    """Steps of an epoch."""
+    interval: float
+    """Steps from one evaluation of the dev splits to the next; at least 1."""
+
+    @property
+    def num_trials(self) -> int:
+        """Number of trials, without copies."""
+        return len({trial for wave in self.waves for trial in wave})
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all waves."""
+        return len(self.waves) * self.num_steps
+
+    def evaluates_after(self, step: int) -> bool:
+        """Say whether the dev splits are scored after `step` steps of a wave, or after its last."""
+        nearest = round(step / self.interval) * self.interval
+        return step == self.num_steps or step == round(nearest)
+
+
+def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Schedule:
+    """Return the schedule of a run with `epoch` batches an epoch, from each of `inits`.
+
+    Raises:
+        UserError: There are more steps than can be counted.
+    """
+    steps = config.training.num_epochs * epoch
+    if steps > MAX_STEPS:
+        raise UserError(
+            f"training.num_epochs is {config.training.num_epochs:g}, {steps:.4g} steps of "
+            f"{epoch:,} an epoch; a run has at most {MAX_STEPS:,}: set it to "
+            f"{MAX_STEPS // epoch:,} or less"
+        )
+    num_steps, seeds = max(1, round(steps)), range(config.seed, config.seed + config.sweep.seeds)
+    interval = epoch / config.training.evals_per_epoch
+    # A held-out fold scores only the last step and selects no checkpoint.
+    interval = float(num_steps) if config.task.fold else interval
+    trials = tuple(Trial(*each) for each in itertools.product(inits, config.learning_rates, seeds))
+    size = min(config.sweep.at_once or len(trials), len(trials))
+    waves = (trials[start : start + size] for start in range(0, len(trials), size))
+    filled = tuple(wave + wave[-1:] * (size - len(wave)) for wave in waves)
+    return Schedule(filled, num_steps, epoch, max(1.0, interval))
+
+
+def frozen_parts(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of an objective that `training.freeze` sets; LoRA freezes the encoder.
+
+    Raises:
+        UserError: More layers than the model has.
+    """
+    freeze = config.training.freeze
+    if config.lora.rank or freeze == "encoder":
+        return {"frozen": _ENCODER}
+    if not freeze:
+        return {}
+    embeddings = frozenset({"encoder/embeddings"})
+    if freeze == "embeddings":
+        return {"frozen": embeddings}
+    layers = int(freeze)
+    if not 1 <= layers <= model.num_layers:
+        raise UserError(
+            f"training.freeze is {layers}, and the model has {model.num_layers} layers; it must "
+            f"be from 1 to {model.num_layers}, or 'embeddings'"
+        )
+    if layers == model.num_layers:
+        return {"frozen": embeddings | {"encoder/layers"}}
+    return {"frozen": embeddings, "frozen_layers": layers}
+
+
+def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
+    """Return the architecture with the settings of this run."""
+    training, model = config.training, initial.config
+    model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
+    length, rotates = config.task.max_length, model.positions == "rope"
+    if rotates and length > model.num_positions:
+        _log.warning(
+            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
+            "on beyond that, but only this run teaches the model to use them",
+            length, initial.name, model.num_positions,
+        )  # fmt: skip
+        model = dataclasses.replace(model, num_positions=length)
+    rate = training.dropout_rate
+    if rate is None:
+        return model
+    # Kernels of long rows and of windows have no dropout of the attention probabilities.
+    keeps = rotates and not model.attention_dropout_rate
+    return dataclasses.replace(
+        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
+    )
