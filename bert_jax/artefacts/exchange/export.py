@@ -26,7 +26,7 @@ from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.theirs import prove_reading
-from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, NoClassError
+from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, PRETRAINING_HEADS, NoClassError
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
@@ -112,6 +112,9 @@ def export(
     saved = without_pairs(trained)
     if format == "sentence-transformers" and saved.network is None:
         saved = encoder_with_vectors(saved)
+    if format != "orbax" and saved.origin.kind == "pretrain" and saved.network is None:
+        # Only parameters as a plain tree hold the head of an objective that no class has.
+        saved = saved.without(saved.params.keys() - {"encoder", *PRETRAINING_HEADS})
     left_out = sorted(trained.params.keys() - saved.params.keys())
     module_name, any_kind = FORMATS[format]
     if saved.network is not None and not any_kind:
