@@ -10,6 +10,7 @@ from bert_jax.config.bounds import Bounded, Natural, Part, Positive, Rate
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.heads import MASKED_LM
 from bert_jax.model.seq2seq.network import Network, Tying
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
@@ -49,6 +50,8 @@ class ObjectiveConfig(Bounded, section="objective"):
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
+    TEACHER_HEAD: ClassVar[str] = ""
+    """Entry of a teacher's parameters that has the head to learn from; empty: no teacher."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -60,6 +63,11 @@ class ObjectiveConfig(Bounded, section="objective"):
         "weights in the section distil: --config.distil.teacher=DIR"
     }
     """Former names and their replacements."""
+
+    @classmethod
+    def learned(cls, pairing: str) -> str:
+        """Say in the words of a model card what a run with this `data.pairing` learned."""
+        return f"the objective {cls.name}"
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
@@ -90,6 +98,17 @@ class ObjectiveConfig(Bounded, section="objective"):
 class MaskedLMConfig(ObjectiveConfig):
     """Masked LM, and with sentence pairs next-sentence prediction (Devlin et al. 2018)."""
 
+    TEACHER_HEAD: ClassVar = MASKED_LM
+
+    @classmethod
+    def learned(cls, pairing: str) -> str:
+        """Say in the words of a model card what a run with this `data.pairing` learned."""
+        pairs = {
+            "nsp": "masked words and next sentences (BERT, Devlin et al. 2018)",
+            "sop": "masked words and the order of sentences (ALBERT, Lan et al. 2019)",
+        }
+        return pairs.get(pairing, "masked words alone")
+
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""
         return MaskedLM.metrics_of(pairs)
@@ -119,6 +138,11 @@ class ReplacedTokensConfig(ObjectiveConfig):
     """Factor of the discriminator's loss; the generator's loss has factor 1."""
     temperature: Positive = 1.0
     """Divisor of the generator's logits before a token is drawn."""
+
+    @classmethod
+    def learned(cls, pairing: str) -> str:
+        """Say in the words of a model card what a run with this `data.pairing` learned."""
+        return "replaced-token detection (ELECTRA, Clark et al. 2020)"
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import bert_jax
 from bert_jax.artefacts.exchange.huggingface_files import (
@@ -26,7 +26,11 @@ from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.theirs import prove_reading
-from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, NoClassError
+from bert_jax.artefacts.formats.huggingface_config import (
+    POOLED_HEADS,
+    PRETRAINING_HEADS,
+    NoClassError,
+)
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
@@ -35,15 +39,27 @@ from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, digests_of
 
+
+class Format(NamedTuple):
+    """An export format."""
+
+    module: str
+    """Module of `exchange`."""
+    translates: bool = False
+    """Whether the module also writes translation models."""
+    any_head: bool = False
+    """Whether the module writes every entry of the parameters, also a head of no known kind."""
+
+
 FORMATS = {
-    "huggingface": ("huggingface", True),
-    "sentence-transformers": ("sentence_transformers", False),
-    "stablehlo": ("stablehlo", True),
-    "orbax": ("orbax_export", True),
-    "onnx": ("onnx.runtime", False),
-    "peft": ("peft", False),
+    "huggingface": Format("huggingface", translates=True),
+    "sentence-transformers": Format("sentence_transformers"),
+    "stablehlo": Format("stablehlo", translates=True),
+    "orbax": Format("orbax_export", translates=True, any_head=True),
+    "onnx": Format("onnx.runtime"),
+    "peft": Format("peft"),
 }
-"""Module of `exchange` by format, and whether it also writes translation models.
+"""Export formats by name.
 
 A module's `write(saved, out)` fills a directory; a UserError says what the format cannot hold.
 `prove(saved, out, rows)` compares the directory with its source on rows of token ids, and returns
@@ -112,16 +128,18 @@ def export(
     saved = without_pairs(trained)
     if format == "sentence-transformers" and saved.network is None:
         saved = encoder_with_vectors(saved)
+    written = FORMATS[format]
+    if not written.any_head and saved.origin.kind == "pretrain" and saved.network is None:
+        saved = saved.without(saved.params.keys() - {"encoder", *PRETRAINING_HEADS})
     left_out = sorted(trained.params.keys() - saved.params.keys())
-    module_name, any_kind = FORMATS[format]
-    if saved.network is not None and not any_kind:
-        fitting = ", ".join(each for each, (_, any_kind) in FORMATS.items() if any_kind)
+    if saved.network is not None and not written.translates:
+        fitting = ", ".join(name for name, each in FORMATS.items() if each.translates)
         raise UserError(
             f"{saved.name}: {format} has no search; a model that translates is exported --to "
             f"{fitting}"
         )
     has_parts = saved.network is None or format == "huggingface"  # else our own network is written
-    module = import_module(f"bert_jax.artefacts.exchange.{module_name}")
+    module = import_module(f"bert_jax.artefacts.exchange.{written.module}")
     with staged(out) as directory:
         say(f"writing {format}")
         try:

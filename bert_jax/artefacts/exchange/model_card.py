@@ -13,6 +13,7 @@ from bert_jax.artefacts.formats.families import MODERN
 from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
+from bert_jax.objectives.config import OBJECTIVES
 from bert_jax.terminal import markdown_table
 
 _LIBRARIES = {
@@ -165,16 +166,13 @@ def _data(saved: SavedModel) -> str:
         corpus = files.last_part(config.get("data", {}).get("corpus"))
         if saved.network is not None:
             return f"## Data\n\nTrained on the pairs of the corpus `{corpus}`."
+        name = saved.origin.objective or "masked_lm"
         said = f"Pretrained on the corpus `{corpus}`"
-        objective = {
-            "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
-            "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
-            "none": ", masked words alone",
-        }.get(saved.origin.pairing or "", "")
-        if saved.origin.objective == "replaced_tokens":
-            half = "discriminator" if "rtd" in saved.params else "generator"
-            objective = f", replaced-token detection (ELECTRA, Clark et al. 2020): the {half}"
-        return f"## Data\n\n{said}{objective}."
+        if saved.origin.pairing is not None:
+            said += f", {OBJECTIVES[name].learned(saved.origin.pairing)}"
+        if name == "replaced_tokens":
+            said += f": the {'discriminator' if 'rtd' in saved.params else 'generator'}"
+        return f"## Data\n\n{said}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})
         parts = [f"`{files.plain(task['name'])}`"] if task.get("name") else []

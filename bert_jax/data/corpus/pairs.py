@@ -147,7 +147,7 @@ def _one_file(name: str) -> str:
 
 def _text_file(name: str) -> FileSource:
     (source,) = resolve_sources([_one_file(name)], ReadOptions(newline_only=True))
-    if not isinstance(source, FileSource) or source.is_json:
+    if not isinstance(source, FileSource) or not source.is_prose:
         raise UserError(
             f"{name} is not a text file with a text on each line; for two columns of a table give "
             "--pairs FILE --columns source=COLUMN,target=COLUMN"

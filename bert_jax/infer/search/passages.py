@@ -60,14 +60,14 @@ def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passag
     file is one document, and paragraphs follow each other in a passage while there is room. A row
     of JSON lines or of a table is a document of its own, with the id that its field `id` says.
     """
-    if isinstance(source, FileSource) and not source.is_json:
+    if isinstance(source, FileSource) and source.is_prose:
         whole = (piece for text in source.texts() for piece in _pieces(text, tokenizer, room))
         for number, text in enumerate(_packed(whole, room), 1):
             yield Passage(_numbered(source.name, number), source.name, text)
         return
     for document in source.documents():
         own = document.fields.get("id")
-        id = f"{source.name}:{document.number}" if own is None else f"{own}"
+        id = f"{source.name}:{document.number}" if own in (None, "") else f"{own}"
         pieces = _pieces(document.text, tokenizer, room)
         for number, text in enumerate(_packed(pieces, room), 1):
             yield Passage(_numbered(id, number), source.name, text)

@@ -8,7 +8,7 @@ from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import THETAS, MixtureConfig, Phase, scaled
 from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.errors import UserError
-from bert_jax.objectives.config import MaskedLMConfig, ObjectiveConfig, StudentConfig
+from bert_jax.objectives.config import OBJECTIVES, MaskedLMConfig, ObjectiveConfig, StudentConfig
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric
 from bert_jax.training.pretrain.sections import (
@@ -100,10 +100,11 @@ class PretrainConfig(Bounded):
                 f"data.pairing is {pairing!r}, but objective.name {objective.name!r} reads rows of "
                 f"data.pairing {' or '.join(map(repr, objective.PAIRINGS))}"
             )
-        if self.distil.teacher and not isinstance(objective, MaskedLMConfig):
+        if self.distil.teacher and not objective.TEACHER_HEAD:
+            taught = " and ".join(name for name, kind in OBJECTIVES.items() if kind.TEACHER_HEAD)
             raise UserError(
                 f"distil.teacher is {self.distil.teacher!r}, and objective.name is "
-                f"{objective.name!r}; only masked_lm learns from a teacher"
+                f"{objective.name!r}; only {taught} can learn from a teacher"
             )
         if self.has_pairs and self.model.num_types == 1:
             raise UserError(

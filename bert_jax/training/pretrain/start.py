@@ -9,7 +9,9 @@ import numpy as np
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.heads import logical_axes
+from bert_jax.model.heads import MASKED_LM
+from bert_jax.objectives.config import Given
+from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import with_architecture
 from bert_jax.training.start import Start, with_positions
@@ -73,22 +75,32 @@ def resolve_teacher(
     Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
 
     Raises:
-        UserError: No teacher is named, or its tokenizer, head or positions do not fit.
+        UserError: The section is set without a teacher, or the teacher has another tokenizer than
+            the corpus, no head to learn from, or too few positions.
     """
     config.distil.check_section()
     if not config.distil.teacher:
         return config, None
     teacher = read(config.distil.teacher)
-    teacher.require("fill-mask", "masked-LM head to learn from")
+    if (head := config.objective.TEACHER_HEAD) == MASKED_LM:
+        teacher.require("fill-mask", "masked-LM head to learn from")
+    elif head not in teacher.params:
+        raise UserError(
+            f"distil.teacher: {teacher.name} has no head {head!r}; give a model that "
+            f"objective.name {config.objective.name!r} trained"
+        )
     check_tokenizer(teacher, fingerprint, "distil.teacher", config.distil.teacher)
     longest = max(phase.length for phase in config.training.phases)
     rows = f"training.phases have rows of {longest} tokens; shorten the rows"
     model = with_positions(teacher, longest, rows)
     values = {name: getattr(model, name) for name in (*ARCHITECTURE, "vocab_size")}
     architecture = ModelConfig(**values | {"pooler": False})  # nothing reads it
+    axes = config.objective.make(
+        Given(architecture, config.masking, config.has_pairs, SpecialIds(*range(5)))
+    ).axes()
     kept = {
         name: {n: part for n, part in teacher.params[name].items() if n in parts}
-        for name, parts in logical_axes(architecture).items()
+        for name, parts in axes.items()
     }
     distil = dataclasses.replace(config.distil, architecture=architecture)
     return dataclasses.replace(config, distil=distil), dataclasses.replace(teacher, params=kept)

@@ -23,6 +23,7 @@ from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import staged
 from bert_jax.cli import main as cli
+from bert_jax.distributed.checkpoint.storage import read_tree
 from bert_jax.errors import UserError
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -357,6 +358,20 @@ def test_rows_of_the_proof_fit_the_model():
     assert max(map(len, rows)) == 40
     assert any(row.count(saved.tokenizer.special_ids.sep) == 2 for row in rows)
     assert safetensors.numpy.save is huggingface_files.safetensors.numpy.save
+
+
+@pytest.mark.parametrize("format", ["huggingface", "orbax"])
+def test_a_pretraining_head_of_no_known_kind_is_left_out_and_named(tmp_path, monkeypatch, format):
+    saved = model_of("mlm")
+    saved = dataclasses.replace(
+        saved, params={**saved.params, "order": {"bias": np.ones(3, np.float32)}},
+        origin=Origin("pretrain", 3, {"data": {"pairing": "none"}, "objective": {}}),
+    )  # fmt: skip
+    monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: saved)
+    parity = export("run", format, tmp_path / "out")
+    assert ("order" in parity["left_out"]) == (format == "huggingface")
+    if format == "orbax":
+        assert read_tree(tmp_path / "out/params")["order"]["bias"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,7 @@ def test_a_data_set_of_tfds(monkeypatch):
         (["a.en", "b.de"], None, r"there is no file b.de. Did you mean a.de"),
         (["a.*", "a.de"], None, r"'a.\*' matches 3 files, such as a.de and a.en"),
         (["a.en", "t.jsonl"], None, "t.jsonl is not a text file.*--columns source=COLUMN"),
+        (["a.en", "t.csv"], None, "t.csv is not a text file.*--columns source=COLUMN"),
         (["no.tsv"], ["1", "2"], "there is no file no.tsv"),
         (["t.jsonl"], ["s", "u"], r"t.jsonl, line 1: no column 'u'; there are 's', 't'"),
         (["t.jsonl"], ["s", "t"], r"t.jsonl, line 2: the column 't' holds \[1\], not text"),
@@ -315,6 +316,7 @@ def test_names_that_are_no_pairs(tmp_path, monkeypatch, names, columns, message)
     for name in ("a.en", "a.de", "a.fr"):
         (tmp_path / name).write_text("A\n")
     (tmp_path / "t.jsonl").write_text('{"s": "A", "t": "B"}\n{"s": "A", "t": [1]}\n')
+    (tmp_path / "t.csv").write_text("text\nA\n")
     with pytest.raises(UserError, match=message):
         list(open_pairs(names, columns).pairs())
 

@@ -46,6 +46,13 @@ def test_rows_are_documents_of_their_own_with_their_ids(tmp_path):
     ]  # fmt: skip
 
 
+def test_rows_of_a_table_are_documents_of_their_own_with_their_ids(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,text\nx,the cat\n,the dog\n7,a . b .\n")
+    found = [(each.id, each.text) for each in cut(path, 9)]
+    assert found == [("x", "the cat"), (f"{path}:2", "the dog"), ("7", "a . b .")]
+
+
 def test_directories_are_read_without_what_no_reader_knows(tmp_path):
     for name in ("b.txt", "a.md", "c.png", ".hidden.txt", "empty.txt", "deep/d.jsonl.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -50,6 +50,11 @@ class FileSource(Source):
         self._lone = " " if options.newline_only else "\n"  # in the place of a \r without \n
 
     @property
+    def is_prose(self) -> bool:
+        """Whether the lines are running text; a subclass reads records."""
+        return type(self) is FileSource and not self.is_json
+
+    @property
     def _begin(self) -> int:
         return self.part[0] if self.part else 0
 
