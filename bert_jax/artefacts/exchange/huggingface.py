@@ -125,35 +125,31 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
         raise proof.ProofFailedError(
             f"read back, this is not what was written: {first_few(wrong, 8)}"
         )
-    if (before := _meaning(saved)) != (after := _meaning(back)):
-        raise proof.ProofFailedError(
-            f"the outputs mean {after} where they were read back, not {before}"
-        )
-    if back.max_length != saved.max_length:
-        raise proof.ProofFailedError(
-            f"read back, rows have {back.max_length}, not {saved.max_length}"
-        )
-    if back.embedding != saved.embedding:
-        raise proof.ProofFailedError(
-            f"read back, vectors are {back.embedding}, not {saved.embedding}"
-        )
     expected, again = (each.tokenizer.encode_batch(proof.PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(proof.PROOF_TEXTS, expected, again, strict=True):
         _same_ids("the tokenizer that was read back", text, ids.tolist(), other.tolist())
-    if back.tokenizer.special_ids != saved.tokenizer.special_ids:
-        raise proof.ProofFailedError("the tokenizer that was read back has other special tokens")
-    if back.tokenizer.fingerprint != saved.tokenizer.fingerprint:
-        raise proof.ProofFailedError("read back, this is not what was written: the tokenizer")
+    found = _facts(back)
+    for name, value in _facts(saved).items():
+        if found[name] != value:
+            raise proof.ProofFailedError(
+                f"read back, this is not what was written: {name} {found[name]}, not {value}"
+            )
     return back
 
 
-def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
+def _facts(model: SavedModel) -> dict[str, Any]:
+    """Return the facts about a model, by name, that reading its files must give back."""
     outputs = model.outputs
-    if outputs is None:
-        return None
-    head = outputs.head
-    means = outputs.objective, head.kind, head.num_labels, outputs.labels
-    return *means, outputs.thresholds, outputs.long, outputs.reading
+    meaning = outputs and (
+        outputs.objective, outputs.head.kind, outputs.head.num_labels, outputs.labels,
+        outputs.thresholds, outputs.long, outputs.reading,
+    )  # fmt: skip
+    tokenizer = model.tokenizer
+    return {
+        "the outputs are": meaning, "the length of rows is": model.max_length,
+        "the vectors are": model.embedding, "the special tokens are": tokenizer.special_ids,
+        "the tokenizer has the fingerprint": tokenizer.fingerprint,
+    }  # fmt: skip
 
 
 def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]) -> None:

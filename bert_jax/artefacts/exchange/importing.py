@@ -11,7 +11,6 @@ compared with the source in its own class.
 """
 
 import glob
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,7 +34,7 @@ from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
-from bert_jax.artefacts.saved.ancestors import RECORD, weights_entry
+from bert_jax.artefacts.saved.ancestors import RECORD, file_digest, weights_entry
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import saved_from, with_vectors
@@ -119,9 +118,7 @@ def import_model(
             "notes": notes,
             "read_back": "bit for bit",
             "compared": compared,
-            "sha256": hashlib.sha256(
-                (directory / huggingface_files.WEIGHTS).read_bytes()
-            ).hexdigest(),
+            "sha256": file_digest(directory / huggingface_files.WEIGHTS),
             DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
@@ -195,17 +192,15 @@ def _from_directory(source: Path) -> Source:
     family_to_import(config, where=f"{path}")  # refuse the family before any missing weights
     form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
     name = f"{directory}, {made_by}"
-    saved = saved_from(form, load_tokenizer(directory), directory, name=name)
+    saved, notes = saved_from(form, load_tokenizer(directory), directory, name=name), form.notes
     if sentence is not None:
-        saved = with_vectors(saved, sentence)
-        form = replace(form, notes=(*form.notes, *sentence.notes))
+        saved, notes = with_vectors(saved, sentence), (*notes, *sentence.notes)
     token_config = directory / CONFIG_NAME
     if token_config.is_file() and "auto_map" in read_json_object(
         token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES
     ):
-        note = f"{CONFIG_NAME} names code of its own (auto_map), which was not run"
-        form = replace(form, notes=(*form.notes, note))
-    return Source(saved, form, made_by, directory)
+        notes += (f"{CONFIG_NAME} names code of its own (auto_map), which was not run",)
+    return Source(saved, replace(form, notes=notes), made_by, directory)
 
 
 def check_read_back(meant: SavedModel, directory: Path) -> None:

@@ -5,7 +5,7 @@ Entries that a model lacks, such as biases, are skipped. Sources: the classes of
 NeoBERT Le Breton et al. 2025 and the names in its published file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bert_jax.artefacts.formats.bert_families import BERTS
@@ -30,14 +30,14 @@ from bert_jax.model.heads import MASKED_LM
 _QKV = ("query", "key", "value")
 
 
-def _fused(name: str, under: tuple[str, ...], parts: tuple[str, ...]) -> list[Entry]:
-    """Return the entries of linear maps whose rows are concatenated in one foreign tensor."""
-    return [entry for part in parts for entry in affine(name, *under, part)]
+def _maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
+    """Return the entries of linear maps of a layer, by our names `parts`.
 
-
-def _apart(names: Mapping[str, str], under: tuple[str, ...]) -> list[Entry]:
-    """Return the entries of separate linear maps; `names` maps our names to foreign names."""
-    return [e for part, name in names.items() for e in affine(name, *under, part)]
+    `name` has `{part}` or `{first}` (its first letter) where each map is a foreign tensor; without
+    these the rows of all maps are concatenated in one foreign tensor.
+    """
+    names = {part: name.replace("{part}", part).replace("{first}", part[0]) for part in parts}
+    return [entry for part, theirs in names.items() for entry in affine(theirs, *under, part)]
 
 
 _COMMON = {"positions": "rope", "scale_embeddings": False, "gated": True, "embedding_dim": 0}
@@ -57,10 +57,10 @@ _MODERNBERT = Family(
         token_table("model.embeddings.tok_embeddings"),
         *norm("model.embeddings.norm", *EMBEDDINGS, "norm"),
         *norm(f"{_MODERNBERT_LAYER}.attn_norm", *LAYERS, "attention_norm"),
-        *_fused(f"{_MODERNBERT_LAYER}.attn.Wqkv", ATTENTION, _QKV),
+        *_maps(f"{_MODERNBERT_LAYER}.attn.Wqkv", ATTENTION),
         *affine(f"{_MODERNBERT_LAYER}.attn.Wo", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_MODERNBERT_LAYER}.mlp_norm", *LAYERS, "mlp_norm"),
-        *_fused(f"{_MODERNBERT_LAYER}.mlp.Wi", MLP, ("gate", "up")),
+        *_maps(f"{_MODERNBERT_LAYER}.mlp.Wi", MLP, ("gate", "up")),
         *affine(f"{_MODERNBERT_LAYER}.mlp.Wo", *MLP, "down"),
         *norm("model.final_norm", "encoder", "final_norm"),
     ),
@@ -105,14 +105,10 @@ _EUROBERT = Family(
     encoder=(
         token_table("model.embed_tokens"),
         *norm(f"{_EUROBERT_LAYER}.input_layernorm", *LAYERS, "attention_norm"),
-        *_apart(
-            {part: f"{_EUROBERT_LAYER}.self_attn.{part[0]}_proj" for part in _QKV}, ATTENTION
-        ),
+        *_maps(f"{_EUROBERT_LAYER}.self_attn.{{first}}_proj", ATTENTION),
         *affine(f"{_EUROBERT_LAYER}.self_attn.o_proj", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_EUROBERT_LAYER}.post_attention_layernorm", *LAYERS, "mlp_norm"),
-        *_apart(
-            {part: f"{_EUROBERT_LAYER}.mlp.{part}_proj" for part in ("gate", "up", "down")}, MLP
-        ),
+        *_maps(f"{_EUROBERT_LAYER}.mlp.{{part}}_proj", MLP, ("gate", "up", "down")),
         *norm("model.norm", "encoder", "final_norm"),
     ),
     pretraining={MASKED_LM: decoder_of("lm_head", "lm_head")},
@@ -147,7 +143,7 @@ _NOMIC = Family(
         token_table("nomic_bert.embeddings.word_embeddings"),
         Entry("nomic_bert.embeddings.token_type_embeddings.weight", (*EMBEDDINGS, "type")),
         *norm("nomic_bert.emb_ln", *EMBEDDINGS, "norm"),
-        *_fused(f"{_NOMIC_LAYER}.attn.Wqkv", ATTENTION, _QKV),
+        *_maps(f"{_NOMIC_LAYER}.attn.Wqkv", ATTENTION),
         *affine(f"{_NOMIC_LAYER}.attn.out_proj", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_NOMIC_LAYER}.norm1", *LAYERS, "attention_norm"),
         *affine(f"{_NOMIC_LAYER}.mlp.fc11", *MLP, "up"),
@@ -204,7 +200,7 @@ _NEOBERT = Family(
             for part in _QKV
         ),
         *affine(f"{_NEOBERT_LAYER}.wo", *ATTENTION, "output", num_inputs=2),
-        *_fused(f"{_NEOBERT_LAYER}.ffn.w12", MLP, ("gate", "up")),
+        *_maps(f"{_NEOBERT_LAYER}.ffn.w12", MLP, ("gate", "up")),
         *affine(f"{_NEOBERT_LAYER}.ffn.w3", *MLP, "down"),
         *norm(f"{_NEOBERT_LAYER}.attention_norm", *LAYERS, "attention_norm"),
         *norm(f"{_NEOBERT_LAYER}.ffn_norm", *LAYERS, "mlp_norm"),

@@ -5,6 +5,7 @@ names, steps and digests, recursively, without paths.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -96,10 +97,9 @@ def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
     """Return the sha256 (hex) of a file or of one byte range; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            if part is None:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-            digest, left = hashlib.sha256(), part[1] - part[0]
-            file.seek(part[0])
+            start, end = part or (0, sys.maxsize)
+            digest, left = hashlib.sha256(), end - start
+            file.seek(start)
             while left > 0 and (data := file.read(min(left, _BLOCK))):
                 digest.update(data)
                 left -= len(data)

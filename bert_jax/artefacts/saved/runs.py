@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -227,9 +228,16 @@ def staged(out: str | Path) -> Iterator[Path]:
     """
     if scheme(out) is not None:
         raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+    before = {*threading.enumerate()}
     with StagedDirectory(out, lambda _: False) as directory:
         try:
             yield directory.path
             directory.commit()
-        except OSError as error:
-            raise disk_full(directory.target, error) from error
+        except BaseException as error:
+            # Threads of a failed Orbax save write on; their files would bring the directory back.
+            for thread in {*threading.enumerate()} - before:
+                if not thread.daemon:
+                    thread.join(timeout=10)
+            if isinstance(error, OSError):
+                raise disk_full(directory.target, error) from error
+            raise

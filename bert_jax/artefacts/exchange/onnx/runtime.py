@@ -25,6 +25,8 @@ from bert_jax.artefacts.exchange.huggingface_files import card_fields, write_des
 from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
+from bert_jax.tasks.retrieval.metrics import unit
+from bert_jax.terminal import markdown_table
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 _MAX_INLINE_BYTES = 1_800_000_000
@@ -233,8 +235,7 @@ def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def said_of(found: Mapping[str, Any]) -> str:
     """Describe the cost of 8 bits, for the model card."""
     head = ("output", "largest difference", "equal predictions", "least cosine")
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in [head, ("---",) * 4, *table(found)])
-    sizes = found["bytes"]
+    lines, sizes = markdown_table([head, *table(found)]), found["bytes"]
     return (
         f"Then the matrices were quantized to {found['kind']}: {sizes['before']:,} bytes became "
         f"{sizes['after']:,}. On the same texts, against the source:\n\n{lines}\n\n"
@@ -247,13 +248,11 @@ def _share(pairs: Any) -> float:
 
 
 def _cosine(first: np.ndarray, second: np.ndarray) -> float:
-    norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    return float(((first * second).sum(-1) / np.maximum(norms, 1e-12)).min())
+    return float((unit(first) * unit(second)).sum(-1).min())
 
 
 def _nearest(vectors: np.ndarray) -> np.ndarray:
-    """Return the index of the most similar other vector for each vector."""
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    similar = unit @ unit.T
+    """Return the index of the most similar other vector for each of the vectors (N, D)."""
+    similar = unit(vectors) @ unit(vectors).T
     np.fill_diagonal(similar, -np.inf)
     return similar.argmax(1)
