@@ -25,20 +25,28 @@ def run_plan(
     config: PretrainConfig, topologies: Sequence[str], *, phase: str, batch: str, as_json: bool,
     plot: Path | None, cache: Path | None,
 ) -> int:  # fmt: skip
-    """Compile and print; return 0 if all fits, else 1 (then print settings that would fit)."""
+    """Compile every phase for every topology, and print the results.
+
+    `phase` is a number or all; `batch` is a number of rows a chip, fit, fast, or empty for the
+    configured batch. `plot` is a PNG file, `cache` the directory of `compile_step`.
+
+    Returns:
+        0 if the configured steps fit, else 1; then the output has settings that would fit.
+
+    Raises:
+        UserError: An argument is out of range, or `train` would refuse the configuration.
+    """
     parsed = [parse_topology(name) for name in topologies]
     count = len(config.training.phases)
     if phase != "all" and not (phase.isdecimal() and int(phase) < count):
-        raise UserError(
-            f"--phase is {phase!r}; the configuration has 0 to {count - 1}, or `all` for all"
-        )
+        raise UserError(f"--phase is {phase!r}; it must be a phase from 0 to {count - 1}, or all")
     phases = range(count) if phase == "all" else [int(phase)]
     config, vocabulary = with_vocabulary(config)
     if plot is not None and not plot.absolute().parent.is_dir():
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
-        if not batch:  # else other batches are planned
+        if not batch:  # otherwise batches other than the configured one are planned
             for line in startable(config, topology):
                 print(f"{topology.name}: {line}", file=sys.stderr)
         for number in phases:
@@ -72,7 +80,7 @@ class _Answer:
     """The answer for one topology and phase."""
 
     plan: Plan
-    """Plan of the configured settings, or of settings that fit where these do not."""
+    """Plan of the configured settings, or of settings that fit if the configured do not."""
     record: dict[str, Any]
     """Entries of the JSON output beside the plan."""
     before: Sequence[str] = ()
@@ -82,7 +90,11 @@ class _Answer:
 
 
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
-    """Refuse a run that `train` would refuse on a topology; return the changes `train` makes."""
+    """Return the changes that `train` makes to a run on a topology, as sentences.
+
+    Raises:
+        UserError: `train` would refuse the run.
+    """
     shards = topology.num_devices // settings_of(config, 0, topology.num_devices).tensor
     config = with_batch_unit(config, shards)
     check_stages(config, shards)
@@ -92,7 +104,11 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
 def with_rows_per_chip(
     config: PretrainConfig, phase: int, topology: Topology, rows: int
 ) -> PretrainConfig:
-    """Return the configuration with `rows` rows a chip in each micro-batch of a phase."""
+    """Return the configuration with `rows` rows a chip in each micro-batch of a phase.
+
+    Raises:
+        UserError: `rows` is below 1.
+    """
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
     batch_size = rows * topology.num_chips * config.accumulation_of(phase)
@@ -114,15 +130,15 @@ def _as_configured(planner: Planner) -> _Answer:
     if found is None:
         nothing = (
             "",
-            "No mesh, number of micro-batches or rematerialisation was found with which "
-            f"{plan.rows} rows a step fit on {planner.topology.name}: more chips are needed",
+            f"{plan.rows} rows a step fit on {planner.topology.name} with no mesh, number of "
+            "micro-batches or rematerialisation: more chips are needed",
         )
         return _Answer(plan, {**record, "overrides": None}, after=nothing)
     overrides = planner.overrides(found.settings)
     before = [
         output.as_text(plan),
         "",
-        "what fits, and is the fastest found, with the same rows a step; add to the command:",
+        "the fastest settings found that fit with the same rows a step; add to the command:",
         "  " + " ".join(overrides),
         "tried on the way:",
     ]

@@ -280,7 +280,7 @@ class Pace:
 
 
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
-    """Find the size and number of micro-batches with the highest MFU; None where none fit.
+    """Return the size and number of micro-batches with the highest MFU; None if none fit.
 
     Micro-batches small enough to keep the activations between layers in the core's own memory are
     faster per row than one large batch; their number decides the cost per row of the rest. `ladder`
@@ -313,5 +313,5 @@ def round_rows(rows: int) -> int:
 
 
 def _kind(settings: Settings) -> tuple[str, int]:
-    """Return the kind of candidates whose predictions err in the same way."""
+    """Return the key of candidates whose predictions err in the same way."""
     return settings.remat, settings.tensor

@@ -93,18 +93,18 @@ def export(
         raise UserError(f"the tolerance is {tolerance}; it must be a number, not below 0")
     if quantize not in ("", "int8") or (quantize and format != "onnx"):
         raise UserError(
-            f"quantize is {quantize!r:.40} and the format {format}; int8 is there, for onnx alone"
+            f"quantize is {quantize!r:.40} and the format {format}; only int8 with onnx is possible"
         )
     if not _LICENSE.fullmatch(license):
         raise UserError(
-            f"the license is {license[:80]!r}; give the Hub's abbreviation, such as apache-2.0, "
-            "cc-by-4.0, other or unknown"
+            f"the license is {license[:80]!r}; it must be an abbreviation of the Hub, such as "
+            "apache-2.0, cc-by-4.0, other or unknown"
         )
     name = name or Path(source).absolute().name
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"the name is {name[:120]!r}; up to 96 letters, digits, spaces and any of . + / - _ "
-            "are needed (--name)"
+            f"the name is {name[:120]!r}; it must have 1 to 96 letters, digits, spaces and any of "
+            ". + / - _ (--name)"
         )
     say(f"reading {source}")
     as_read = read_model(source, part=part)
@@ -117,8 +117,7 @@ def export(
     if saved.network is not None and not any_kind:
         fitting = ", ".join(each for each, (_, any_kind) in FORMATS.items() if any_kind)
         raise UserError(
-            f"{saved.name}: {format} has no search; a model that translates is exported --to "
-            f"{fitting}"
+            f"{saved.name}: {format} has no search; export a translation model --to {fitting}"
         )
     has_parts = saved.network is None or format == "huggingface"  # else our own network is written
     module = import_module(f"bert_jax.artefacts.exchange.{module_name}")

@@ -41,20 +41,18 @@ PIPELINES = {
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the files of `write_huggingface`, which may refuse the model."""
-    refuse_learned_pooling(saved)
-    files.write_huggingface(saved, out)
+    """Write the files of `write_huggingface`.
 
-
-def refuse_learned_pooling(saved: SavedModel) -> None:
-    """Refuse vectors that no module of sentence-transformers computes; name other formats."""
+    Raises:
+        UserError: No class computes the model, or no module of sentence-transformers its pooling.
+    """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
-            f"{saved.name}: the pooling is {saved.embedding.pooling}, a mean with learned weights "
-            "of the tokens, and no module of sentence-transformers computes that (its Pooling "
-            "weights by position, its WeightedLayerPooling layers). Export with --to onnx or "
-            "stablehlo, which have the pooling inside, or train with pooling mean, cls or last"
+            f"{saved.name}: no module of sentence-transformers computes the pooling "
+            f"{saved.embedding.pooling}, a mean with learned token weights. Export with --to onnx "
+            "or stablehlo, which contain the pooling, or train with pooling mean, cls or last"
         )
+    files.write_huggingface(saved, out)
 
 
 def auto_class(name: str) -> str:
@@ -272,11 +270,13 @@ With bert_jax:
 ```python
 import bert_jax
 
-model = bert_jax.load("DIR")
+{ours}
 ```
 
-In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
-text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+{note}"""
+_SPECIAL = """\
+In Transformers the names of special tokens, such as `[MASK]`, are special wherever a text has \
+them; `split_special_tokens=True` reads them as text, as bert_jax does."""
 _THEIRS = """\
 With Transformers, `DIR` being this directory:
 
@@ -285,35 +285,19 @@ from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("DIR")
 model = {auto}.from_pretrained("DIR")
-```
+{use}```
 """
 _NO_CLASS = """\
 Transformers has no class of {0}, and `config.json` names no code: `AutoTokenizer` loads the \
 directory `DIR`, `AutoModel` does not. Who trusts the published code of {0} copies `auto_map` from \
 its `config.json` and loads `DIR` with `trust_remote_code=True`.
 """
-_TRANSLATING = """\
-With Transformers, `DIR` being this directory:
-
-```python
-from transformers import AutoTokenizer, {name}
-
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {name}.from_pretrained("DIR")
+_TRANSLATE = """\
 batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=True)
 found = model.generate(**batch)
 print(tokenizer.batch_decode(found, skip_special_tokens=True))
-```
-
-`generation_config.json` has the search: five beams, scores divided by the number of tokens.
-
-With bert_jax:
-
-```python
-import bert_jax
-
-print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
-```"""
+"""
+_SEARCH = "`generation_config.json` has the search: five beams, scores divided by the length."
 _PIPELINE = """
 ```python
 from transformers import pipeline
@@ -325,15 +309,18 @@ model = pipeline("{}", model="DIR")
 
 def loading(saved: SavedModel) -> str:
     """Describe how to load the directory, for the model card."""
-    name = files.class_of(saved)
+    name, ours = files.class_of(saved), 'model = bert_jax.load("DIR")'
     if saved.network is not None:
-        return _TRANSLATING.format(name=name)
+        ours = 'print(bert_jax.load("DIR").translate(["A text.", "Another text."]))'
+        said = _THEIRS.format(auto=name, use=_TRANSLATE)
+        return _LOADING.format(theirs=said, ours=ours, note=_SEARCH)
     family = FAMILIES[files.family_of(saved)]
     if not family.native:
-        return _LOADING.format(theirs=_NO_CLASS.format(family.name))
-    kind, said = PIPELINES.get(files.task_of(saved)), _THEIRS.format(auto=auto_class(name))
+        return _LOADING.format(theirs=_NO_CLASS.format(family.name), ours=ours, note=_SPECIAL)
+    kind = PIPELINES.get(files.task_of(saved))
+    said = _THEIRS.format(auto=auto_class(name), use="")
     if kind and kind not in ("question-answering", "multiple-choice"):  # do not exist
         said += _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
             said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
-    return _LOADING.format(theirs=said)
+    return _LOADING.format(theirs=said, ours=ours, note=_SPECIAL)

@@ -144,15 +144,14 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
     if (path / "config.json").is_file() or not is_tf_checkpoint(path):
         if gelu is not None:
             raise UserError(
-                "--gelu says what a TensorFlow checkpoint means by gelu; config.json of "
-                f"{source} says it itself, in its field hidden_act"
+                f"--gelu is for TensorFlow checkpoints; config.json of {source} defines its "
+                "activation, in the field hidden_act"
             )
         directory = path if path.is_dir() else _fetched(source)
         if (directory / ADAPTER).is_file():
             raise UserError(
-                f"{directory} has {ADAPTER}: Transformers applies that adapter to the model, and "
-                "an import is of a model alone. Move the files of the adapter to a directory of "
-                "their own"
+                f"{directory} has {ADAPTER}, an adapter that Transformers would apply, and only "
+                "models are imported. Move the adapter's files to a directory of their own"
             )
         with checked(directory):
             return _from_directory(directory)
@@ -182,12 +181,12 @@ def _from_directory(source: Path) -> Source:
     path = directory / "config.json"
     if not path.is_file():
         raise UserError(
-            f"{directory} has no config.json; a directory in Hugging Face's format has, and one of "
-            "the original TensorFlow code has bert_config.json"
+            f"{directory} has no config.json (Hugging Face's format) and no bert_config.json (the "
+            "original TensorFlow code)"
         )
     config = read_json_object(path, max_bytes=huggingface_files.MAX_CONFIG_BYTES)
     if "bert_jax" in config:
-        raise UserError(f"{directory} is a work directory of this program; it needs no import")
+        raise UserError(f"{directory} is a work directory of bert-jax, which needs no import")
     made_by = huggingface_files.model_class(config)
     family_to_import(config, where=f"{path}")  # refuse the family before any missing weights
     form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
@@ -239,7 +238,7 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
         if not same or not same_spans(text, spans, theirs, exact=False):
             where = "here" if same else "in what was written"
             raise ProofFailedError(
-                f"{found.saved.name}: tokens of {text!r:.80} have other places in the text {where} "
-                "than in the source"
+                f"{found.saved.name}: tokens of {text!r:.80} have other offsets {where} than in "
+                "the source"
             )
     return {"texts_with_equal_offsets": compared}

@@ -126,13 +126,13 @@ def without_adapter(saved: SavedModel) -> SavedModel:
 def _adapter(saved: SavedModel) -> Adapter:
     if saved.adapter is None:
         raise UserError(
-            f"{saved.name}: there is no adapter; only runs of `bert-jax finetune` with lora.rank "
-            "above 0 have one. Export the whole model in another format"
+            f"{saved.name} has no adapter; only runs of `bert-jax finetune` with lora.rank above 0 "
+            "have one. Export the whole model in another format"
         )
     if saved.outputs is None:
         raise UserError(
-            f"{saved.name}: an adapter is written with the head of a task, and an embedding model "
-            "has none. Export the whole model in another format"
+            f"{saved.name}: PEFT's format needs a task head, which an embedding model lacks. "
+            "Export the whole model in another format"
         )
     return saved.adapter
 

@@ -241,8 +241,8 @@ FAMILIES: Mapping[str, Family] = {**BERTS, **MODERN}
 """Families by `model_type`, a field of `config.json`."""
 
 _OWN_CODE = (
-    "names code of its own (auto_map), which says what this model computes and which is never run; "
-    "only models of the classes of Transformers itself are imported"
+    "names code of its own (auto_map), which defines the model's computation and is never run; "
+    "only models of Transformers' own classes are imported"
 )
 
 
@@ -264,15 +264,15 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
         if type(groups) is type(layers) is int:
             shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
         raise UserError(
-            f"{where}: an ALBERT is no BERT with other names, and none is imported: {shared}, "
-            "which training here would not keep equal. Take a BERT or RoBERTa of that language, or "
-            "pretrain one with its tokenizer (spiece.model)"
+            f"{where}: an ALBERT cannot be imported: {shared}, and training here would not keep "
+            "them equal. Import a BERT or RoBERTa of that language, or pretrain one with the "
+            "ALBERT's tokenizer (spiece.model)"
         )
     family = known_family(found)
     if family is None:
         raise UserError(
-            f"{where}: model_type is {found.get('model_type')!r:.80}; what can be imported is "
-            f"{', '.join(FAMILIES)} (and albert cannot: see docs/import.md)"
+            f"{where}: model_type is {found.get('model_type')!r:.80}; it must be one of "
+            f"{', '.join(FAMILIES)} (not albert: see docs/import.md)"
         )
     if "auto_map" in found and family.like_bert:
         raise UserError(f"{where} {_OWN_CODE}")
@@ -294,10 +294,10 @@ def unread(found: Mapping[str, Any], *, where: str) -> UserError:
         return UserError(f"{where} {_OWN_CODE}")
     if kind is None:
         return UserError(
-            f"{where} has no field model_type, so that it may be of any kind of model (RoBERTa's "
-            'weights have the names of BERT\'s). If it is a BERT, add "model_type": "bert"'
+            f"{where} has no field model_type, and the names of the weights cannot tell a BERT "
+            'from a RoBERTa. If the model is a BERT, add "model_type": "bert"'
         )
     return UserError(
         f"{where}: model_type is {show(kind)}; only 'bert' is supported. `bert-jax import` "
-        "makes one of a RoBERTa, ELECTRA or DistilBERT"
+        "converts a RoBERTa, ELECTRA or DistilBERT"
     )

@@ -64,7 +64,7 @@ class Reading:
         """Refuse values below 1."""
         for name in ("stride", "max_question", "max_answer_tokens"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; 1 is the least")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 class NoClassError(UserError):
@@ -111,7 +111,7 @@ def head_from_huggingface(
         return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span", reading=reading)
     outputs = arrays.get(bias)
     if outputs is None or outputs.ndim != 1:
-        raise UserError(f"{bias} is missing, or no vector: the number of labels is unknown")
+        raise UserError(f"{bias} is missing or not a vector, so the number of labels is unknown")
     size = len(outputs)
     head = TaskHeadConfig(kind, size, float(rate))
     if task == MULTIPLE_CHOICE:
@@ -188,7 +188,7 @@ def _labels(found: Any, number: int) -> tuple[str, ...]:
     good = [name for name in names if isinstance(name, str) and len(name) <= _MAX_LABEL_CHARS]
     if len(good) != number or len(found) != number or len(set(good)) != number:
         raise UserError(
-            f"config.json: id2label must name each of the {number} labels of the head, from "
-            f'"0" to "{number - 1}", each once'
+            f'config.json: id2label must give each of the {number} labels of the head, "0" to '
+            f'"{number - 1}", a different name'
         )
     return tuple(good)

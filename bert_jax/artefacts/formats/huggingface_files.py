@@ -55,10 +55,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():
-        raise UserError(
-            f"{directory} has both {WEIGHTS} and {INDEX}, which may hold different weights; "
-            "remove the one that is not meant"
-        )
+        raise UserError(f"{directory} has both {WEIGHTS} and {INDEX}; remove the wrong one")
     if single.is_file():
         return read_safetensors(single)
     if index.is_file():
@@ -66,12 +63,12 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     for name in _OTHER_WEIGHTS:
         if (directory / name).exists():
             raise UserError(
-                f"{directory} has its weights in {name} alone, which is not read: {WEIGHTS} is "
-                "needed. Where you trust that file, convert it with Transformers, "
+                f"{directory} has only the weights {name}, which are not read: {WEIGHTS} is "
+                "needed. If you trust the file, convert it with Transformers, "
                 f"{made_by}.from_pretrained({str(directory)!r}).save_pretrained(NEW), and copy "
                 "the tokenizer's files to NEW"
             )
-    raise UserError(f"{directory} has no weights: neither {WEIGHTS} nor {INDEX} is there")
+    raise UserError(f"{directory} has no weights: neither {WEIGHTS} nor {INDEX} exists")
 
 
 def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
@@ -91,7 +88,7 @@ def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
     for file, names in sorted(by_file.items()):
         tensors = read_safetensors(directory / file)
         wrong += [f"{name[:80]!r} is not in {file}" for name in sorted(names - tensors.keys())]
-        wrong += [f"{name[:80]!r} is in {file} and not in the index as such"
+        wrong += [f"{name[:80]!r} is in {file}, but not according to the index"
                   for name in sorted(tensors.keys() - names)]  # fmt: skip
         found |= tensors
     if wrong:

@@ -51,9 +51,9 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
     found = _look(f"{place}", step, near, ())
     if found is None:
         raise UserError(
-            f"{place} is no directory with a lineage; give a work directory, what `bert-jax "
-            "export`, `import`, `grow` or `average` has made, a model in Hugging Face's format, or "
-            "a corpus"
+            f"{place} is no directory with a lineage; give a work directory, an output of "
+            "`bert-jax export`, `import`, `grow` or `average`, a corpus, or a model in Hugging "
+            "Face's format"
         )
     return found
 

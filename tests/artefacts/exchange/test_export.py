@@ -137,7 +137,7 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("pretraining", {}, r"both a head for pairs of sentences and embeddings \(8\) of another"),
+        ("pretraining", {}, r"embeddings of width 8 with layers of \d+ have no head for pairs"),
         ("mlm", {"activation": "relu"}, "model.activation is relu, and the masked-LM head"),
         ("class", {}, "its pooler has tanh, and no class of Transformers computes"),
     ],

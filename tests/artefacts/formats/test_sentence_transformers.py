@@ -79,7 +79,7 @@ def test_the_files_of_version_6(copy):
     assert found.max_length == 24
     assert found.notes == (
         "the prompts 'clustering' are not kept",
-        "texts are compared by 'dot', which no file here says",
+        "the similarity 'dot' is not kept: cosines compare texts",
     )
 
 
@@ -139,7 +139,7 @@ def test_what_is_not_computed_is_named(copy, file, fields, message):
     ("place", "module", "message"),
     [
         (2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}, "Pooling, Dense;"),
-        (1, {"type": "mine.Pooling", "path": "1_Pooling"}, "code of the model's own"),
+        (1, {"type": "mine.Pooling", "path": "1_Pooling"}, "the model's own code"),
         (1, {"type": "sentence_transformers.models.Pooling", "path": "../x"}, "path of its folder"),
         (1, {"type": 5}, "path of its folder"),
     ],
@@ -184,7 +184,7 @@ def test_kinds_and_dimensions():
     for options, message in (
         ({"dimensions": 17}, "dimensions is 17; .* have 16 numbers"),
         ({"dimensions": 0}, "dimensions is 0"),
-        ({"pooling": "weighted"}, "no learned weights"),
+        ({"pooling": "weighted"}, "no learned token weights"),
     ):
         with pytest.raises(UserError, match=message):
             model.embed(texts, **options)

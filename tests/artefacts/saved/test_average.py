@@ -239,8 +239,12 @@ def test_threads_that_write_on_after_an_error_leave_nothing(tmp_path):
         time.sleep(0.3)
         (directory / "checkpoints").mkdir(parents=True)
 
-    with pytest.raises(RuntimeError), staged(tmp_path / "out") as directory:
-        threading.Thread(target=write_late, args=(directory,)).start()
-        raise RuntimeError
+    def save() -> None:
+        with staged(tmp_path / "out") as directory:
+            threading.Thread(target=write_late, args=(directory,)).start()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        save()
     time.sleep(0.4)
     assert not list(tmp_path.iterdir())

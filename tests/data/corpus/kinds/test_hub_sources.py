@@ -123,7 +123,10 @@ def test_the_card_names_files(monkeypatch):
     for spec, message in (
         ("hf:me/sets:german", "no configuration 'german'; there are deutsch"),
         ("hf:me/sets:deutsch:dev", "no split 'dev'; there are test, train"),
-        ("hf:me/sets:gone", r"the card names fr/\*\.jsonl, and none of these is a file that is read"),
+        (
+            "hf:me/sets:gone",
+            r"the card names fr/\*\.jsonl, and none of these is a file that is read",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             names(monkeypatch, spec, CONFIGS)
