@@ -128,12 +128,8 @@ def _as_configured(planner: Planner) -> _Answer:
     found = planner.settings_that_fit()
     record: dict[str, Any] = {"configuration_fits": False, "configured": output.as_dict(plan)}
     if found is None:
-        nothing = (
-            "",
-            f"{plan.rows} rows a step fit on {planner.topology.name} with no mesh, number of "
-            "micro-batches or rematerialisation: more chips are needed",
-        )
-        return _Answer(plan, {**record, "overrides": None}, after=nothing)
+        place = f"{planner.topology.name} with any mesh, accumulation or rematerialisation"
+        return _nothing_fits(plan, record, f"{plan.rows} rows a step do not fit on {place}")
     overrides = planner.overrides(found.settings)
     before = [
         output.as_text(plan),
@@ -152,8 +148,12 @@ def _as_configured(planner: Planner) -> _Answer:
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
+def _nothing_fits(plan: Plan, record: dict[str, Any], why: str) -> _Answer:
+    return _Answer(plan, {**record, "overrides": None}, after=("", f"{why}: use more chips"))
+
+
 def _fit(planner: Planner) -> _Answer:
-    """Return the largest batch per chip, with the configured mesh if any batch fits on it."""
+    """Return the largest batch per chip, with the configured mesh if some batch fits there."""
     settings = planner.configured
     fit = planner.fit(settings)
     record: dict[str, Any] = {"configuration_fits": fit.largest > 0}
@@ -161,8 +161,7 @@ def _fit(planner: Planner) -> _Answer:
         found = planner.settings_that_fit()
         if found is None:
             plan = planner.plan(planner.with_batch(settings, 1, settings.accumulation))
-            after = ["", "not one row a chip fits: more chips are needed"]
-            return _Answer(plan, {**record, "overrides": None}, after=after)
+            return _nothing_fits(plan, record, "not even one row a chip fits")
         settings = dataclasses.replace(found.settings, accumulation=1)
         fit = planner.fit(settings)
     best = planner.with_batch(settings, fit.best, settings.accumulation)
@@ -205,7 +204,7 @@ def _fit(planner: Planner) -> _Answer:
 def _fast(planner: Planner) -> _Answer:
     """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
-    # A batch that does not divide over the chips is no error here: the other batches do.
+    # A configured batch that does not divide over the chips is no error: the other batches do.
     divides = configured.rows % planner.rows(configured, 1) == 0
     plan = planner.plan(configured) if divides else None
     fits = plan is not None and plan.fits
@@ -216,8 +215,7 @@ def _fast(planner: Planner) -> _Answer:
         pace = planner.pace(settings)
     if pace is None:
         plan = plan or planner.plan(planner.with_batch(settings, 1, 1))
-        after = ("", "no micro-batch fits: more chips are needed")
-        return _Answer(plan, {**record, "overrides": None}, after=after)
+        return _nothing_fits(plan, record, "no micro-batch fits")
     usual = lead = planner.usual(settings, pace)
     batches = []
     if plan is not None:

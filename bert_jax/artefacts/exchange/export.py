@@ -26,7 +26,7 @@ from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.theirs import prove_reading
-from bert_jax.artefacts.formats.huggingface_config import POOLED_HEADS, NoClassError
+from bert_jax.artefacts.formats.huggingface_files import POOLED_HEADS, NoClassError
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel

@@ -30,7 +30,7 @@ from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts,
 from bert_jax.artefacts.formats import huggingface_files
 from bert_jax.artefacts.formats.families import family_to_import
 from bert_jax.artefacts.formats.form import Form, form_of
-from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
+from bert_jax.artefacts.formats.huggingface_files import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint

@@ -10,7 +10,7 @@ from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.formats.families import MODERN
-from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
+from bert_jax.artefacts.formats.huggingface_files import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
 from bert_jax.terminal import markdown_table
@@ -26,7 +26,7 @@ _OBJECTIVES = {
     "tags": "a tag for each word",
     "span": "the span of a text that answers a question",
     "arcs": "the head of each word and the relation to that head",
-    "choice": "a score for each of several continuations of a text, of which the highest wins",
+    "choice": "a score for each of several continuations of a text; the highest wins",
 }
 _MAX_LABELS = 40
 _UNSAID = "The documentation of bert_jax describes how to load the format `{}`."
@@ -263,8 +263,8 @@ def _contamination(parity: Mapping[str, Any]) -> str:
     ]
     return (
         "## Contamination\n\nEvaluation texts in the pretraining corpus, by "
-        f"{reports[0]['ngram']}-grams of normalised words: an example is seen where the corpus has "
-        "one of its n-grams.\n\n" + markdown_table([("evaluation", "examples"), *rows])
+        f"{reports[0]['ngram']}-grams of normalised words: an example counts as seen if the corpus "
+        "has one of its n-grams.\n\n" + markdown_table([("evaluation", "examples"), *rows])
     )
 
 
@@ -279,7 +279,7 @@ def _proof(parity: Mapping[str, Any]) -> str:
     table = markdown_table([("output", "difference"), *rows]) if rows else "none: all is equal."
     quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
     return (
-        "## Parity\n\nWhat was written was read back and compared with its source on "
+        "## Parity\n\nThis export was read back and compared with its source on "
         f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Largest absolute "
         f"differences in float32, {parity['tolerance']:.0e} allowed:\n\n{table}\n\n"
         f"{_translations(parity)}{quantized}`parity.json` has the versions and digests{by}"

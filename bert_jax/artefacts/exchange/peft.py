@@ -20,7 +20,7 @@ from bert_jax.artefacts.exchange.proof import ONLY_OURS, compare, logits_of, row
 from bert_jax.artefacts.exchange.theirs import TheirModel, missing
 from bert_jax.artefacts.formats import peft as adapters
 from bert_jax.artefacts.formats.families import FAMILIES
-from bert_jax.artefacts.formats.huggingface_config import head_to_huggingface
+from bert_jax.artefacts.formats.huggingface_files import head_to_huggingface
 from bert_jax.artefacts.saved.model import Adapter, SavedModel
 from bert_jax.artefacts.saved.reading import read_adapted
 from bert_jax.errors import UserError

@@ -121,7 +121,7 @@ def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
         "last": "the last state of the last token",
         "weighted": "a mean of the last states with learned weights",
     }[embedding.pooling]
-    text = f"It makes vectors of {width} numbers of texts: {pooling}"
+    text = f"It turns texts into vectors of {width} numbers: {pooling}"
     text += ", divided by its length." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:

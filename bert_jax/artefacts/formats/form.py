@@ -20,13 +20,13 @@ from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.entries import Entry, in_model, read_tensors
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.family import EMBEDDINGS, Family
-from bert_jax.artefacts.formats.huggingface_config import (
+from bert_jax.artefacts.formats.huggingface_files import (
     MULTIPLE_CHOICE,
     TASKS,
     TaskOutputs,
     head_from_huggingface,
+    model_class,
 )
-from bert_jax.artefacts.formats.huggingface_files import model_class
 from bert_jax.artefacts.formats.model_config import config_from_huggingface, first_position
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig

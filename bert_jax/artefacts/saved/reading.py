@@ -8,15 +8,13 @@ import numpy as np
 
 from bert_jax.artefacts.formats.families import FAMILIES, is_read, unread
 from bert_jax.artefacts.formats.form import Form, form_of
-from bert_jax.artefacts.formats.huggingface_config import (
-    PRETRAINING_HEADS,
-    UNTRAINED,
-    Reading,
-    TaskOutputs,
-)
 from bert_jax.artefacts.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
+    PRETRAINING_HEADS,
+    UNTRAINED,
     WEIGHTS,
+    Reading,
+    TaskOutputs,
     model_class,
     model_max_length,
     read_weights,

@@ -10,8 +10,7 @@ import pytest
 from asked_models import HEADS, WORDS, random_model
 
 from bert_jax.artefacts.exchange.export import FORMATS
-from bert_jax.artefacts.formats.huggingface_config import Reading, TaskOutputs
-from bert_jax.artefacts.formats.huggingface_files import model_max_length
+from bert_jax.artefacts.formats.huggingface_files import Reading, TaskOutputs, model_max_length
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel

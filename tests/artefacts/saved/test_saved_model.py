@@ -19,7 +19,7 @@ from huggingface_directory import (
     write_safetensors,
 )
 
-from bert_jax.artefacts.formats.huggingface_config import (
+from bert_jax.artefacts.formats.huggingface_files import (
     TaskOutputs,
     head_class,
     head_to_huggingface,

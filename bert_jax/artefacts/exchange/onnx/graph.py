@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.artefacts.formats.huggingface_config import LOGITS
+from bert_jax.artefacts.formats.huggingface_files import LOGITS
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.rotation import frequencies, sinusoids, thetas
