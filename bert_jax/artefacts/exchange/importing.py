@@ -34,13 +34,13 @@ from bert_jax.artefacts.formats.huggingface_files import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
-from bert_jax.artefacts.saved.ancestors import RECORD, file_digest, weights_entry
+from bert_jax.artefacts.saved.ancestors import RECORD, weights_entry
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import saved_from, with_vectors
 from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
-from bert_jax.files.checks import DIGESTS, checked, digests_of
+from bert_jax.files.checks import DIGESTS, checked, digest_of, digests_of
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.tokenization.load import load_tokenizer, says_casing
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
@@ -118,7 +118,7 @@ def import_model(
             "notes": notes,
             "read_back": "bit for bit",
             "compared": compared,
-            "sha256": file_digest(directory / huggingface_files.WEIGHTS),
+            "sha256": digest_of(directory / huggingface_files.WEIGHTS),
             DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
