@@ -1,9 +1,9 @@
 """A best-first search for fast settings that fit, with few compilations.
 
-A compilation costs minutes, so a prediction on paper (`planner.on_paper`) orders the candidates,
-the most promising is measured (a compilation of reduced depth), the measurement corrects the
-predictions, and so on until the best remaining candidate has been measured. Only the winner is
-compiled whole. Nothing here knows jax: the search calls the functions it is given.
+A compilation costs minutes, so a prediction on paper (`planner.on_paper`) orders the candidates.
+The most promising is measured, by a compilation of reduced depth, which corrects the predictions;
+this repeats until the best remaining candidate has been measured. Only the winner is compiled
+whole. Nothing here knows jax: the search calls the functions it is given.
 """
 
 import dataclasses

@@ -169,7 +169,7 @@ def _data(saved: SavedModel) -> str:
         objective = {
             "nsp": ", masked words and next sentences (BERT, Devlin et al. 2018)",
             "sop": ", masked words and the order of sentences (ALBERT, Lan et al. 2019)",
-            "none": ", masked words alone",
+            "none": ", masked words",
         }.get(saved.origin.pairing or "", "")
         if saved.origin.objective == "replaced_tokens":
             half = "discriminator" if "rtd" in saved.params else "generator"

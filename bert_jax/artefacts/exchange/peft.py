@@ -139,7 +139,7 @@ def _adapter(saved: SavedModel) -> Adapter:
 
 _LOADING = """\
 This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
-`DIR` being this directory and `BASE` that of the adapted model:
+`DIR` being this directory and `BASE` the adapted model's:
 
 ```python
 from peft import PeftModel

@@ -30,7 +30,7 @@ class Ancestor:
     role: str
     """Use of the ancestor, such as init or data.corpus; empty for the directory that is traced."""
     kind: str
-    """pretraining, fine-tuning, average, export, import, growth, model, corpus or file."""
+    """Kind: pretraining, fine-tuning, average, export, import, growth, model, corpus or file."""
     name: str
     """Last part of the path, or a name such as tfds:wikipedia."""
     place: str = ""

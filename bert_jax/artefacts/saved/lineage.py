@@ -246,7 +246,7 @@ def _found(
             role=known.role,
             step=known.step or live.step,
             recorded=known.recorded,
-            note="known by its name alone" if beside and not known.recorded else live.note,
+            note="known only by its name" if beside and not known.recorded else live.note,
             parents=live.parents if same and live.parents else known.parents,
         )
     return replace(known, place=places[0] if places else "")

@@ -218,7 +218,7 @@ class Index:
 
 
 class Reranker:
-    """A model with one score, or with two classes of which the second means "answers"."""
+    """A model with one score, or with two classes, the second meaning that a passage answers."""
 
     def __init__(self, model: SavedModel) -> None:
         """Take a model on a device; a UserError says that its head has other outputs."""

@@ -1,9 +1,9 @@
 """The operations of one step, from the optimised HLO that XLA wrote for a TPU.
 
-`parse_program` walks the schedule from the entry computation: a loop's body counts once per
-iteration, a conditional counts its branch with the most cycles, a fusion is one operation with the
-cycles the compiler estimated for it (`estimated_cycles` in its backend_config), a pair of -start
-and -done is one operation. Text becomes data without jax or libtpu.
+`parse_program` walks the schedule from the entry computation. A loop's body counts once per
+iteration; a conditional counts its branch with the most cycles; a fusion is one operation with the
+compiler's estimate (`estimated_cycles` in its backend_config); a pair of -start and -done is one
+operation. No jax or libtpu is needed.
 """
 
 import math

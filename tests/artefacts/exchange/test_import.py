@@ -181,7 +181,7 @@ def test_what_is_not_read_back_bit_for_bit_is_refused(tmp_path, monkeypatch, par
         ({"num_hidden_layers": 3}, r"layer.2.* is missing"),
         ({"vocab_size": 9}, "the tokenizer has 17 tokens and the model has embeddings for 9"),
         ({"bert_jax": "0.1.0"}, "a work directory of bert-jax"),
-        ({"is_decoder": True}, "a decoder attends to the past alone"),
+        ({"is_decoder": True}, "a decoder, which attends only to the past"),
     ],
 )
 def test_refusals_leave_nothing(tmp_path, fields, said):
