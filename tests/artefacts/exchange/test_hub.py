@@ -122,7 +122,7 @@ def test_names() -> None:
         assert is_hub_name(name)
     for name in ("", "a/b/c", "/a", "../a", "a/", "-a", "a@", "a b", "a/b@-x", "á", "a\n", "~/a"):
         assert not is_hub_name(name)
-        with pytest.raises(UserError, match="no name of a model of the Hub"):
+        with pytest.raises(UserError, match="no model name of the Hub"):
             fetch(name)
 
 

@@ -123,7 +123,7 @@ def test_a_model_without_limit_has_that_of_its_positions(copy):
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "name the kind"),
         ("config_sentence_transformers.json", {"prompts": [1]}, "expected an object of texts"),
         ("config_sentence_transformers.json", {"matryoshka_dimensions": [64]}, "at most 16"),
-        ("config_sentence_transformers.json", {"matryoshka_dimensions": "8"}, "give sizes"),
+        ("config_sentence_transformers.json", {"matryoshka_dimensions": "8"}, "it must list sizes"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is True"),
         ("sentence_bert_config.json", {"transformer_task": "retrieval"}, "transformer_task is"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length is 2"),
