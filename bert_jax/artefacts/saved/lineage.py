@@ -81,7 +81,7 @@ def _look(
         return _run(place, step, near, above)
     path = Path(place)
     if path.is_file():
-        return _here("file", place)
+        return _here("file", place, name=path.name)
     for file, kind in RECORD_FILES.items():
         if (path / file).is_file():
             return _model(path, kind, path / file, near, above)

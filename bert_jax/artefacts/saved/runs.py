@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,6 +31,7 @@ Kind = Literal["pretrain", "finetune"]
 RUN_FORMAT = 2
 """Format number in a run's config.json; rises when older checkpoints or records can't be read."""
 _MAX_REPORT_BYTES = 1 << 26
+_PATIENCE = 5.0  # seconds for threads to end after an error
 
 STATISTICS = "statistics.json"
 """File that a fine-tuning run writes when all members have ended: the run is finished."""
@@ -235,9 +237,10 @@ def staged(out: str | Path) -> Iterator[Path]:
             directory.commit()
         except BaseException as error:
             # Threads of a failed Orbax save write on; their files would bring the directory back.
+            deadline = time.monotonic() + _PATIENCE
             for thread in {*threading.enumerate()} - before:
                 if not thread.daemon:
-                    thread.join(timeout=10)
+                    thread.join(max(0.0, deadline - time.monotonic()))
             if isinstance(error, OSError):
                 raise disk_full(directory.target, error) from error
             raise
