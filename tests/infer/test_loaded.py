@@ -309,7 +309,7 @@ def test_no_texts_are_no_answers(classifying):
         ("class", lambda m: LoadedModel(m.model, batch_tokens=0), "batch_tokens is 0"),
         ("class", lambda m: m.classify("a", top=0), "top is 0"),
         ("class", lambda m: m.classify("a", threshold=2.0), "threshold is 2"),
-        ("class", lambda m: m.embed("a", layers=3), "no layer 3.*0 \(the embeddings\) to 2"),
+        ("class", lambda m: m.embed("a", layers=3), r"no layer 3.*0 \(the embeddings\) to 2"),
         ("class", lambda m: m.embed("a", layers=slice(-1, -2)), "end before they begin"),
         ("class", lambda m: m.embed("a", layers=()), "layers is empty"),
         ("class", lambda m: m.embed("a", pooling="pooler", layers=1), "only the last layer"),
