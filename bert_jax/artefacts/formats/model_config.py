@@ -197,7 +197,10 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
                 "Transformers' ELECTRA always has the exact gelu"
             )
     elif heads != {"mlm"} and config.pooler_activation != "tanh":
-        return f"its pooler has {config.pooler_activation}; a BERT of Transformers has tanh"
+        return (
+            f"its pooler has {config.pooler_activation}, and no class of Transformers computes "
+            "that with the rest of this model: the pooler of a BERT has tanh"
+        )
     return ""
 
 

@@ -71,7 +71,7 @@ def test_a_model_with_an_adapter_beside_it_is_refused(tmp_path):
     """Transformers loads both as one."""
     write_huggingface(tmp_path / "theirs")
     (tmp_path / "theirs" / "adapter_config.json").write_text("[")
-    with pytest.raises(UserError, match=r"theirs has adapter_config\.json: .* directory of their"):
+    with pytest.raises(UserError, match=r"theirs has adapter_config\.json, .* directory of their"):
         import_model(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -179,7 +179,7 @@ def test_what_is_not_read_back_bit_for_bit_is_refused(tmp_path, monkeypatch, par
         ({"auto_map": {"AutoModel": "a.B"}}, "code of its own"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ({"num_hidden_layers": 3}, r"layer.2.* is missing"),
-        ({"vocab_size": 9}, "the tokenizer has 17 tokens and the model has embeddings for 9"),
+        ({"vocab_size": 9}, "the tokenizer has 17 tokens, but the model has embeddings for 9"),
         ({"bert_jax": "0.1.0"}, "a work directory of bert-jax"),
         ({"is_decoder": True}, "a decoder, which attends only to the past"),
     ],

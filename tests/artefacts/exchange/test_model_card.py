@@ -85,7 +85,7 @@ def test_it_says_what_the_run_was():
     for said in (
         "460 updates", "`reviews.csv`", "starting from `base`", "| accuracy | 0.7181 |",
         "| rows | 24 |", "| head | 2.0e-06 |", "0.001, 0.002", "transformers did not run",
-        "AutoModelForSequenceClassification", "bert_jax.load", "Unknown: nobody has said",
+        "AutoModelForSequenceClassification", "bert_jax.load", "Unknown: no licence was stated",
     ):  # fmt: skip
         assert said in text, said
     assert "/home" not in text

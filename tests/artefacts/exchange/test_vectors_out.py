@@ -71,9 +71,7 @@ def test_the_card_says_what_the_vectors_are(source, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'library_name: "sentence-transformers"' in card
     assert 'pipeline_tag: "sentence-similarity"' in card
-    assert (
-        "vectors of 16 numbers of texts: the mean of the last states of all tokens, divided" in card
-    )
+    assert "vectors of 16 numbers: the mean of the last states of all tokens, divided" in card
     assert "Before each query stands `query: `." in card
     assert "`truncate_dim=N` there, `dimensions=N` here" in card
 

@@ -236,7 +236,7 @@ def test_weights_and_configuration_of_two_models(directory):
 def test_a_tokenizer_with_more_tokens_than_embeddings(directory):
     WordPieceTokenizer([*TOKENIZER.vocab, *"bcdef"]).save(directory)
     message = refused(directory)
-    assert "the tokenizer has 22 tokens and the model has embeddings for 20" in message
+    assert "the tokenizer has 22 tokens, but the model has embeddings for 20" in message
 
 
 def write_run(workdir, **model_changes):
