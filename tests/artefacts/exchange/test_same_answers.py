@@ -121,5 +121,5 @@ def test_lengths_of_files_are_checked(tmp_path):
 
 
 def test_limits_of_answers_are_checked():
-    with pytest.raises(UserError, match="stride is 0; 1 is the least"):
+    with pytest.raises(UserError, match="stride is 0; it must be at least 1"):
         Reading(0)
