@@ -164,7 +164,7 @@ def test_shards_that_are_not_those_of_the_index(directory, weights):
     write_shards(directory, weights, **{first: "model-2.safetensors"})
     message = refused(directory)
     assert f"{first!r} is not in model-2.safetensors" in message
-    assert f"{first!r} is in model-1.safetensors but not according to the index" in message
+    assert f"{first!r} is in model-1.safetensors, but not according to the index" in message
     for outside in ("../model-2.safetensors", "/x.safetensors", "model-2.bin", 3, "..safetensors"):
         write_shards(directory, weights, **{second: outside})
         assert f"the tensor '{second}' is in {outside!r}; a .safetensors" in refused(directory)
