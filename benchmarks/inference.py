@@ -121,7 +121,7 @@ def write_model(directory: Path, size: str, texts: list[Text]) -> None:
     import numpy as np
 
     from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
-    from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+    from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
     from bert_jax.artefacts.saved.model import Origin, SavedModel
     from bert_jax.model.config import SIZES
     from bert_jax.model.task_heads import TaskHeadConfig, init_task_params

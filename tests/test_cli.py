@@ -342,7 +342,7 @@ def test_damaged_store(made: Made, run: Run, tmp_path, damage):
 
 def test_looking_at_what_is_no_run(made: Made, run: Run, tmp_path):
     for where in (tmp_path, made.text, tmp_path / "none"):
-        refused(run("replay", where, "--step", "0"), "holds no run")
+        refused(run("replay", where, "--step", "0"), "so it is no run")
         refused(run("evaluate", where), "holds no checkpoint")
         refused(run("fill-mask", where, "[MASK]"), str(where), "give the work directory of a")
 
@@ -383,7 +383,7 @@ def test_no_rows(made: Made, run: Run, rows):
 def test_fill_mask_refuses(made: Made, run: Run):
     refused(run("fill-mask", made.run, "no mask"), "has no [MASK]")
     refused(run("fill-mask", made.run, ""), "has no [MASK]")
-    refused(run("fill-mask", made.run, "cat " * 99 + "[MASK]"), "the model was built for 64")
+    refused(run("fill-mask", made.run, "cat " * 99 + "[MASK]"), "the model takes 64")
     refused(run("fill-mask", made.run, "[MASK]", "--top=0"), "top is 0")
 
 

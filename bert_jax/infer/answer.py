@@ -22,8 +22,8 @@ from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 class Answerer(Predictor[Question]):
     """A model with a span head; options as in `LoadedModel.answer`.
 
-    A context that is longer than a row is read in windows that overlap; a token is judged in the
-    window where it has most context, see `tasks.squad.windows`.
+    A context longer than a row is read in overlapping windows. Each token is scored in the window
+    that gives the token the most context, see `tasks.squad.windows`.
     """
 
     FIELDS = ("question", "context")
@@ -32,10 +32,10 @@ class Answerer(Predictor[Question]):
     top: int = 1
     null_threshold: float | str | None = "auto"
     max_answer_tokens: int | None = None
-    """Longest answer; None: as the run says, else 30."""
+    """Tokens of the longest answer; None: as configured in the run, else 30."""
 
     def __post_init__(self) -> None:
-        """Refuse a model without such a head, and options out of range."""
+        """Refuse a model without a span head, and options out of range."""
         self.model.require("answer", "span head")
         check_count("top", self.top)
         if self.max_answer_tokens is not None:
@@ -86,10 +86,10 @@ class Answerer(Predictor[Question]):
         return [f"{each['answer'] or '(no answer)'}   {each['probability']:.3f}" for each in listed]
 
     def _answer(self, prediction: Prediction) -> Answer:
-        """Return answer, start, end, probability, null_odds, and of several candidates.
+        """Return the fields of `LoadedModel.answer` for one question.
 
-        An answer is `context[start:end]`; "" says that there is none. Probabilities are among the
-        candidates looked at, 20 or more, "no answer" among them where there is a threshold.
+        Probabilities add up to 1 over the candidates, 20 or more; "no answer" is a candidate if
+        there is a threshold.
         """
         candidates = list(prediction.candidates)
         if self._threshold is not None:

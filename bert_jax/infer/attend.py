@@ -29,7 +29,8 @@ from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 
 MAX_TOKENS = 256
-"""In a page, special tokens included: BERT-base's weights of so many are 13 MB of it."""
+"""Largest number of tokens in a page, special ones included; BERT-base's weights then take 13 MB
+of the page."""
 
 _SCRIPTS = ("choose.js", "lines.js", "map.js")
 _LENGTH_STEP = 16  # rows are padded to a multiple of this, so that few lengths are compiled
@@ -45,9 +46,9 @@ class Attention:
     weights: Float[np.ndarray, "N H L L"]
     """Weights from the row's token to the column's, in float32."""
     page: str
-    """HTML page with layers and heads to choose, lines between tokens, maps of all weights. The
-    page loads nothing, and its policy forbids it to. The weights are in the page to 8 bits of their
-    square root: a weight w is off by at most 0.004 * sqrt(w)."""
+    """HTML page with a choice of layers and heads, lines between tokens, and maps of all weights.
+    The page loads nothing, and its content security policy forbids loading. The page holds the
+    square roots of the weights in 8 bits: a weight w is off by at most 0.004 * sqrt(w)."""
 
     def save(self, path: str | Path) -> None:
         """Write the page; a file of that name is replaced."""
@@ -66,9 +67,12 @@ class Attention:
 def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attention:
     """Compute the attention weights of a text, and make their page.
 
-    Masks are written as for `MaskFiller`, and filled where the model has a masked-LM head. `text_b`
-    is the second text of a pair; of a model that translates a translation of the text, None for the
-    model's own. A text without tokens, or of too many, and a network without attention are refused.
+    Masks are written as for `MaskFiller`; a model with a masked-LM head fills them. `text_b` is the
+    second text of a pair. For a translation model, `text_b` is a translation of the text; None: the
+    model's own translation.
+
+    Raises:
+        UserError: A text has no tokens or too many, or the network has no attention.
     """
     text = replace_surrogates(text)
     text_b = None if text_b is None else replace_surrogates(text_b)
@@ -86,7 +90,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     special = tokenizer.special_ids
     if tokenizer.kind in ("wordpiece", "sentencepiece"):
         tokens = [tokenizer.id_to_token(int(i)) for i in row.ids]
-    else:  # entries are bytes: show the text for which they stand
+    else:  # entries are bytes: show their text
         tokens = [
             word or token_text(int(i), tokenizer).strip() or "␣"
             for word, i in zip(words, row.ids, strict=True)
@@ -112,7 +116,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """Return 255 times the square root: in a long text most weights are below 1/255."""
+    """Return 255 times the square roots: in a long text most weights are below 1/255."""
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
@@ -123,8 +127,7 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[TokenRow, li
     words: list[list[str]] = []
     for name, part in parts:
         found = encode_masked(part, saved.tokenizer)
-        if not len(found.ids):
-            raise UserError(f"the {name} {part!r} has no tokens; give one with a word in it")
+        _check_tokens(name, part, len(found.ids))
         ids.append(found.ids)
         words.append([part[start:end] for start, end in found.offsets])
     row = make_row(saved.tokenizer, *ids)
@@ -135,13 +138,18 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[TokenRow, li
     return row, of_row
 
 
+def _check_tokens(name: str, text: str, count: int) -> None:
+    if not count:
+        raise UserError(f"the {name} {text!r} has no tokens; give a text with at least one word")
+
+
 def _check_length(saved: SavedModel, name: str, count: int, most: int = 0) -> None:
     limit = most or min(MAX_TOKENS, saved.max_length)
     if count > limit:
         who = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
         raise UserError(
-            f"the {name} has {count} tokens with the special ones, and {who} at most {limit}; "
-            "give a shorter text or a part of it"
+            f"the {name} has {count} tokens, special ones included, and {who} at most {limit}; "
+            "give a shorter text"
         )
 
 
@@ -151,8 +159,7 @@ def _translation(
     """Return source and target as one row, the words of its tokens, and the target's text."""
     tokenizer, special = saved.tokenizer, saved.tokenizer.special_ids
     found = tokenizer.encode(text)
-    if not len(found.ids):
-        raise UserError(f"the text {text!r} has no tokens; give one with a word in it")
+    _check_tokens("text", text, len(found.ids))
     source = make_row(tokenizer, found.ids).ids
     words = ["", *(text[start:end] for start, end in found.offsets), ""]
     _check_length(saved, "text", len(source))
@@ -169,11 +176,14 @@ def _translation(
 
 
 def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
-    """Return all weights of a translation as one matrix for each layer and head.
+    """Return all weights of a translation, one matrix (L, L) per layer and head.
 
-    Rows and columns are the source's tokens and behind them the decoder's inputs. Encoder and
-    decoder layers of a number share a matrix: source to source, target to source (cross-attention),
-    and target to target. Parts that a network does not have are 0.
+    Rows and columns are the source's tokens, then the decoder's inputs. Layer n of the encoder and
+    layer n of the decoder share a matrix: source to source, target to source (cross-attention), and
+    target to target. Parts that the network lacks are 0.
+
+    Raises:
+        UserError: The network has no attention.
     """
     assert saved.network is not None
     start, count = row.second_start, len(row.ids)
@@ -232,8 +242,7 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
         (files / name).read_text("utf-8") for name in ("page.html", "page.css", *_SCRIPTS)
     )
     script = "".join(scripts)
-    # The policy names this style and this script: nothing else runs or is loaded, whatever a text
-    # or a token may hold.
+    # The policy allows only this style and this script: no text or token can run or load anything.
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
@@ -262,10 +271,10 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
 
 
 def _digest(source: str) -> str:
-    """Return the name that a content security policy has for an element with this content."""
+    """Return the hash by which a content security policy allows an element with this content."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
 def _html(text: str) -> str:
-    """Escape text for HTML; control characters, which HTML forbids, as U+FFFD."""
+    """Escape text for HTML; control characters, which HTML forbids, become U+FFFD."""
     return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text))

@@ -1,4 +1,4 @@
-"""Vectors of texts: as the model was trained to make them, or states of any layers, pooled."""
+"""Vectors of texts: as the model was trained to produce them, or pooled states of any layers."""
 
 import dataclasses
 import operator
@@ -19,20 +19,25 @@ from bert_jax.infer.classify import RowPredictor
 from bert_jax.infer.predictor import Cuts, Prepared
 from bert_jax.model.embedding import PLAIN, Pooling
 from bert_jax.tasks.examples import Origin, TextExample
+from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.tasks.rows import Batch
 
 Kind = Literal["query", "document"]
 
 
 def parse_layers(text: str) -> tuple[int, ...] | slice:
-    """Read `-1`, `1,6,12`, or `-4:-1` for a first and a last layer; refuse anything else."""
+    """Read layers from `-1`, `1,6,12`, or `-4:-1` (first and last layer).
+
+    Raises:
+        UserError: The text has another form.
+    """
     if ends := re.fullmatch(r"\s*(-?\d+)?:(-?\d+)?\s*", text):
         return slice(*(None if end is None else int(end) for end in ends.groups()))
     if re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)*\s*", text):
         return tuple(int(part) for part in text.split(","))
     raise UserError(
-        f"the layers are {text!r:.60}; give one such as -1, some such as 1,6,12, or a first and a "
-        "last one such as -4:-1"
+        f"the layers are {text!r:.60}; give one layer (-1), several (1,6,12), or the first and the "
+        "last of a range (-4:-1)"
     )
 
 
@@ -48,7 +53,7 @@ class Embedder(RowPredictor):
     normalize: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a model without encoder of texts, and options that do not fit the model."""
+        """Refuse a model without a text encoder, and options that do not fit the model."""
         self.model.require("embed", "encoder of texts")
         own = self.model.embedding or PLAIN
         if self.kind not in (None, *get_args(Kind)):
@@ -60,22 +65,18 @@ class Embedder(RowPredictor):
         if self.pooling is None:
             self.pooling = own.pooling
         if self.pooling not in (known := get_args(Pooling)):
-            raise UserError(f"pooling is {self.pooling!r}; there are {', '.join(known)}")
+            raise UserError(f"pooling is {self.pooling!r}; it must be one of {', '.join(known)}")
         if self.pooling == "weighted" and "pooling" not in self.model.params:
-            raise UserError(
-                f"{self.model.name}: this model has no learned weights of tokens; pool by mean"
-            )
+            raise UserError(f"{self.model.name} has no learned token weights; pool by mean")
         width = self.model.config.hidden_dim
         if self.dimensions is not None and not 1 <= self.dimensions <= width:
-            raise UserError(
-                f"dimensions is {self.dimensions}; the vectors of this model have {width} numbers"
-            )
+            raise UserError(f"dimensions is {self.dimensions}; it must be from 1 to {width}")
         self._layers = _numbered(self.layers, self.model)
         if self.pooling == "pooler":
             if not self.model.has_pooler:
                 raise UserError(f"{self.model.name}: this model has no pooler; pool by mean or cls")
             if self._layers != (self.model.config.num_layers,):
-                raise UserError("pooler reads the last layer alone; leave layers at -1")
+                raise UserError("the pooler reads only the last layer; leave layers at -1")
 
     @property
     @override
@@ -97,9 +98,7 @@ class Embedder(RowPredictor):
         if not outputs:
             return []
         vectors = np.stack(outputs)[:, : self.dimensions]
-        if self.normalize:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return list(vectors)
+        return list(unit(vectors) if self.normalize else vectors)
 
     @override
     def lines(self, example: TextExample, answer: np.ndarray) -> list[str]:
@@ -113,7 +112,10 @@ def text_vectors(
     normalize: bool = True, cuts: Cuts | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Float[np.ndarray, "N D"]:  # fmt: skip
-    """Compute the vectors of texts in float32, of length 1 or as they are; as `Predictor.parts`."""
+    """Compute the vectors of texts in float32; `normalize` scales them to length 1.
+
+    For the other options see `LoadedModel.embed` and `Predictor.parts`.
+    """
     embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
     parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)
     found = [np.stack(embedder.predict(part)) for part in parts]
@@ -121,7 +123,7 @@ def text_vectors(
 
 
 def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[int, ...]:
-    """Ascending, from 0, each once."""
+    """Return the layers counted from 0, ascending, each once."""
     last = model.config.num_layers
 
     def number(given: Any) -> int:
@@ -129,13 +131,13 @@ def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[i
             layer = operator.index(given)
         except TypeError:
             raise UserError(
-                f"layers is {layers!r:.60}; give a layer such as -1, some such as (1, 6, 12), or "
-                "the first and the last one as slice(-4, -1)"
+                f"layers is {layers!r:.60}; give a layer (-1), several ((1, 6, 12)), or the first "
+                "and the last of a range (slice(-4, -1))"
             ) from None
         if not -last - 1 <= layer <= last:
             raise UserError(
-                f"there is no layer {layer}: this model has 0, the embeddings, to {last}, or from "
-                f"-1, the last, to {-last - 1}"
+                f"there is no layer {layer}: this model has layers 0 (the embeddings) to {last}, "
+                f"or -1 (the last) to {-last - 1}"
             )
         return layer if layer >= 0 else last + 1 + layer
 
@@ -145,10 +147,10 @@ def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[i
         if layers.step is not None:
             raise UserError(f"layers is {layers}; a slice of layers takes no step")
         if first > end:
-            raise UserError(f"layers {layers.start}:{layers.stop} begin behind their end")
+            raise UserError(f"layers {layers.start}:{layers.stop} end before they begin")
         return tuple(range(first, end + 1))
     several = layers if isinstance(layers, Iterable) else [layers]
     chosen = {number(layer) for layer in several}
     if not chosen:
-        raise UserError("no layer is named; the last is -1")
+        raise UserError("layers is empty; name a layer, such as -1 for the last")
     return tuple(sorted(chosen))

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float, Float32, Int, Int64
 from bert_jax.infer.predictor import check_count
 
 BLOCK = 1 << 14
-"""Documents on a device at a time."""
+"""Number of documents on a device at a time."""
 QUERIES = 256
-"""Queries that are compared with a block at a time: 16 MiB of scores."""
+"""Number of queries that are compared with a block at a time: 16 MiB of scores."""
 
 
 def top_k(
@@ -23,9 +23,12 @@ def top_k(
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find the documents with the largest inner products with each query.
 
-    Return inner products in float32, best first, and numbers of documents; K is the smaller of k
-    and N. Of equal products the document with the smaller number comes first. Documents may lie in
-    a memory-mapped file, which is read block by block.
+    Returns the inner products in float32, best first, and the numbers of the documents; K is the
+    smaller of k and N. Among equal products the document with the smaller number comes first.
+    `documents` may be a memory-mapped file, which is read block by block.
+
+    Raises:
+        UserError: `k` is below 1.
     """
     step = BLOCK * jax.local_device_count()
     return top_k_of_blocks(
@@ -36,10 +39,10 @@ def top_k(
 def top_k_of_blocks(
     queries: Float[np.ndarray, "Q D"], blocks: Iterable[Float[np.ndarray, "n D"]], k: int
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Find what `top_k` finds among documents that come in blocks, as from the shards of a disk.
+    """Do as `top_k` for documents that come in blocks, such as the shards of a file.
 
-    One block and the one before it are in memory. The rows of a block are divided among the
-    devices, each finds its own best, and these are merged with the best of the blocks before.
+    At most two blocks are in memory. The rows of a block are divided among the devices; each device
+    finds its own best, which are merged with the best of the earlier blocks.
     """
     check_count("k", k)
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("documents",))
@@ -78,9 +81,10 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 
 @cache
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
-    """Compile the search of one block, and its merge with the best so far.
+    """Compile the search of one block, and the merge of its results with the best so far.
 
-    `jax.lax.top_k` puts the smaller index first among equal numbers, and blocks are in order.
+    Ties are in order because `jax.lax.top_k` puts the smaller index first among equal numbers, and
+    blocks come in order.
     """
 
     def own(

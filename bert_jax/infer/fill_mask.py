@@ -1,4 +1,4 @@
-"""Words that a pretrained model puts in place of a mask."""
+"""Tokens that a pretrained model puts in the place of a mask."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -22,8 +22,8 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the m
 class MaskFiller(TextPredictor):
     """A pretrained model that fills masks; option as in `LoadedModel.fill_mask`.
 
-    A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is
-    read alone, as `[CLS] text [SEP]`. Special tokens are never candidates.
+    A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is a
+    row of its own, `[CLS] text [SEP]`. Special tokens are never candidates.
     """
 
     FIELDS = ("text",)
@@ -31,7 +31,7 @@ class MaskFiller(TextPredictor):
     top: int = 5
 
     def __post_init__(self) -> None:
-        """Refuse a model without masked-LM head, and a number of candidates below 1."""
+        """Refuse a model without a masked-LM head, and a number of candidates below 1."""
         self.model.require("fill-mask", "masked-LM head")
         check_count("top", self.top)
         config = self.model.config
@@ -99,15 +99,14 @@ class MaskFiller(TextPredictor):
         text, tokenizer = example.text, self.model.tokenizer
         if not mask_spans(text, tokenizer):
             raise UserError(
-                f"{example.origin}: the text {text[:60]!r} has no {MASK}; mark the place to fill "
-                f"with {MASK}"
+                f"{example.origin}: the text {text[:60]!r} has no {MASK}; mark the place to fill"
             )
         ids = make_row(tokenizer, encode_masked(text, tokenizer).ids).ids
         limit = self.model.config.num_positions
         if len(ids) > limit:
             raise UserError(
                 f"{example.origin}: the text {text[:40]!r}... has {len(ids)} tokens, and the model "
-                f"was built for {limit}; shorten it"
+                f"takes {limit}; shorten the text"
             )
         return ids
 

@@ -1,8 +1,8 @@
-"""Forward passes of a saved model: what is read of the last layer is all that it computes.
+"""Forward passes of a saved model; the last layer computes only the places that are read.
 
-Layers lie apart, not stacked, and each is a call of one compiled program. XLA on CPU copies a layer
-out of a stack each time it is used, a fifth of the time of a batch of BERT-base, and compiles a
-program of twelve layers for as long as the first answer takes (docs/experiments.md).
+Layers are kept apart, not stacked, and one compiled program is called for each layer. From a stack,
+XLA on CPU would copy each layer at every use (a fifth of the time of a batch of BERT-base), and
+compiling a program of twelve layers takes as long as the first answer (docs/experiments.md).
 """
 
 import dataclasses
@@ -26,17 +26,22 @@ from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tok
 from bert_jax.tasks.rows import Batch
 
 FEW_TOKENS = 128
-"""Tokens in a batch up to which the last layer computes all places."""
+"""Largest number of tokens in a batch for which the last layer computes all places."""
 
 
 def on_device(
     saved: SavedModel, device: str | None = None, max_length: int | None = None
 ) -> SavedModel:
-    """Lay a model out for the functions below: on one device, its layers in a list.
+    """Return a model as the functions below need it: on one device, with its layers in a list.
 
-    A model that translates keeps its own layout. `device` is a platform, such as cpu, gpu or tpu,
-    or one of its devices, such as gpu:1; None: the first device of all. `max_length` bounds the
-    tokens in a row; None: as the model says. What there is not is refused.
+    Args:
+        saved: The model; a translation model keeps its own layout.
+        device: A platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
+            first device of all.
+        max_length: Largest number of tokens in a row; None: the model's own.
+
+    Raises:
+        UserError: There is no such device, or the model has too few positions.
     """
     chosen = _device(device)
     if max_length is not None:
@@ -56,7 +61,7 @@ def on_device(
     params = {**saved.params, "encoder": {**encoder, "layers": layers}}
     return dataclasses.replace(
         saved,
-        config=dataclasses.replace(saved.config, remat="none"),  # there is no backward pass
+        config=dataclasses.replace(saved.config, remat="none"),  # no backward pass follows
         params=jax.device_put(params, chosen),
     )
 
@@ -81,9 +86,7 @@ def _device(name: str | None) -> jax.Device:
         return there[int(number) if colon else 0]
     except (RuntimeError, ValueError, IndexError):
         found = ", ".join(f"{each.platform}:{n}" for n, each in enumerate(jax.devices()))
-        raise UserError(
-            f"device is {name!r:.40}; JAX finds {found} here, and cpu is always there"
-        ) from None
+        raise UserError(f"device is {name!r:.40}; JAX finds {found} here, and always cpu") from None
 
 
 def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:
@@ -97,9 +100,10 @@ def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[
 def top_tokens(
     model: SavedModel, batch: Batch, places: Int[np.ndarray, "B P"], top: int, banned: np.ndarray
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
-    """Find the most probable tokens at some positions: shares of the whole vocabulary, and ids.
+    """Find the `top` most probable tokens at some positions; return probabilities and ids.
 
-    `banned` (V,) is 0, or -inf for a token that is not to be among them.
+    Probabilities are over the whole vocabulary. `banned` (V,) is 0, or -inf for a token that must
+    not be returned.
     """
     end = _before_end(model, batch)
     return cast(tuple[Array, Array], _top_tokens(model.config, top, *end, places, banned))
@@ -108,10 +112,10 @@ def top_tokens(
 def pooled(
     model: SavedModel, batch: Batch, pooling: Pooling, layers: tuple[int, ...], special_tokens: bool
 ) -> Float[Array, "B D"]:
-    """Compute one vector for each row, in float32.
+    """Compute one vector per row, in float32.
 
-    `layers` are averaged, ascending; 0 is the embeddings. `special_tokens` says whether [CLS] and
-    [SEP] count in mean and max.
+    The states of `layers` (ascending; 0: the embeddings) are averaged. `special_tokens` says
+    whether [CLS] and [SEP] count in mean and max.
     """
     config, segment_ids = model.config, batch["segment_ids"]
     if pooling in ("cls", "pooler") and layers == (config.num_layers,):
@@ -127,7 +131,10 @@ def pooled(
 
 
 def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], Context]:
-    """Compute the states (B, L, D) after embeddings and `count` layers, and what layers share."""
+    """Return the states (B, L, D) after the embeddings and after each of the first `count` layers.
+
+    The second value has the masks and rotations that all layers share.
+    """
     config, encoder = model.config, model.params["encoder"]
     types = np.minimum(batch["type_ids"], np.int32(max(config.num_types, 1) - 1))
     inputs = batch["tokens"], types, batch["segment_ids"]
@@ -141,10 +148,11 @@ def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], C
 def _before_end(
     model: SavedModel, batch: Batch, *, all_places: bool = False
 ) -> tuple[dict[str, Any], Array, Context]:
-    """Compute what the programs that end a pass read: parameters, states, what layers share.
+    """Return the inputs of the programs that end a pass: parameters, states (B, L, D), context.
 
-    The last layer is among the parameters, and computes only some places. It has run in a small
-    batch, where all places cost less than another program, and where the program reads all places.
+    The parameters include the last layer (`layer`), which then computes only some places. In a
+    small batch, where all places cost less than another program, and for a program that reads all
+    places, the last layer has already run.
     """
     encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers
     layers = encoder.pop("layers")
@@ -160,12 +168,12 @@ def _before_end(
 
 
 def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function when it is called; on a CPU with fewer passes of LLVM, in one module.
+    """Compile a function at its first call; on a CPU with fewer passes of LLVM, in one module.
 
-    A layer of BERT-base runs as fast so and compiles in half the time (docs/experiments.md).
+    A layer of BERT-base then compiles in half the time and runs as fast (docs/experiments.md).
     """
     on_cpu = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
-    if jax.__version_info__ < (0, 11):  # from 0.11 on there is no such option
+    if jax.__version_info__ < (0, 11):  # 0.11 has no such option
         on_cpu["xla_cpu_use_fusion_emitters"] = False
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""`bert_jax.load`: a model to ask from Python."""
+"""The model that `bert_jax.load` returns, with a method per verb."""
 
 import warnings
 from collections.abc import Sequence
@@ -33,10 +33,13 @@ Pairs = str | Sequence[str | None]
 class LoadedModel:
     """A model of `read_model` with its tokenizer on one device; answers in the order of the texts.
 
-    Compiled programs are kept: rows are padded to few lengths, and each length is compiled once. A
-    method raises `UserError` where the model lacks the head, an option is out of range or an input
-    cannot be asked about. `device` and `max_length` are as in `forward.on_device`; a batch of more
-    than one row has at most `batch_tokens`.
+    Compiled programs are kept: rows are padded to few lengths, and each length is compiled once.
+    `device` and `max_length` are as in `forward.on_device`; a batch of more than one row has at
+    most `batch_tokens` tokens.
+
+    Raises:
+        UserError: From every method, if the model lacks the head, an option is out of range, or an
+            input cannot be answered.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """The directory, and the step or the class."""
+        """Directory of the model, with the step or the class."""
         return self.model.name
 
     @property
@@ -83,8 +86,8 @@ class LoadedModel:
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
         """Find the `top` most probable tokens for each `[MASK]`.
 
-        For each text {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence": ...},
-        ...], ...]}; the sequence is the text with the token in place of the mask.
+        Returns, per text, {"masks": [[{"token": ..., "id": ..., "probability": ...,
+        "sequence": ...}, ...], ...]}; the sequence is the text with the token in place of the mask.
         """
         return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
@@ -92,27 +95,27 @@ class LoadedModel:
         self, texts: TextsOrPairs, pairs: Pairs | None = None, *, top: int | None = None,
         threshold: float | None = None,
     ) -> list[Answer]:  # fmt: skip
-        """Predict classes, several labels or a score; one warning counts the texts that are cut.
+        """Predict a class, several labels or a score; one warning counts the texts that are cut.
 
         Args:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, None for a text without one, where `texts` has no tuples.
-            top: Number of classes with a probability, best first; None: all.
-            threshold: Least probability of a label among several; None: the thresholds that the
-                model was saved with, else one half.
+            top: Number of classes to list with probabilities, best first; None: all.
+            threshold: Probability above which a label holds, if a text may have several; None: the
+                thresholds that the model was saved with, else 0.5.
 
         Returns:
-            For each text {"label": ..., "probabilities": {...}}, {"labels": [...],
+            Per text {"label": ..., "probabilities": {...}}, {"labels": [...],
             "probabilities": {...}} or {"score": ...}.
         """
         classifier = Classifier(self.model, top=top, threshold=threshold)
         return self._ask(classifier, _paired(texts, pairs))
 
     def tag(self, texts: Texts | Sequence[Sequence[str]]) -> list[Answer]:
-        """Tag the words of raw texts or of lists of words.
+        """Tag the words of raw texts, or of lists of words.
 
-        For each {"tokens": [...], "tags": [...]}, of raw text "offsets", and "entities" where the
-        tags make some.
+        Returns, per text, {"tokens": [...], "tags": [...]}; with "offsets" for raw text, and with
+        "entities" if the tags mark entities.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
@@ -122,18 +125,19 @@ class LoadedModel:
         self, questions: Texts, contexts: Texts, *, top: int = 1,
         null_threshold: float | str | None = "auto",
     ) -> list[Answer]:  # fmt: skip
-        """Answer questions by slices of the contexts.
+        """Answer questions with slices of the contexts.
 
         Args:
             questions: Questions.
-            contexts: One for each question, or one for all.
-            top: Number of "candidates" in an answer, if more than 1.
-            null_threshold: Greatest `null_odds` of a question that is answered; "" above them;
-                "auto": what was best for F1 on the dev data of the run, where these had questions
-                without answer, else None: all questions are answered.
+            contexts: One per question, or one for all.
+            top: Number of "candidates" to list in an answer, if more than 1.
+            null_threshold: Largest `null_odds` at which a question is answered; above, the answer
+                is "". None: every question is answered. "auto": the threshold with the best F1 on
+                the run's dev data, or None if all dev questions had an answer.
 
         Returns:
-            For each the fields "answer", "start", "end", "probability" and "null_odds".
+            Per question "answer" (`context[start:end]`, or "" for none), "start", "end",
+            "probability", "null_odds", and "candidates" if `top` is above 1.
         """
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
@@ -149,13 +153,13 @@ class LoadedModel:
         Args:
             texts: Sources; one without words is translated to "".
             prefixes: Beginnings of the translations, None for a text without one.
-            alignments: Whether to say which source words the target words attend to.
+            alignments: Whether to return the source word that each target word attends to most.
             **search: Fields of `SearchConfig`, such as `num_beams` and `nbest`.
 
         Returns:
-            For each text {"translation": ..., "score": ...}, with "cut" where the translation
-            reached the greatest length without an end; "candidates", all hypotheses, best first,
-            where `nbest` is above 1; "attention" (see `word_attention`).
+            Per text {"translation": ..., "score": ...}; with "cut" if the translation reached the
+            greatest length without an end, "candidates" (all hypotheses, best first) if `nbest` is
+            above 1, and "attention" (see `word_attention`) if `alignments`.
         """
         settings = build(SearchConfig, search, "translate")
         translator = Translator(self.model, search=settings, alignments=alignments)
@@ -170,25 +174,25 @@ class LoadedModel:
         layers: int | Sequence[int] | slice = -1, special_tokens: bool = True,
         normalize: bool | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Return (N, D) float32, one vector a text.
+        """Return (N, D) float32, one vector per text.
 
-        A model that was trained for vectors, or read from the layout of sentence-transformers, says
-        how they are made; the options that follow change that.
+        A model that was trained for vectors, or read from the layout of sentence-transformers,
+        defines their pooling and scale; the options override the model.
 
         Args:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, None for a text without one, where `texts` has no tuples.
-            kind: query or document, for the model's prefix before such texts; None: no prefix.
-            dimensions: Numbers of a vector, its first ones; None: all.
-            pooling: mean or max over the tokens, the state of the first token (cls), BERT's pooler
-                on top of it, the state of the last token, or a mean with learned weights
-                (weighted); None: as the model says, else mean.
-            layers: Layers to average, from 0, the embeddings, to `num_layers`, or from -1 back.
-                A slice's ends are both in it; without one it begins at 0 or reaches the last layer.
+            kind: query or document, to put the model's prefix before the texts; None: no prefix.
+            dimensions: Number of leading values of a vector to keep; None: all.
+            pooling: mean or max over the tokens, state of the first token (cls), BERT's pooler on
+                that state (pooler), state of the last token (last), or a mean with learned weights
+                (weighted); None: the model's, else mean.
+            layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 back.
+                A slice includes both ends; a missing end is the first or last layer.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
-                sentence-transformers. Padding never does.
-            normalize: Whether vectors, cut to `dimensions`, are divided by their Euclidean norm;
-                None: as the model says, else not.
+                sentence-transformers. Padding never counts.
+            normalize: Whether to divide vectors, cut to `dimensions`, by their Euclidean norm;
+                None: as the model, else not.
         """
         embedder = Embedder(
             self.model, kind=kind, dimensions=dimensions, pooling=pooling, layers=layers,
@@ -206,7 +210,7 @@ class LoadedModel:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())
-            raise UserError(f"got {given}; the numbers must match")
+            raise UserError(f"got {given}; give equal numbers")
         cuts = Cuts()
         parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():

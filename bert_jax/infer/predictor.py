@@ -1,4 +1,4 @@
-"""The interface of inference verbs: fields to examples, to rows in batches, to answers in order."""
+"""The interface of inference verbs: from fields to examples, rows, batches and answers in order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import jax
 import numpy as np
 from jaxtyping import Int64
+from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.distributed.parallel.in_flight import in_flight
@@ -24,29 +25,30 @@ Answer = dict[str, Any]
 Example = TypeVar("Example")
 
 PART = 1024
-"""Examples between two signs of progress."""
+"""Number of examples between two signs of progress."""
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
-"""Rows are padded to the next of these, and to no more than the model's positions."""
+"""Padded lengths of rows, in tokens; no row is padded beyond the model's longest."""
 MAX_TOKENS = 1024
-"""Tokens in a batch: more are no faster on a CPU, and the rows of a batch are less alike in length.
+"""Largest number of tokens in a batch: larger batches are no faster on a CPU and need more padding.
 A last batch, or a small call, has the next power of 2 of rows."""
 MAX_CHARS = 4_000_000
-"""Max chars of the fields of a chunk, so that long texts do not fill memory."""
+"""Largest number of characters in the fields of a chunk, so that long texts do not fill memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared(Generic[Example]):
-    """Examples, in their order, as rows of tokens, one or more an example."""
+    """Examples, in order, as rows of tokens; an example has one or more rows."""
 
     examples: Sequence[Example]
     rows: Rows
     context: Any = None
     """Values that `answers` needs beside the rows."""
     cut: Sequence[int] = ()
-    """Positions of the examples that were too long and lost their end."""
+    """Positions of the examples that were too long and lost a part."""
     limit: str = ""
-    """Limit that they exceeded, such as "texts are longer than 128 tokens"."""
+    """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
+    """Effect on these examples, for the warning."""
 
 
 class Cuts:
@@ -72,7 +74,7 @@ class Cuts:
 
 
 class Given(Origin):
-    """A position in a list that was passed, in no file."""
+    """Position in a list that the caller passed; there is no file."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.line}"
@@ -85,13 +87,12 @@ class Predictor(ABC, Generic[Example]):
     model: SavedModel
     """Model on a device."""
     batch_tokens: int = field(default=MAX_TOKENS, kw_only=True)
-    """Tokens in a batch of more than one row at most."""
+    """Largest number of tokens in a batch of more than one row."""
 
     FIELDS: ClassVar[tuple[str, ...]]
-    """Fields of a JSON line; a line of plain text is the first."""
+    """Fields of a JSON line; a line of plain text fills the first."""
     PER_TOKEN: ClassVar[bool] = False
-    """Whether `forward` returns (B, L, ...); outputs of padding are dropped."""
-
+    """Whether `forward` returns (B, L, ...), so that outputs of padding are dropped."""
     CHUNK: ClassVar[int] = 4096
     """Largest number of records that are answered at once, between two signs of progress."""
 
@@ -102,30 +103,30 @@ class Predictor(ABC, Generic[Example]):
 
     @abstractmethod
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Example:
-        """Make an example; refuse a field that is missing or of another type."""
+        """Return the example in a record; a UserError names a missing field or a wrong type."""
 
     @abstractmethod
     def prepare(self, examples: Sequence[Example]) -> Prepared[Example]:
-        """Make rows of tokens; refuse an example that cannot be asked about."""
+        """Return examples as rows of tokens; a UserError names one that cannot be answered."""
 
     def forward(self, batch: Batch) -> Any:
-        """Run a batch, and return arrays with rows on axis 0: logits of the fine-tuned head."""
+        """Run a batch; return arrays with rows on axis 0, by default the logits of the head."""
         return task_logits(self.model, batch)
 
     @abstractmethod
     def answers(self, prepared: Prepared[Example], outputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the answer to each example: an object for a JSON line, or an embedding (D,)."""
+        """Return the answer to each example: an object for a JSON line, or a vector (D,)."""
 
     @abstractmethod
     def lines(self, example: Example, answer: Any) -> list[str]:
         """Format an answer for people to read."""
 
     def line(self, answer: Any) -> str:
-        """Format an answer as one line, of a verb whose answers are texts."""
+        """Format an answer as one line of text; only for verbs whose answers are texts."""
         raise NotImplementedError
 
     def outputs(self, rows: Rows) -> list[Any]:
-        """Compute what `forward` returns for each row; refuse outputs that are not finite."""
+        """Return the outputs of `forward` for each row; a UserError says that one is not finite."""
         model = self.model
         found: list[Any] = [None] * len(rows)
         pad = model.tokenizer.special_ids.pad
@@ -150,10 +151,13 @@ class Predictor(ABC, Generic[Example]):
         self, columns: Mapping[str, Sequence[Any]], *, what: str = "text", most: int = PART,
         cuts: Cuts | None = None, advance: Callable[[int], object] = lambda count: None,
     ) -> Iterator[Prepared[Example]]:  # fmt: skip
-        """Yield prepared examples, at most so many at once, of columns by field.
+        """Yield the prepared examples of columns by field, at most `most` at once.
 
         `what` names an example in messages, `cuts` counts the examples that are cut, and `advance`
-        takes the number of examples after each part.
+        is called with the number of examples after each part.
+
+        Raises:
+            UserError: A field has a wrong type, or an example cannot be answered.
         """
         examples = [
             self.example(dict(zip(columns, values, strict=True)), Given(what, number))
@@ -168,10 +172,10 @@ class Predictor(ABC, Generic[Example]):
 
 
 class TextPredictor(Predictor[TextExample]):
-    """A verb for texts, each perhaps with a second one, the field after `FIELDS[0]`."""
+    """A verb for texts; the field after `FIELDS[0]` may give a second text."""
 
+    @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
-        """Make an example."""
         first, *more = self.FIELDS
         text = text_field(fields, first, origin)
         given = [name for name in more if fields.get(name) is not None]
@@ -182,9 +186,10 @@ class TextPredictor(Predictor[TextExample]):
 def shape_for(
     longest: int, count: int, limit: int, max_tokens: int = MAX_TOKENS
 ) -> tuple[int, int]:
-    """Return rows and length of a batch: the longest row has so many tokens, and `count` are left.
+    """Return the shape (rows, tokens) of the batch for a row of `longest` tokens and shorter ones.
 
-    A row has at most `limit` tokens, a batch of more than one row at most `max_tokens`.
+    `count` rows are left. A row has at most `limit` tokens, a batch of more than one row at most
+    `max_tokens`.
     """
     length = next((length for length in LENGTHS if longest <= length < limit), limit)
     most = max(1, max_tokens // length)
@@ -194,10 +199,10 @@ def shape_for(
 def row_batches(
     rows: Rows, limit: int, pad_id: int, max_tokens: int = MAX_TOKENS
 ) -> Iterator[tuple[Int64[np.ndarray, " B"], Batch]]:
-    """Yield the numbers of some rows, longest first, and their batch, until all have had a turn.
+    """Yield all rows in batches, longest first, each batch with the numbers of its rows.
 
-    `bert-jax predict` has other lengths, `tasks.batches.choose_buckets`: those with the least
-    padding for the rows of one file, where these are shared by all calls (docs/decisions.md).
+    Lengths are the same in all calls (docs/decisions.md); `bert-jax predict` instead chooses those
+    with the least padding for the rows of one file (`tasks.batches.choose_buckets`).
     """
     order = np.argsort(-rows.lengths, kind="stable")
     at = 0
@@ -217,9 +222,12 @@ def answer_records(
 ) -> Iterator[list[Record]]:  # fmt: skip
     """Yield the records with their answers, in chunks.
 
-    `on_error` fail raises at the first record that cannot be asked about; skip leaves the record
-    without answer and says why in its `problem`. `say` takes warnings: the first few records
-    skipped, and at the end what was cut.
+    `say` is called with warnings: the first few skipped records, and at the end the cut ones.
+    `on_error` says what happens to a record that cannot be answered: fail raises an error; skip
+    leaves out the answer and gives the reason in `Record.problem`.
+
+    Raises:
+        UserError: A record cannot be answered and `on_error` is fail, or an output is not finite.
     """
     cuts, skipped = Cuts(), 0
 
@@ -231,7 +239,7 @@ def answer_records(
             say(f"Skipped: {problem}")
 
     def sound(chunk: list[Record]) -> list[Record]:
-        """Return the records before the first that ends all."""
+        """Return the records before the first that ends the run."""
         return [*takewhile(lambda record: on_error == "skip" or record.problem is None, chunk)]
 
     try:
@@ -283,7 +291,7 @@ def _answer(
 
 
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """Yield records so many at once, fewer where they are long or their input pauses."""
+    """Yield lists of at most `most` records, shorter where texts are long or the input pauses."""
     chunk: list[Record] = []
     chars = 0
     for record in records:
@@ -299,17 +307,17 @@ def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
 
 
 def check_count(name: str, value: int) -> None:
-    """Refuse a number below 1 by the name of its option."""
+    """Raise a UserError that names the option `name` if its value is below 1."""
     if value < 1:
         raise UserError(f"{name} is {value}; it must be at least 1")
 
 
 def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
-    """Return a field that is text; refuse another, or none."""
+    """Return a text field; a UserError says that the field is missing or holds something else."""
     if name not in fields:
         there = ", ".join(map(repr, list(fields)[:8])) or "no field"
-        raise UserError(f"{origin}: there is no field {name!r} but {there:.200}")
+        raise UserError(f"{origin}: there is no field {name!r}, only {there:.200}")
     value = fields[name]
     if not isinstance(value, str):
-        raise UserError(f"{origin}: the field {name!r} holds {value!r:.60}, not text")
+        raise UserError(f"{origin}: the field {name!r} holds {value!r:.60}; it must hold a text")
     return value

@@ -1,6 +1,6 @@
-"""Texts, JSON lines and tables from files and standard input.
+"""Reading of texts, JSON lines and tables from files and standard input.
 
-Lines take memory that does not grow with their file; tables are read whole.
+Memory for lines does not grow with the file; tables are read whole.
 """
 
 import os
@@ -32,7 +32,7 @@ _KNOWN: dict[str, Format] = {
 _PATIENCE = 0.05
 """Seconds to wait for the next line of a pipe before the lines at hand are answered."""
 _MOST_PATIENCE = 0.5
-"""Seconds to wait in all while lines are at hand."""
+"""Seconds to wait in total while lines are at hand."""
 
 
 @dataclass
@@ -42,23 +42,27 @@ class Record:
     origin: Origin
     fields: dict[str, Any]
     problem: str | None = None
-    """Reason why the line cannot be read or asked about."""
+    """Reason why the line cannot be read or answered."""
     example: Any = None
     """Result of `Predictor.example`."""
     answer: Any = None
     """Entry of `Predictor.answers`."""
     line: bytes = b""
-    """Line with the answer that a start before has kept."""
+    """Line with the answer, if an earlier start of the same command has kept one."""
 
 
 PAUSE = Record(Origin("", 0), {})
-"""No record: the input has nothing more for now, so the records before it are answered."""
+"""Signal between records: the input has nothing more for now, so earlier records are answered."""
 
 
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
     """Return the format of a file; "auto" remains only for standard input.
 
-    `other` is the format of files whose suffix is not known; without it they are refused.
+    `other` is the format of files with an unknown suffix.
+
+    Raises:
+        UserError: The suffix is unknown and there is no `other`, or standard input cannot have the
+            format.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):
@@ -74,7 +78,7 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
             return other
         raise UserError(
             f"{source}: {suffix} files are not read; known are {', '.join(filter(None, _KNOWN))} "
-            "(also .gz, .xz, .zst), and a name without suffix is text. Say --format="
+            "(also .gz, .xz, .zst), and a name without suffix is text. Give --format="
             f"{'|'.join(FORMATS[1:])} for a file with another name"
         )
     return _KNOWN[suffix]
@@ -87,22 +91,24 @@ def read_records(
 ) -> Iterator[Record]:  # fmt: skip
     r"""Read the records of a file, in order.
 
-    JSON lines: each line that is not blank is an object. Plain text: each line is a text, an empty
-    one too. Lines end in \n or \r\n. A table has a column for each field.
+    JSON lines: each line that is not blank is an object. Plain text: each line is a text, even an
+    empty line. Lines end in \n or \r\n. A table has a column per field.
 
     Args:
         source: The file, also compressed as .gz, .xz or .zst; `-` for standard input.
-        format: Format; auto decides by the suffix, for standard input by the first line.
-        fields: Fields of the verb; a line of plain text is the first.
+        format: Format; auto: by the suffix, for standard input by the first line.
+        fields: Fields of the verb; a line of plain text fills the first.
         names: Names in the file by field.
-        more: Fields that every line has unless the line has its own.
+        more: Default values of fields that a line lacks.
         table: Options of a CSV or TSV file.
-        read: Takes the number of bytes after each read.
+        read: Function that is called with the number of bytes after each read.
 
     Yields:
-        Records; one with a problem where the line is too long, no UTF-8, no text or no JSON object,
-        or a row has too few or too many fields. `PAUSE` where a pipe has no line ready. A file
-        that cannot be read, or lacks a column, is a `UserError`.
+        Records, and `PAUSE` if a pipe has no line ready. A record has a problem if its line is too
+        long, is not UTF-8 or not a JSON object, or if a row has too few or too many fields.
+
+    Raises:
+        UserError: The file cannot be read, its format is unknown, or it lacks a column.
     """
     names, more = names or {}, more or {}
     format = format_of(source, format)
@@ -145,14 +151,14 @@ def _rows(
     source: str, table: TableFormat, fields: Sequence[str], names: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Iterator[Record]:  # fmt: skip
-    """Rows of a table; the first field and those that are named must be there."""
+    """Yield the rows of a table, which must have the first field and all fields in `names`."""
     needed = {"tokens" if "tokens" in names else fields[0], *names}
     columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}
     optional = [theirs for ours, theirs in columns.items() if ours not in needed]
     try:
         for row in read_rows(source, list(columns.values()), table, optional):
             if row.problem or row.missing:
-                problem = row.problem or f"{row.origin}: more or fewer fields than the first line"
+                problem = row.problem or f"{row.origin}: more or fewer fields than in line 1"
                 yield Record(row.origin, {}, problem)
                 continue
             values = zip(columns, row.values, strict=True)
@@ -160,12 +166,12 @@ def _rows(
             yield Record(row.origin, {**more, **given})
     except MissingColumn as error:
         ours = next(ours for ours, theirs in columns.items() if theirs == error.column)
-        raise UserError(f"{error} (--columns {ours}=NAME says which column it is)") from error
+        raise UserError(f"{error} (--columns {ours}=NAME names another column)") from error
 
 
 @contextmanager
 def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[bytes]]:
-    """Return the plain content in blocks; an empty one where a pipe has nothing ready."""
+    """Yield the decompressed content in blocks; a block is empty if a pipe has nothing ready."""
     if source == STDIN:
         try:
             descriptor = sys.stdin.fileno()
@@ -193,7 +199,7 @@ def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[byt
 
 
 def _arriving(descriptor: int) -> Iterator[bytes]:
-    """Blocks of a pipe or a terminal as they arrive."""
+    """Yield blocks of a pipe or a terminal as they arrive."""
     waited = 0.0
     while True:
         begun = time.monotonic()
@@ -212,7 +218,7 @@ _NOT_READY = b"\n"  # in no line
 
 
 def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
-    """Lines without their ends; None for one that is too long, `_NOT_READY` for an empty block."""
+    """Yield lines without their ends; None: too long; `_NOT_READY`: after an empty block."""
     rest, is_long = b"", False
     for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
@@ -233,7 +239,7 @@ def _fields(raw: bytes, origin: Origin, is_json: bool | None, name: str) -> dict
     try:
         text = decode_text(raw, where="")
         value = parse_json(raw, where="", max_depth=_MAX_DEPTH) if is_json else {name: text}
-    except UserError as error:  # the two count lines of what they are given, which is one line
+    except UserError as error:  # both functions count lines, and here there is only line 1
         message = f"{error}".removeprefix(", line 1").lstrip(":, ")
         raise UserError(f"{origin}: {message}") from error
     if not isinstance(value, dict):

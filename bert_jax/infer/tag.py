@@ -1,4 +1,4 @@
-"""Tags of words, and the entities that they make, in raw text or in words that are given."""
+"""Tags and entities of the words in raw texts, or in lists of words."""
 
 import re
 import unicodedata
@@ -27,20 +27,21 @@ _ABBREVIATION = re.compile(r"\w+(\.\w+)+\.$")
 
 @dataclass(frozen=True)
 class TaggableText:
-    """Words, and where they stand in a text."""
+    """Words, and their places in a text."""
 
     words: TaggedExample
     text: str | None
-    """None where words were given."""
+    """Raw text; None if words were given."""
     offsets: tuple[tuple[int, int], ...]
     """Characters [start, end) of each word in the text."""
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """Find the characters [start, end) of words: runs without blanks, marks at the ends apart.
+    """Return the characters [start, end) of each word in a text.
 
-    A mark inside stays (`didn't`, `1,000`), as in corpora of tagged words, and so does the last
-    point of `U.S.`; every ideograph of Chinese is a word.
+    Words are separated by white space, and marks at their ends are words of their own. Marks inside
+    a word stay (`didn't`, `1,000`), as in tagged corpora, and so does the last full stop of `U.S.`.
+    Every Chinese ideograph is a word.
     """
     found: list[tuple[int, int]] = []
     for part in _PART.finditer(text):
@@ -70,7 +71,7 @@ class Tagger(Predictor[TaggableText]):
     PER_TOKEN = True
 
     def __post_init__(self) -> None:
-        """Refuse a model without such a head."""
+        """Refuse a model without a tagging head."""
         model = self.model
         model.require("tag", "tagging head")
         assert model.outputs is not None  # of `require`
@@ -89,7 +90,7 @@ class Tagger(Predictor[TaggableText]):
         words = fields["tokens"]
         if not isinstance(words, list | tuple) or not all(isinstance(w, str) and w for w in words):
             raise UserError(
-                f"{origin}: the field 'tokens' holds {words!r:.60}, not a list of words"
+                f"{origin}: the field 'tokens' holds {words!r:.60}; it must hold a list of words"
             )
         return TaggableText(TaggedExample("", tuple(words), None, origin), None, ())
 
@@ -122,10 +123,10 @@ class Tagger(Predictor[TaggableText]):
         return found or ["(no entities)"]
 
     def _answer(self, example: TaggableText, logits: np.ndarray) -> Answer:
-        """Return tokens, tags, of raw text offsets, and where tags make some entities.
+        """Return the fields of `LoadedModel.tag` for one text.
 
-        Tags of entities are sound IOB2, as `bert-jax predict` writes them. An entity's score is the
-        mean of its words' probabilities of the tags that were chosen.
+        Tags that mark entities are repaired to valid IOB2, as in `bert-jax predict`. The score of
+        an entity is the mean probability of the chosen tags of its words.
         """
         words = example.words.tokens
         tags = [self._names[n] for n in logits.argmax(axis=-1)]

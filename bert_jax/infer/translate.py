@@ -1,4 +1,4 @@
-"""Translations of texts, with scores, further hypotheses and the attention between words."""
+"""Translation of texts, with scores, further hypotheses and the attention between words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 class Translator(TextPredictor):
     """A model that translates; options as in `LoadedModel.translate`.
 
-    A row is the source, and behind it, as its second part, the tokens with which its translation
-    begins. A text without tokens is translated to one.
+    A row has the source, then, as its second part, the tokens with which the translation must
+    begin. The translation of a text without tokens is empty.
     """
 
     FIELDS = ("text", "prefix")
@@ -53,7 +53,7 @@ class Translator(TextPredictor):
             if room < 1:
                 raise UserError(
                     f"{examples[number].origin}: the prefix has {len(prefix)} tokens, and "
-                    f"{self.model.name} takes {limit} with those of the source; shorten it"
+                    f"{self.model.name} takes {limit} for source and prefix; shorten the prefix"
                 )
             if len(source) > room:
                 cut.append(number)
@@ -84,7 +84,7 @@ class Translator(TextPredictor):
             max_length=int(self.search.limits(length, self.model.max_length)),
         )  # fmt: skip
         best = Found(*(part[:, : self.search.nbest] for part in found))
-        # A slot without hypothesis is told by its length; a best score of -inf is an error.
+        # A slot without a hypothesis has length 0, and its -inf is no error as it is in slot 0.
         missing = best.lengths.at[:, 0].set(1) == 0
         best = best._replace(scores=jnp.where(missing, 0.0, best.scores))
         if not self.alignments:
@@ -129,7 +129,7 @@ class Translator(TextPredictor):
         return str(answer["translation"])
 
     def _hypotheses(self, found: Found) -> list[Answer]:
-        """Return translation and score of each hypothesis; `cut` where it has no end token."""
+        """Return each hypothesis with its score; with `cut` if it has no end token."""
         answers: list[Answer] = []
         for tokens, length, score, ended in zip(*found, strict=True):
             if not length:
@@ -150,7 +150,7 @@ def best_tokens(saved: SavedModel, source: Integer[np.ndarray, " s"]) -> Integer
 
 
 def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:
-    """Return the text of a translation, on one line, without special tokens but the unknown one."""
+    """Return a translation as one line of text, without special tokens except the unknown token."""
     special = tokenizer.special_ids
     silent = (special.pad, special.cls, special.sep, special.mask)
     return " ".join(tokenizer.decode(ids[~np.isin(ids, silent)]).splitlines()).strip()
@@ -161,7 +161,10 @@ def mean_attention(
     network: Network, params: Tree, source: Side, tokens: Integer[Array, "B T"],
     lengths: Integer[Array, " B"], begin: int,
 ) -> Float[Array, "B T S"]:  # fmt: skip
-    """Return each target token's cross-attention, the mean over layers and heads; 0 without one."""
+    """Return each target token's cross-attention, averaged over layers and heads.
+
+    A network without cross-attention gives zeros.
+    """
     inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
     real = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
     cross = network.weights(params, source, Side(inputs, real)).cross
@@ -176,11 +179,17 @@ def word_attention(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return for each target word the source word with the most attention.
 
-    Attention is no alignment: what a decoder looks at is often, not always, the word it translates.
-    `source` is a row with [CLS] and [SEP], which are no candidates, `target` has no end token, and
-    `weights` are a row of `mean_attention`, where T and S may be padded. An entry has `target` and
-    `source`, the words; `places`, their numbers; and `weight`, the attention to the source word's
-    tokens, the mean over the target word's.
+    Attention is not alignment: a decoder often, but not always, attends to the word it translates.
+
+    Args:
+        tokenizer: Tokenizer of both sides.
+        source: Row with [CLS] and [SEP], which are never chosen.
+        target: Tokens without the end token.
+        weights: Row of `mean_attention`; T and S may be padded.
+
+    Returns:
+        Entries with the words `target` and `source`, their numbers `places`, and `weight`: the
+        attention to the source word's tokens, averaged over the target word's tokens.
     """
     special = tokenizer.special_ids
     places = np.flatnonzero((source != special.cls) & (source != special.sep))
@@ -202,6 +211,6 @@ def word_attention(
 
 
 def _words(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> list[np.ndarray]:
-    """Return the places of each word's tokens."""
+    """Return the positions of each word's tokens."""
     begins = np.flatnonzero(~tokenizer.continues_word[ids])
     return [part for part in np.split(np.arange(len(ids)), begins) if len(part)]

@@ -1,4 +1,4 @@
-"""Files and streams of answers: JSON lines, lines for people, and of vectors .npy and .parquet."""
+"""Writing of answers: JSON lines, lines for people, and .npy and .parquet for vectors."""
 
 import io
 import json
@@ -18,27 +18,27 @@ from bert_jax.infer.predictor import Predictor
 from bert_jax.infer.records import PAUSE, Record
 
 File: TypeAlias = Any
-"""An open file. `TextIO` is no class that files are of."""
+"""An open file; `TextIO` is not a class of open files."""
 Chunks: TypeAlias = Iterable[list[Record]]
 JSON_LINES = (".jsonl", ".ndjson")
 Form = Literal["people", "json", "plain"]
-"""Form of answers in text: below their texts for people to read, JSON lines, or a line each."""
+"""Form of written answers: below their texts for people, JSON lines, or one line per answer."""
 
 
 class KeptLines:
-    """Answers on their way to a file, also in OUT.partial, after which the same command goes on.
+    """Answers for a file, kept in OUT.partial too, so that an interrupted command can continue.
 
-    A line there, behind a CRC, is used again for the same record, model and command.
+    A kept line, after a CRC, is used again for the same record, model and command.
     """
 
     def __init__(self, out: Path, made_by: str) -> None:
-        """Read what is there; `made_by` names the model and the command."""
+        """Read the kept lines; `made_by` names the model and the command."""
         self._out, self._path, self._made_by = out, Path(f"{out}.partial"), made_by
         old = self._path.read_bytes() if self._path.is_file() else b""
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Pair records with their lines, up to the first record without a line."""
+        """Yield the records, with their kept lines up to the first record that has none."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -48,7 +48,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record; a `UserError` that ends them says what is kept."""
+        """Write a line for each record; a `UserError` of `chunks` gets the number of kept lines."""
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:
@@ -61,7 +61,7 @@ class KeptLines:
                     count += len(chunk)
             ended = True
         except UserError as error:
-            more = f". {count:,} answers are kept in {self._path}; the same command goes on there"
+            more = f". {count:,} answers are kept in {self._path}; the same command continues there"
             raise UserError(f"{error}{more if count else ''}") from error
         finally:
             if ended or not count:
@@ -77,8 +77,8 @@ def write_answers(
 ) -> None:
     """Write answers to standard output, or to a file that appears whole or not at all.
 
-    `out` is a file that `check_out` accepts, or whose lines are kept; `form` is for answers that
-    are no vectors in a file.
+    `out` is a file that `check_out` accepts, or one whose lines are kept. `form` does not apply to
+    files of vectors.
     """
     write_line = partial(_LINES[form], predictor)
     if out is None:
@@ -101,15 +101,18 @@ def write_answers(
 
 
 def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
-    """Refuse a file whose suffix promises something else than what would be written.
+    """Refuse an output file whose suffix does not fit what would be written.
 
-    `plain` answers may be lines of text, in a file of any suffix but the others'.
+    `plain` says that answers are lines of text, for which any suffix but .npy and .parquet fits.
+
+    Raises:
+        UserError: The suffix does not fit, or the path is a directory, device or pipe.
     """
     if path is None:
         return
-    known = (*JSON_LINES, *(VECTORS if vectors else ()))
-    if path.suffix.lower() not in known and not plain:
-        why = f"{path.suffix} is for vectors" if path.suffix.lower() in VECTORS else "not known"
+    known, suffix = (*JSON_LINES, *(VECTORS if vectors else ())), path.suffix.lower()
+    if suffix not in known and (suffix in VECTORS or not plain):
+        why = f"{path.suffix} is for vectors" if suffix in VECTORS else "not known"
         raise UserError(
             f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
             f" ({JSON_LINES[0]} is JSON lines)"
@@ -120,7 +123,7 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
 
 
 def json_line(record: Record) -> str:
-    """Format one object with the record's `id`; a skipped record has its error and line instead."""
+    """Format an answer as one JSON object with the record's `id`; a skipped record as its error."""
     id = record.fields.get("id")
     begin = "{" if id is None else f'{{"id": {_json(id)}, '
     if record.problem is not None:
@@ -131,7 +134,7 @@ def json_line(record: Record) -> str:
 
 
 def lines(predictor: Predictor[Any], record: Record) -> str:
-    """Format for people: the text, and below it the answer."""
+    """Format a record for people: its text, and the answer below."""
     given = [str(record.fields[name]) for name in predictor.FIELDS if name in record.fields]
     if record.problem is not None:
         answer = [f"skipped: {record.problem}"]
@@ -142,7 +145,7 @@ def lines(predictor: Predictor[Any], record: Record) -> str:
 
 
 def plain(predictor: Predictor[Any], record: Record) -> str:
-    """Format as one line; an empty one for a record that was skipped."""
+    """Format an answer as one line, which is empty for a skipped record."""
     return "\n" if record.problem is not None else f"{predictor.line(record.answer)}\n"
 
 
@@ -152,7 +155,7 @@ _LINES: dict[Form, Callable[[Predictor[Any], Record], str]] = {
 
 
 def _write_npy(file: File, chunks: Chunks, width: int) -> None:
-    """Write a (N, D) float32 array; a row of NaN where a record was skipped."""
+    """Write a (N, D) float32 array; a skipped record is a row of NaN."""
     file.write(_npy_header(0, width))
     count = 0
     for chunk in chunks:
@@ -167,7 +170,7 @@ def _write_npy(file: File, chunks: Chunks, width: int) -> None:
 
 
 def _npy_header(count: int, width: int) -> bytes:
-    """Return a header of one length for every number of rows: NumPy leaves room for growth."""
+    """Return a header whose length is the same for every `count`: NumPy leaves room for growth."""
     buffer = io.BytesIO()
     header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(buffer, header)

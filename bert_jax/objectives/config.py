@@ -107,7 +107,7 @@ class MaskedLMConfig(ObjectiveConfig):
             "nsp": "masked words and next sentences (BERT, Devlin et al. 2018)",
             "sop": "masked words and the order of sentences (ALBERT, Lan et al. 2019)",
         }
-        return pairs.get(pairing, "masked words alone")
+        return pairs.get(pairing, "masked words")
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run, before its model and corpus are known."""

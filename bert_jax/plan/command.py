@@ -25,20 +25,28 @@ def run_plan(
     config: PretrainConfig, topologies: Sequence[str], *, phase: str, batch: str, as_json: bool,
     plot: Path | None, cache: Path | None,
 ) -> int:  # fmt: skip
-    """Compile and print; return 0 if all fits, else 1 (then print settings that would fit)."""
+    """Compile every phase for every topology, and print the results.
+
+    `phase` is a number or all; `batch` is a number of rows a chip, fit, fast, or empty for the
+    configured batch. `plot` is a PNG file, `cache` the directory of `compile_step`.
+
+    Returns:
+        0 if the configured steps fit, else 1; then the output has settings that would fit.
+
+    Raises:
+        UserError: An argument is out of range, or `train` would refuse the configuration.
+    """
     parsed = [parse_topology(name) for name in topologies]
     count = len(config.training.phases)
     if phase != "all" and not (phase.isdecimal() and int(phase) < count):
-        raise UserError(
-            f"--phase is {phase!r}; the configuration has 0 to {count - 1}, or `all` for all"
-        )
+        raise UserError(f"--phase is {phase!r}; it must be a phase from 0 to {count - 1}, or all")
     phases = range(count) if phase == "all" else [int(phase)]
     config, vocabulary = with_vocabulary(config)
     if plot is not None and not plot.absolute().parent.is_dir():
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
-        if not batch:  # else other batches are planned
+        if not batch:  # otherwise batches other than the configured one are planned
             for line in startable(config, topology):
                 print(f"{topology.name}: {line}", file=sys.stderr)
         for number in phases:
@@ -72,7 +80,7 @@ class _Answer:
     """The answer for one topology and phase."""
 
     plan: Plan
-    """Plan of the configured settings, or of settings that fit where these do not."""
+    """Plan of the configured settings, or of settings that fit if the configured do not."""
     record: dict[str, Any]
     """Entries of the JSON output beside the plan."""
     before: Sequence[str] = ()
@@ -82,7 +90,11 @@ class _Answer:
 
 
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
-    """Refuse a run that `train` would refuse on a topology; return the changes `train` makes."""
+    """Return the changes that `train` makes to a run on a topology, as sentences.
+
+    Raises:
+        UserError: `train` would refuse the run.
+    """
     shards = topology.num_devices // settings_of(config, 0, topology.num_devices).tensor
     config = with_batch_unit(config, shards)
     check_stages(config, shards)
@@ -92,7 +104,11 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
 def with_rows_per_chip(
     config: PretrainConfig, phase: int, topology: Topology, rows: int
 ) -> PretrainConfig:
-    """Return the configuration with `rows` rows a chip in each micro-batch of a phase."""
+    """Return the configuration with `rows` rows a chip in each micro-batch of a phase.
+
+    Raises:
+        UserError: `rows` is below 1.
+    """
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
     batch_size = rows * topology.num_chips * config.accumulation_of(phase)
@@ -112,17 +128,13 @@ def _as_configured(planner: Planner) -> _Answer:
     found = planner.settings_that_fit()
     record: dict[str, Any] = {"configuration_fits": False, "configured": output.as_dict(plan)}
     if found is None:
-        nothing = (
-            "",
-            "No mesh, number of micro-batches or rematerialisation was found with which "
-            f"{plan.rows} rows a step fit on {planner.topology.name}: more chips are needed",
-        )
-        return _Answer(plan, {**record, "overrides": None}, after=nothing)
+        place = f"{planner.topology.name} with any mesh, accumulation or rematerialisation"
+        return _nothing_fits(plan, record, f"{plan.rows} rows a step do not fit on {place}")
     overrides = planner.overrides(found.settings)
     before = [
         output.as_text(plan),
         "",
-        "what fits, and is the fastest found, with the same rows a step; add to the command:",
+        "the fastest settings found that fit with the same rows a step; add to the command:",
         "  " + " ".join(overrides),
         "tried on the way:",
     ]
@@ -136,8 +148,12 @@ def _as_configured(planner: Planner) -> _Answer:
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
+def _nothing_fits(plan: Plan, record: dict[str, Any], why: str) -> _Answer:
+    return _Answer(plan, {**record, "overrides": None}, after=("", f"{why}: use more chips"))
+
+
 def _fit(planner: Planner) -> _Answer:
-    """Return the largest batch per chip, with the configured mesh if any batch fits on it."""
+    """Return the largest batch per chip, with the configured mesh if some batch fits there."""
     settings = planner.configured
     fit = planner.fit(settings)
     record: dict[str, Any] = {"configuration_fits": fit.largest > 0}
@@ -145,8 +161,7 @@ def _fit(planner: Planner) -> _Answer:
         found = planner.settings_that_fit()
         if found is None:
             plan = planner.plan(planner.with_batch(settings, 1, settings.accumulation))
-            after = ["", "not one row a chip fits: more chips are needed"]
-            return _Answer(plan, {**record, "overrides": None}, after=after)
+            return _nothing_fits(plan, record, "not even one row a chip fits")
         settings = dataclasses.replace(found.settings, accumulation=1)
         fit = planner.fit(settings)
     best = planner.with_batch(settings, fit.best, settings.accumulation)
@@ -189,7 +204,7 @@ def _fit(planner: Planner) -> _Answer:
 def _fast(planner: Planner) -> _Answer:
     """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
-    # A batch that does not divide over the chips is no error here: the other batches do.
+    # A configured batch that does not divide over the chips is no error: the other batches do.
     divides = configured.rows % planner.rows(configured, 1) == 0
     plan = planner.plan(configured) if divides else None
     fits = plan is not None and plan.fits
@@ -200,8 +215,7 @@ def _fast(planner: Planner) -> _Answer:
         pace = planner.pace(settings)
     if pace is None:
         plan = plan or planner.plan(planner.with_batch(settings, 1, 1))
-        after = ("", "no micro-batch fits: more chips are needed")
-        return _Answer(plan, {**record, "overrides": None}, after=after)
+        return _nothing_fits(plan, record, "no micro-batch fits")
     usual = lead = planner.usual(settings, pace)
     batches = []
     if plan is not None:

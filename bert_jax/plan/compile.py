@@ -38,14 +38,14 @@ from bert_jax.training.steps.state import abstract_state
 from bert_jax.training.steps.step import make_train_step
 
 ASSUMED_VOCAB_SIZE = 30522
-"""Vocabulary size of the English BERT, where neither configuration nor corpus has one."""
+"""Vocabulary size of the English BERT, used if neither configuration nor corpus has one."""
 _CACHE_BYTES = 512 * 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device (`output` adds up the devices of a chip)."""
+    """Bytes on one device, by purpose; `output` adds up the devices of a chip."""
 
     parameters: int
     optimizer: int
@@ -63,7 +63,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Collectives of one kind over the same mesh axes, with all their runs in a step."""
+    """All collectives of one kind over the same mesh axes in a step."""
 
     kind: str
     network: str
@@ -71,12 +71,12 @@ class Exchange:
     group_size: int
     runs: int
     bytes: int
-    """Bytes of all runs together, per device; whole arrays where parts are reduced or gathered."""
+    """Bytes of all runs, per device; a reduction or gather counts the whole array."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The train step of a phase on a topology; or its refusal, where it needs too much memory."""
+    """The compiled train step of a phase on a topology, or the compiler's refusal."""
 
     config: PretrainConfig
     phase: int
@@ -93,11 +93,11 @@ class Plan:
     """Bytes of a device that a refused step needs."""
     program: Program | None = None
     cost: Cost | None = None
-    """Cost; None for a refused step, as is `program`."""
+    """Predicted time; None for a refused step, which has no `program` either."""
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
-    """Whether the compiler's answer was read from disk; `compile_seconds` were measured then."""
+    """Whether the answer came from the cache, with the `compile_seconds` of the first time."""
 
     @property
     def rows(self) -> int:
@@ -192,8 +192,11 @@ def compile_step(
 ) -> Plan:
     """Lower and compile the train step of one phase, and estimate its time; nothing runs.
 
-    `config` must have a vocabulary size (`with_vocabulary`). `cache` is a directory of earlier
-    answers; None: neither read nor written. What does not fit the number of devices is refused.
+    `config` must have a vocabulary size (`with_vocabulary`). `cache` is the directory of earlier
+    answers of the compiler; None: neither read nor written.
+
+    Raises:
+        UserError: Mesh or batch do not fit the number of devices, or libtpu is missing.
     """
     mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]
@@ -212,7 +215,7 @@ def compile_step(
     )  # fmt: skip
     plan = Plan(config, phase, topology, dict(mesh.shape), known, usable_bytes(topology))
     if known.peak > plan.usable:  # no need to ask the compiler
-        words = "parameters, optimizer and batch alone are more than the memory"
+        words = "parameters, optimizer and batch are already more than the memory"
         return dataclasses.replace(plan, refused=words, needs=known.peak)
     begun = time.perf_counter()
     step: Any = make_train_step(settings, mesh)  # a jitted function
@@ -243,9 +246,9 @@ def compile_step(
 
 
 def usable_bytes(topology: Topology) -> int:
-    """Count the bytes of a device that a program may use: the compiler keeps a few hundred MiB.
+    """Return the bytes of a device that a program may use: the compiler keeps a few hundred MiB.
 
-    The compiler's refusals name 15.75 of 16 GiB on v5e; the share of other chips is assumed equal.
+    The compiler's refusals name 15.75 of 16 GiB on v5e; other chips are assumed to have that share.
     """
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
@@ -353,7 +356,7 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
     digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())
     # StableHLO without locations: the lines in the cached program are right only for these files.
     package_root = Path(__file__).parent.parent
-    rooms = [package_root / room for room in ("model", "objectives", "parallel", "training")]
+    rooms = [package_root / room for room in ("model", "objectives", "distributed", "training")]
     for source in sorted(path for room in rooms for path in room.glob("**/*.py")):
         digest.update(source.read_bytes())
     digest.update(stablehlo.encode())
@@ -361,17 +364,17 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return an earlier answer; None where there is none or it cannot be read."""
+    """Return an earlier answer; None if there is none that can be read."""
     try:
         answer = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
-        path.touch()  # the oldest by last use go first
+        path.touch()  # the least recently used are removed first
     except (OSError, ValueError, zstandard.ZstdError):
         return None
     return answer if isinstance(answer, dict) else None
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Store an answer and remove the oldest; a cache that cannot be written only costs time."""
+    """Store an answer and remove the oldest ones; a faulty disk is ignored: it only costs time."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

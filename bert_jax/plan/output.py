@@ -11,6 +11,15 @@ from bert_jax.plan.hlo_cost.cost import Cost
 
 SCHEMA = 2
 """Version of the JSON, raised when a field changes its meaning or is removed."""
+_FIELDS = (
+    "phase", "length", "accumulation", "rows_per_chip", "fits", "ideal_seconds",
+    "tokens_per_second", "mfu", "lowering_seconds", "compile_seconds", "cached",
+)  # fmt: skip
+"""Properties of a `Plan` that the JSON has under the same name."""
+_MODEL_FIELDS = (
+    "vocab_size", "num_layers", "hidden_dim", "num_heads", "remat", "scan_unroll",
+    "hidden_dropout_rate", "attention_dropout_rate",
+)  # fmt: skip
 _BAR = 40
 _MEMORY = {
     "parameters": "float32", "optimizer": "moments, float32", "batch": "",
@@ -28,23 +37,14 @@ def memory_per_chip(plan: Plan) -> dict[str, int]:
 def as_dict(plan: Plan) -> dict[str, Any]:
     """Return everything about a plan that JSON can hold: seconds, bytes per chip, FLOPs."""
     cost, chip = plan.cost, plan.topology.chip
-    model = plan.config.model
     return {
+        **{name: getattr(plan, name) for name in _FIELDS},
         "topology": plan.topology.name,
         "chips": plan.topology.num_chips,
-        "phase": plan.phase,
-        "length": plan.length,
         "batch_size": plan.rows,
-        "accumulation": plan.accumulation,
-        "rows_per_chip": plan.rows_per_chip,
         "mesh": dict(plan.mesh_shape),
-        "model": {
-            name: getattr(model, name)
-            for name in ("vocab_size", "num_layers", "hidden_dim", "num_heads", "remat",
-                         "scan_unroll", "hidden_dropout_rate", "attention_dropout_rate")
-        },
+        "model": {name: getattr(plan.config.model, name) for name in _MODEL_FIELDS},
         "optimizer": plan.config.optimizer.name,
-        "fits": plan.fits,
         "refused": plan.refused or None,
         "memory_per_chip": memory_per_chip(plan),
         "hbm_per_chip": chip.hbm_bytes,
@@ -56,18 +56,12 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         ],
         "step_seconds": plan.seconds,
         "cycles": None if plan.program is None else plan.program.cycles,
-        "ideal_seconds": plan.ideal_seconds,
-        "tokens_per_second": plan.tokens_per_second,
-        "mfu": plan.mfu,
         **{n: dict(getattr(cost, n)) if cost else {} for n in ("parts", "hidden", "how")},
         "top": [
             {"seconds": seconds, "source": source, "name": name}
             for seconds, source, name in (() if cost is None else cost.top)
         ],
-        "lowering_seconds": plan.lowering_seconds,
-        "compile_seconds": plan.compile_seconds,
-        "cached": plan.cached,
-    }  # fmt: skip
+    }
 
 
 def as_text(plan: Plan) -> str:

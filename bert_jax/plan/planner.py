@@ -29,8 +29,8 @@ from bert_jax.training.pretrain.settings import objective_of
 LEAST_DEPTH = 2
 """Least number of layers in compilations that stand for a deeper model."""
 PARTS = 13
-"""Micro-batches of the steps that `pace` compiles, a prime that no other loop of a step has:
-operations that run a multiple of it are in the micro-batches' loop."""
+"""Number of micro-batches in the steps that `pace` compiles. No other loop of a step has this prime
+length, so operations that run a multiple of 13 times are in the loop over micro-batches."""
 PACE_TOKENS = (4096, 8192, 16384, 32768)
 """Sizes of a device's micro-batch that `pace` tries, in tokens."""
 USUAL_TOKENS = 2**19
@@ -121,7 +121,7 @@ class Planner:
         return flops / (seconds * self.topology.bf16_flops)
 
     def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:
-        """Count a micro-batch's rows on a chip, which may be two devices or a part of a shard."""
+        """Return a micro-batch's rows on a chip, which may be two devices or a part of a shard."""
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
     def settings_that_fit(self) -> search.Found | None:
@@ -203,7 +203,7 @@ class Planner:
         return self.with_batch(settings, mine // parts, parts)
 
     def _divides_phases(self, parts: int) -> bool:
-        """Say whether every phase's batch divides into `parts` micro-batches."""
+        """Whether every phase's batch divides into `parts` micro-batches."""
         return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
@@ -217,7 +217,7 @@ class Planner:
         return rows_per_shard * shards * settings.accumulation
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
-        """Say whether each mesh axis is a product of the torus's dimensions."""
+        """Whether each mesh axis is a product of the torus's dimensions."""
         mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
         try:
             make_mesh(mesh, devices(self.topology))
@@ -227,7 +227,7 @@ class Planner:
 
 
 def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
-    """Return two depths, from `least` layers on, that whole periods of the pattern lie between."""
+    """Return two depths of at least `least` layers that differ by whole periods of the pattern."""
     period = len(model.attention_pattern)
     first = least + (model.num_layers - least) % period
     return first, first + max(period, least)

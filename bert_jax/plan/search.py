@@ -1,9 +1,9 @@
 """A best-first search for fast settings that fit, with few compilations.
 
-A compilation costs minutes, so a prediction on paper (`planner.on_paper`) orders the candidates,
-the most promising is measured (a compilation of reduced depth), the measurement corrects the
-predictions, and so on until the best remaining candidate has been measured. Only the winner is
-compiled whole. Nothing here knows jax: the search calls the functions it is given.
+A compilation costs minutes, so a prediction on paper (`planner.on_paper`) orders the candidates.
+The most promising is measured, by a compilation of reduced depth, which corrects the predictions;
+this repeats until the best remaining candidate has been measured. Only the winner is compiled
+whole. Nothing here knows jax: the search calls the functions it is given.
 """
 
 import dataclasses
@@ -280,7 +280,7 @@ class Pace:
 
 
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
-    """Find the size and number of micro-batches with the highest MFU; None where none fit.
+    """Return the size and number of micro-batches with the highest MFU; None if none fit.
 
     Micro-batches small enough to keep the activations between layers in the core's own memory are
     faster per row than one large batch; their number decides the cost per row of the rest. `ladder`
@@ -313,5 +313,5 @@ def round_rows(rows: int) -> int:
 
 
 def _kind(settings: Settings) -> tuple[str, int]:
-    """Return the kind of candidates whose predictions err in the same way."""
+    """Return the key of candidates whose predictions err in the same way."""
     return settings.remat, settings.tensor

@@ -70,7 +70,11 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """Read `CHIP:AxB[xC][,slices=N]`; refuse other slices by naming the nearest ones."""
+    """Return the topology named `CHIP:AxB[xC][,slices=N]`.
+
+    Raises:
+        UserError: There is no such chip or slice; names the nearest.
+    """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
         raise UserError(
@@ -102,7 +106,11 @@ def parse_topology(name: str) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Return the slice's devices in libtpu's order, to compile for; refuse what libtpu lacks."""
+    """Return descriptions of the slice's devices, for compilation, in libtpu's order.
+
+    Raises:
+        UserError: libtpu is missing, or does not know the slice.
+    """
     prepare_environment()
     from jax.experimental import topologies  # imports jax: after the environment
 
@@ -127,10 +135,14 @@ def devices(topology: Topology) -> list[Any]:
 
 
 def prepare_environment() -> None:
-    """Set what libtpu reads when it is loaded, keep JAX on the CPU, and refuse without libtpu."""
+    """Set the environment that libtpu reads when it is loaded, and keep JAX on the CPU.
+
+    Raises:
+        UserError: libtpu is not installed.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, the chips are left to who uses them
+    os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, others may use the chips
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(_NO_LIBTPU)
     import jax
@@ -140,7 +152,7 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what C++, and Python, write to standard error: libtpu looks for a TPU and warns."""
+    """Drop standard error, also of C++: libtpu looks for a TPU and warns."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

@@ -135,10 +135,10 @@ def test_what_is_refused(saved):
         attention(saved, " ")
     with pytest.raises(UserError, match=r"the second text '' has no tokens"):
         attention(saved, "the", "")
-    with pytest.raises(UserError, match=rf"has 302 tokens .* a page shows at most {MAX_TOKENS}"):
+    with pytest.raises(UserError, match=rf"has 302 tokens, .* a page shows at most {MAX_TOKENS}"):
         attention(saved, "the " * 300)
     short = dataclasses.replace(saved, max_length=8)
-    with pytest.raises(UserError, match=r"has 9 tokens .*, and many scripts takes at most 8"):
+    with pytest.raises(UserError, match=r"has 9 tokens, .*, and many scripts takes at most 8"):
         attention(short, "the " * 7)
 
 

@@ -89,7 +89,7 @@ def test_classify_from_arguments_files_and_to_a_file(home, run, tmp_path):
     lines = write_lines(tmp_path / "in.jsonl", rows)
     code, out, err = run("classify", model, "--input", lines, "--columns", "text=s")
     assert (code, len(out.splitlines())) == (2, 1)
-    assert f"{lines}, line 2: the field 'text' holds 5, not text" in err
+    assert f"{lines}, line 2: the field 'text' holds 5; it must hold a text" in err
 
     found = tmp_path / "out.jsonl"
     code, out, err = run(
@@ -130,7 +130,7 @@ def test_embed_to_npy(home, run, tmp_path):
             "FIELD is text or text_b or id",
         ),
         (["classify", "nothing", "a"], "does not exist; give"),
-        (["embed", "reviews", "a", "--layers", "x"], "the layers are 'x'; give one such as -1"),
+        (["embed", "reviews", "a", "--layers", "x"], "the layers are 'x'; give one layer (-1)"),
         (["embed", "reviews", "a", "--layers", "9"], "there is no layer 9"),
         (["classify", "reviews", "a", "--out", "a.npy"], ".npy is for vectors"),
         (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: not known; name a file that ends"),
@@ -185,7 +185,7 @@ def test_a_table_is_asked_about_by_its_text_column(home, run, tmp_path, suffix, 
     assert found[1].count("\n") == 2
     code, out, err = run(verb, model, "--input", name)
     assert (code, out) == (2, "")
-    assert "--columns text=" in err or "no field 'text' but 'n', 'body'" in err
+    assert "--columns text=" in err or "no field 'text', only 'n', 'body'" in err
 
 
 def test_questions_and_contexts_of_a_table(home, run, tmp_path):

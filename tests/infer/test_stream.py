@@ -110,7 +110,7 @@ def test_on_skip_bad_records_keep_their_places():
     assert (second.answer, fourth.answer, fifth.answer) == (None, None, None)
     assert second.problem == "f, line 2: it shouts already"
     assert fourth.problem == "f, line 40: bad"
-    assert "no field 'text' but 'other'" in fifth.problem
+    assert "no field 'text', only 'other'" in fifth.problem
     assert (first.problem, third.problem) == (None, None)
     assert len(said) == 3
 
@@ -298,3 +298,5 @@ def test_places_that_cannot_be_written_are_named(tmp_path):
         write_answers(Shout(), [], tmp_path / "file" / "a.jsonl", form="json")
     with pytest.raises(UserError, match=r"\.npy is for vectors"):
         check_out(tmp_path / "a.npy", vectors=False)
+    with pytest.raises(UserError, match="is for vectors"):
+        check_out(tmp_path / "a.npy", vectors=False, plain=True)

@@ -129,7 +129,7 @@ def test_nothing_fits(run: Run, monkeypatch):
     monkeypatch.setattr(search, "candidates", lambda *a, **k: [])
     answer = run("--topology=v5e:2x2", "--batch-per-chip=4096")
     assert answer.code == 1
-    assert "more chips are needed" in answer.out
+    assert "use more chips" in answer.out
 
 
 def test_fit(run: Run):

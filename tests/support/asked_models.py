@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params

@@ -7,7 +7,7 @@ import numpy as np
 from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.entries import Entry, to_tensors
 from bert_jax.artefacts.formats.form import form_of
-from bert_jax.artefacts.formats.huggingface_config import TASKS
+from bert_jax.artefacts.formats.huggingface_files import TASKS
 from bert_jax.artefacts.formats.model_config import config_to_huggingface
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig

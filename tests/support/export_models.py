@@ -7,7 +7,7 @@ from typing import Any
 from small_saved import MODEL, small_saved
 
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS
-from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.sentencepiece import train_sentencepiece

@@ -26,7 +26,7 @@ from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.theirs import prove_reading
-from bert_jax.artefacts.formats.huggingface_config import (
+from bert_jax.artefacts.formats.huggingface_files import (
     POOLED_HEADS,
     PRETRAINING_HEADS,
     NoClassError,
@@ -109,18 +109,18 @@ def export(
         raise UserError(f"the tolerance is {tolerance}; it must be a number, not below 0")
     if quantize not in ("", "int8") or (quantize and format != "onnx"):
         raise UserError(
-            f"quantize is {quantize!r:.40} and the format {format}; int8 is there, for onnx alone"
+            f"quantize is {quantize!r:.40} and the format {format}; only int8 with onnx is possible"
         )
     if not _LICENSE.fullmatch(license):
         raise UserError(
-            f"the license is {license[:80]!r}; give the Hub's abbreviation, such as apache-2.0, "
-            "cc-by-4.0, other or unknown"
+            f"the license is {license[:80]!r}; it must be an abbreviation of the Hub, such as "
+            "apache-2.0, cc-by-4.0, other or unknown"
         )
     name = name or Path(source).absolute().name
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"the name is {name[:120]!r}; up to 96 letters, digits, spaces and any of . + / - _ "
-            "are needed (--name)"
+            f"the name is {name[:120]!r}; it must have 1 to 96 letters, digits, spaces and any of "
+            ". + / - _ (--name)"
         )
     say(f"reading {source}")
     as_read = read_model(source, part=part)
@@ -135,8 +135,7 @@ def export(
     if saved.network is not None and not written.translates:
         fitting = ", ".join(name for name, each in FORMATS.items() if each.translates)
         raise UserError(
-            f"{saved.name}: {format} has no search; a model that translates is exported --to "
-            f"{fitting}"
+            f"{saved.name}: {format} has no search; export a translation model --to {fitting}"
         )
     has_parts = saved.network is None or format == "huggingface"  # else our own network is written
     module = import_module(f"bert_jax.artefacts.exchange.{written.module}")

@@ -46,10 +46,10 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"{name!r:.80} is no name of a model of the Hub: owner/name or owner/name@revision"
+            f"{name!r:.80} is no model name of the Hub; expected owner/name or owner/name@revision"
         )
     with needs_package(
-        f"{name} is no directory here, and fetching it from the Hugging Face Hub needs a "
+        f"{name} is no directory here, and fetching a model from the Hugging Face Hub needs a "
         "package: pip install 'bert_jax[hub]'"
     ):
         import huggingface_hub
@@ -86,12 +86,12 @@ def _check_weights(name: str, files: list[str]) -> None:
         return
     pickled = next((file for file in files if _PICKLED.fullmatch(file)), None)
     if pickled is None:
-        raise UserError(f"{name} has no model.safetensors in the Hub; it is no model to import")
+        raise UserError(f"{name} has no model.safetensors in the Hub, so it cannot be imported")
     raise UserError(
-        f"{name} has its weights in {pickled} alone, which can hold programs and is not fetched. "
-        "Many such models have a pull request in the Hub that adds model.safetensors: give its "
-        f"number as {name.partition('@')[0]}@refs/pr/N. Or, where you trust that file, convert it "
-        "with Transformers and import the directory"
+        f"{name} has only the weights {pickled}, which can hold programs and are not fetched. "
+        "Many such models have a pull request that adds model.safetensors: give its number as "
+        f"{name.partition('@')[0]}@refs/pr/N. Or, if you trust the file, convert it with "
+        "Transformers and import the directory"
     )
 
 
@@ -103,13 +103,13 @@ def _reason(error: Exception, repo: str) -> str:
     reasons = {
         errors.GatedRepoError: f"its owner grants access by request: ask for it at {hub}/{repo}, "
         "then `hf auth login`",
-        errors.RepositoryNotFoundError: f"the Hub has no model {repo}, or it is private (`hf auth "
-        "login`); neither is it a directory here",
+        errors.RepositoryNotFoundError: f"neither a directory here nor a model of the Hub is named "
+        f"{repo}, or the model is private (`hf auth login`)",
         errors.RevisionNotFoundError: f"the Hub has {repo}, but no such branch, tag or commit",
         errors.LocalEntryNotFoundError: f"{hub} cannot be reached (or HF_HUB_OFFLINE is set), and "
-        "it is not in the cache",
+        "the cache does not have the model",
     }
-    for kind, reason in reasons.items():  # a gated model's error is one of a model not found too
+    for kind, reason in reasons.items():  # GatedRepoError is also a RepositoryNotFoundError
         if isinstance(error, kind):
             return reason
     if isinstance(error, errors.HfHubHTTPError):

@@ -41,20 +41,18 @@ PIPELINES = {
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the files of `write_huggingface`, which may refuse the model."""
-    refuse_learned_pooling(saved)
-    files.write_huggingface(saved, out)
+    """Write the files of `write_huggingface`.
 
-
-def refuse_learned_pooling(saved: SavedModel) -> None:
-    """Refuse vectors that no module of sentence-transformers computes; name other formats."""
+    Raises:
+        UserError: No class computes the model, or no module of sentence-transformers its pooling.
+    """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
-            f"{saved.name}: the pooling is {saved.embedding.pooling}, a mean with learned weights "
-            "of the tokens, and no module of sentence-transformers computes that (its Pooling "
-            "weights by position, its WeightedLayerPooling layers). Export with --to onnx or "
-            "stablehlo, which have the pooling inside, or train with pooling mean, cls or last"
+            f"{saved.name}: no module of sentence-transformers computes the pooling "
+            f"{saved.embedding.pooling}, a mean with learned token weights. Export with --to onnx "
+            "or stablehlo, which contain the pooling, or train with pooling mean, cls or last"
         )
+    files.write_huggingface(saved, out)
 
 
 def auto_class(name: str) -> str:
@@ -125,35 +123,31 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
         raise proof.ProofFailedError(
             f"read back, this is not what was written: {first_few(wrong, 8)}"
         )
-    if (before := _meaning(saved)) != (after := _meaning(back)):
-        raise proof.ProofFailedError(
-            f"the outputs mean {after} where they were read back, not {before}"
-        )
-    if back.max_length != saved.max_length:
-        raise proof.ProofFailedError(
-            f"read back, rows have {back.max_length}, not {saved.max_length}"
-        )
-    if back.embedding != saved.embedding:
-        raise proof.ProofFailedError(
-            f"read back, vectors are {back.embedding}, not {saved.embedding}"
-        )
     expected, again = (each.tokenizer.encode_batch(proof.PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(proof.PROOF_TEXTS, expected, again, strict=True):
         _same_ids("the tokenizer that was read back", text, ids.tolist(), other.tolist())
-    if back.tokenizer.special_ids != saved.tokenizer.special_ids:
-        raise proof.ProofFailedError("the tokenizer that was read back has other special tokens")
-    if back.tokenizer.fingerprint != saved.tokenizer.fingerprint:
-        raise proof.ProofFailedError("read back, this is not what was written: the tokenizer")
+    found = _facts(back)
+    for name, value in _facts(saved).items():
+        if found[name] != value:
+            raise proof.ProofFailedError(
+                f"read back, this is not what was written: {name} {found[name]}, not {value}"
+            )
     return back
 
 
-def _meaning(model: SavedModel) -> tuple[Any, ...] | None:
+def _facts(model: SavedModel) -> dict[str, Any]:
+    """Return the facts about a model, by name, that reading its files must give back."""
     outputs = model.outputs
-    if outputs is None:
-        return None
-    head = outputs.head
-    means = outputs.objective, head.kind, head.num_labels, outputs.labels
-    return *means, outputs.thresholds, outputs.long, outputs.reading
+    meaning = outputs and (
+        outputs.objective, outputs.head.kind, outputs.head.num_labels, outputs.labels,
+        outputs.thresholds, outputs.long, outputs.reading,
+    )  # fmt: skip
+    tokenizer = model.tokenizer
+    return {
+        "the outputs are": meaning, "the length of rows is": model.max_length,
+        "the vectors are": model.embedding, "the special tokens are": tokenizer.special_ids,
+        "the tokenizer has the fingerprint": tokenizer.fingerprint,
+    }  # fmt: skip
 
 
 def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]) -> None:
@@ -276,11 +270,13 @@ With bert_jax:
 ```python
 import bert_jax
 
-model = bert_jax.load("DIR")
+{ours}
 ```
 
-In Transformers the names of special tokens, such as `[MASK]`, are special wherever a \
-text has them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+{note}"""
+_SPECIAL = """\
+In Transformers the names of special tokens, such as `[MASK]`, are special wherever a text has \
+them; `split_special_tokens=True` reads them as text, as bert_jax does."""
 _THEIRS = """\
 With Transformers, `DIR` being this directory:
 
@@ -289,35 +285,19 @@ from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("DIR")
 model = {auto}.from_pretrained("DIR")
-```
+{use}```
 """
 _NO_CLASS = """\
 Transformers has no class of {0}, and `config.json` names no code: `AutoTokenizer` loads the \
 directory `DIR`, `AutoModel` does not. Who trusts the published code of {0} copies `auto_map` from \
 its `config.json` and loads `DIR` with `trust_remote_code=True`.
 """
-_TRANSLATING = """\
-With Transformers, `DIR` being this directory:
-
-```python
-from transformers import AutoTokenizer, {name}
-
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {name}.from_pretrained("DIR")
+_TRANSLATE = """\
 batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=True)
 found = model.generate(**batch)
 print(tokenizer.batch_decode(found, skip_special_tokens=True))
-```
-
-`generation_config.json` has the search: five beams, scores divided by the number of tokens.
-
-With bert_jax:
-
-```python
-import bert_jax
-
-print(bert_jax.load("DIR").translate(["A text.", "Another text."]))
-```"""
+"""
+_SEARCH = "`generation_config.json` has the search: five beams, scores divided by the length."
 _PIPELINE = """
 ```python
 from transformers import pipeline
@@ -329,15 +309,18 @@ model = pipeline("{}", model="DIR")
 
 def loading(saved: SavedModel) -> str:
     """Describe how to load the directory, for the model card."""
-    name = files.class_of(saved)
+    name, ours = files.class_of(saved), 'model = bert_jax.load("DIR")'
     if saved.network is not None:
-        return _TRANSLATING.format(name=name)
+        ours = 'print(bert_jax.load("DIR").translate(["A text.", "Another text."]))'
+        said = _THEIRS.format(auto=name, use=_TRANSLATE)
+        return _LOADING.format(theirs=said, ours=ours, note=_SEARCH)
     family = FAMILIES[files.family_of(saved)]
     if not family.native:
-        return _LOADING.format(theirs=_NO_CLASS.format(family.name))
-    kind, said = PIPELINES.get(files.task_of(saved)), _THEIRS.format(auto=auto_class(name))
+        return _LOADING.format(theirs=_NO_CLASS.format(family.name), ours=ours, note=_SPECIAL)
+    kind = PIPELINES.get(files.task_of(saved))
+    said = _THEIRS.format(auto=auto_class(name), use="")
     if kind and kind not in ("question-answering", "multiple-choice"):  # do not exist
         said += _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
             said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"
-    return _LOADING.format(theirs=said)
+    return _LOADING.format(theirs=said, ours=ours, note=_SPECIAL)

@@ -12,16 +12,16 @@ from bert_jax.artefacts.formats import model_config
 from bert_jax.artefacts.formats.entries import Entry, in_model, named, to_tensors
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.family import EMBEDDINGS
-from bert_jax.artefacts.formats.huggingface_config import (
+from bert_jax.artefacts.formats.huggingface_files import (
     MULTIPLE_CHOICE,
     POOLED_HEADS,
     PRETRAINING_TASKS,
     UNTRAINED,
+    WEIGHTS,
     NoClassError,
     head_class,
     head_to_huggingface,
 )
-from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.formats.translators import family_of as family_of_network
@@ -79,7 +79,7 @@ def class_of(saved: SavedModel) -> str:
     wanted = family.classifies.get("pooler_activation", "tanh")
     name = family.class_of(task)
     if task == MULTIPLE_CHOICE and not family.compares:
-        wrong = f"BERT and ModernBERT alone have a class for multiple choice, and this is a {kind}"
+        wrong = f"only BERT and ModernBERT have a class for multiple choice, and this is a {kind}"
     elif not family.like_bert:
         why = "" if head is None else model_config.unlike_head(kind, saved.config, head)
         wrong = why and f"no class of Transformers' {family.name} computes this head: {why}"

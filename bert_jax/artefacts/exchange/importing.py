@@ -11,7 +11,6 @@ compared with the source in its own class.
 """
 
 import glob
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,7 +30,7 @@ from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts,
 from bert_jax.artefacts.formats import huggingface_files
 from bert_jax.artefacts.formats.families import family_to_import
 from bert_jax.artefacts.formats.form import Form, form_of
-from bert_jax.artefacts.formats.huggingface_config import PRETRAINING_HEADS
+from bert_jax.artefacts.formats.huggingface_files import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
@@ -41,7 +40,7 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import saved_from, with_vectors
 from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
-from bert_jax.files.checks import DIGESTS, checked, digests_of
+from bert_jax.files.checks import DIGESTS, checked, digest_of, digests_of
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.tokenization.load import load_tokenizer, says_casing
 from bert_jax.tokenization.tokenizer import CONFIG_NAME
@@ -119,9 +118,7 @@ def import_model(
             "notes": notes,
             "read_back": "bit for bit",
             "compared": compared,
-            "sha256": hashlib.sha256(
-                (directory / huggingface_files.WEIGHTS).read_bytes()
-            ).hexdigest(),
+            "sha256": digest_of(directory / huggingface_files.WEIGHTS),
             DIGESTS: digests_of(directory),
             "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
@@ -147,15 +144,14 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
     if (path / "config.json").is_file() or not is_tf_checkpoint(path):
         if gelu is not None:
             raise UserError(
-                "--gelu says what a TensorFlow checkpoint means by gelu; config.json of "
-                f"{source} says it itself, in its field hidden_act"
+                f"--gelu is for TensorFlow checkpoints; config.json of {source} defines its "
+                "activation, in the field hidden_act"
             )
         directory = path if path.is_dir() else _fetched(source)
         if (directory / ADAPTER).is_file():
             raise UserError(
-                f"{directory} has {ADAPTER}: Transformers applies that adapter to the model, and "
-                "an import is of a model alone. Move the files of the adapter to a directory of "
-                "their own"
+                f"{directory} has {ADAPTER}, an adapter that Transformers would apply, and only "
+                "models are imported. Move the adapter's files to a directory of their own"
             )
         with checked(directory):
             return _from_directory(directory)
@@ -185,27 +181,25 @@ def _from_directory(source: Path) -> Source:
     path = directory / "config.json"
     if not path.is_file():
         raise UserError(
-            f"{directory} has no config.json; a directory in Hugging Face's format has, and one of "
-            "the original TensorFlow code has bert_config.json"
+            f"{directory} has no config.json (Hugging Face's format) and no bert_config.json (the "
+            "original TensorFlow code)"
         )
     config = read_json_object(path, max_bytes=huggingface_files.MAX_CONFIG_BYTES)
     if "bert_jax" in config:
-        raise UserError(f"{directory} is a work directory of this program; it needs no import")
+        raise UserError(f"{directory} is a work directory of bert-jax, which needs no import")
     made_by = huggingface_files.model_class(config)
     family_to_import(config, where=f"{path}")  # refuse the family before any missing weights
     form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
     name = f"{directory}, {made_by}"
-    saved = saved_from(form, load_tokenizer(directory), directory, name=name)
+    saved, notes = saved_from(form, load_tokenizer(directory), directory, name=name), form.notes
     if sentence is not None:
-        saved = with_vectors(saved, sentence)
-        form = replace(form, notes=(*form.notes, *sentence.notes))
+        saved, notes = with_vectors(saved, sentence), (*notes, *sentence.notes)
     token_config = directory / CONFIG_NAME
     if token_config.is_file() and "auto_map" in read_json_object(
         token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES
     ):
-        note = f"{CONFIG_NAME} names code of its own (auto_map), which was not run"
-        form = replace(form, notes=(*form.notes, note))
-    return Source(saved, form, made_by, directory)
+        notes += (f"{CONFIG_NAME} names code of its own (auto_map), which was not run",)
+    return Source(saved, replace(form, notes=notes), made_by, directory)
 
 
 def check_read_back(meant: SavedModel, directory: Path) -> None:
@@ -244,7 +238,7 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
         if not same or not same_spans(text, spans, theirs, exact=False):
             where = "here" if same else "in what was written"
             raise ProofFailedError(
-                f"{found.saved.name}: tokens of {text!r:.80} have other places in the text {where} "
-                "than in the source"
+                f"{found.saved.name}: tokens of {text!r:.80} have other offsets {where} than in "
+                "the source"
             )
     return {"texts_with_equal_offsets": compared}

@@ -10,7 +10,7 @@ from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.formats.families import MODERN
-from bert_jax.artefacts.formats.huggingface_config import LONG_TEXTS, THRESHOLDS, TaskOutputs
+from bert_jax.artefacts.formats.huggingface_files import LONG_TEXTS, THRESHOLDS, TaskOutputs
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
 from bert_jax.objectives.config import OBJECTIVES
@@ -27,10 +27,10 @@ _OBJECTIVES = {
     "tags": "a tag for each word",
     "span": "the span of a text that answers a question",
     "arcs": "the head of each word and the relation to that head",
-    "choice": "a score for each of several continuations of a text, of which the highest wins",
+    "choice": "a score for each of several continuations of a text; the highest wins",
 }
 _MAX_LABELS = 40
-_UNSAID = "The documentation of bert_jax on exports says how the format `{}` is loaded."
+_UNSAID = "The documentation of bert_jax describes how to load the format `{}`."
 
 
 def model_card(
@@ -78,13 +78,13 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     text = _encoder(saved, parity) if saved.network is None else _translator(saved, parity)
     if parity["untrained_parts"]:
         text += (
-            "\n\nUntrained, with initial values, because the class must have it: "
-            f"{', '.join(parity['untrained_parts'])}. Do not use its output."
+            "\n\nUntrained, with initial values, because the class requires them: "
+            f"{', '.join(parity['untrained_parts'])}. Do not use their outputs."
         )
     if parity["left_out"]:
         text += (
-            f"\n\nLeft out, because `{parity['class']}` has no place for it: the head "
-            f"{', '.join(parity['left_out'])} of the pretraining."
+            f"\n\nLeft out, because `{parity['class']}` has no place for them: the pretraining "
+            f"heads {', '.join(parity['left_out'])}."
         )
     return text
 
@@ -128,20 +128,20 @@ def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
         )
     if outputs.thresholds:
         said += (
-            "\n\nA label holds above a threshold of its own, that of its highest F1 on the dev "
-            f"data: `{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software "
-            "takes one half for all labels."
+            "\n\nEach label has its own threshold, the one with the highest F1 on the dev data: "
+            f"`{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software uses "
+            "0.5 for all labels."
         )
     if outputs.long.how != "cut":
         how = {
-            "head_tail": "of a longer text the beginning and the end were read",
-            "windows": "longer texts were read in windows, of whose logits the "
-            f"{outputs.long.pooling.replace('_', ' and ')} is the answer",
+            "head_tail": "the beginning and the end of a longer text are read",
+            "windows": "longer texts are read in windows, and the answer is the "
+            f"{outputs.long.pooling.replace('_', ' and ')} of their logits",
         }[outputs.long.how]
         said += (
-            f"\n\nRows have {saved.max_length} tokens; {how} (`{LONG_TEXTS}` in `config.json`). "
-            "`bert_jax.load` does so; the logits of this export are those of one row, and other "
-            "software cuts longer texts."
+            f"\n\nRows have {saved.max_length} tokens; {how} (`{LONG_TEXTS}` in `config.json`), by "
+            "`bert_jax.load`. This export computes the logits of one row; other software cuts "
+            "longer texts."
         )
     return said
 
@@ -181,7 +181,7 @@ def _data(saved: SavedModel) -> str:
         said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
         start = f"`{files.last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
-    return "## Data\n\nNot known here: the model was read from files that do not say it."
+    return "## Data\n\nUnknown: the files from which the model was read do not name its data."
 
 
 def _training(saved: SavedModel) -> str:
@@ -261,8 +261,8 @@ def _contamination(parity: Mapping[str, Any]) -> str:
     ]
     return (
         "## Contamination\n\nEvaluation texts in the pretraining corpus, by "
-        f"{reports[0]['ngram']}-grams of normalised words: an example is seen where the corpus has "
-        "one of its n-grams.\n\n" + markdown_table([("evaluation", "examples"), *rows])
+        f"{reports[0]['ngram']}-grams of normalised words: an example counts as seen if the corpus "
+        "has one of its n-grams.\n\n" + markdown_table([("evaluation", "examples"), *rows])
     )
 
 
@@ -277,7 +277,7 @@ def _proof(parity: Mapping[str, Any]) -> str:
     table = markdown_table([("output", "difference"), *rows]) if rows else "none: all is equal."
     quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
     return (
-        "## Parity\n\nWhat was written was read back and compared with its source on "
+        "## Parity\n\nThis export was read back and compared with its source on "
         f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Largest absolute "
         f"differences in float32, {parity['tolerance']:.0e} allowed:\n\n{table}\n\n"
         f"{_translations(parity)}{quantized}`parity.json` has the versions and digests{by}"
@@ -298,7 +298,7 @@ def _translations(parity: Mapping[str, Any]) -> str:
 def _license(license: str) -> str:
     if license == "unknown":
         return (
-            "## Licence\n\nUnknown: nobody has said under which licence this model may be used. "
-            "Ask those who made it, and mind the licence of its training data."
+            "## Licence\n\nUnknown: no licence was stated when this model was exported. Ask its "
+            "authors, and mind the licence of its training data."
         )
-    return f"## Licence\n\n`{license}`, as said by who exported the model."
+    return f"## Licence\n\n`{license}`, as stated when the model was exported."

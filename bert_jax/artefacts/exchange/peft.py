@@ -20,7 +20,7 @@ from bert_jax.artefacts.exchange.proof import ONLY_OURS, compare, logits_of, row
 from bert_jax.artefacts.exchange.theirs import TheirModel, missing
 from bert_jax.artefacts.formats import peft as adapters
 from bert_jax.artefacts.formats.families import FAMILIES
-from bert_jax.artefacts.formats.huggingface_config import head_to_huggingface
+from bert_jax.artefacts.formats.huggingface_files import head_to_huggingface
 from bert_jax.artefacts.saved.model import Adapter, SavedModel
 from bert_jax.artefacts.saved.reading import read_adapted
 from bert_jax.errors import UserError
@@ -126,20 +126,20 @@ def without_adapter(saved: SavedModel) -> SavedModel:
 def _adapter(saved: SavedModel) -> Adapter:
     if saved.adapter is None:
         raise UserError(
-            f"{saved.name}: there is no adapter; only runs of `bert-jax finetune` with lora.rank "
-            "above 0 have one. Export the whole model in another format"
+            f"{saved.name} has no adapter; only runs of `bert-jax finetune` with lora.rank above 0 "
+            "have one. Export the whole model in another format"
         )
     if saved.outputs is None:
         raise UserError(
-            f"{saved.name}: an adapter is written with the head of a task, and an embedding model "
-            "has none. Export the whole model in another format"
+            f"{saved.name}: PEFT's format needs a task head, which an embedding model lacks. "
+            "Export the whole model in another format"
         )
     return saved.adapter
 
 
 _LOADING = """\
 This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
-`DIR` being this directory and `BASE` that of the adapted model:
+`DIR` being this directory and `BASE` the adapted model's:
 
 ```python
 from peft import PeftModel

@@ -131,13 +131,13 @@ class Sides(NamedTuple):
         return self.target.segment_ids
 
 
-def proof_rows(saved: SavedModel, texts: Sequence[str] = PROOF_TEXTS) -> list[list[int]]:
-    """Return one row per text, cut to the model's length, then one row per pair of texts."""
+def proof_rows(saved: SavedModel) -> list[list[int]]:
+    """Return one row per proof text, cut to the model's length, then one row per pair of texts."""
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
     room = length - num_special(tokenizer, pair=False)
     half = (length - num_special(tokenizer, pair=True)) // 2
-    ids = tokenizer.encode_batch(list(texts))
+    ids = tokenizer.encode_batch(PROOF_TEXTS)
     rows = [make_row(tokenizer, found[:room]) for found in ids]
     rows += [
         make_row(tokenizer, first[:half], second[:half])
@@ -282,7 +282,7 @@ def compare(
             found = program(batch)
             if lacking := source.keys() - found.keys() - set(optional):
                 names = ", ".join(sorted(lacking))
-                raise ProofFailedError(f"what was written has no output {names}")
+                raise ProofFailedError(f"the written model has no output {names}")
             for name, gap in differences(source, found, batch.segment_ids).items():
                 gaps[name] = max(gap, gaps.get(name, 0.0))
     return largest
@@ -311,7 +311,7 @@ def compare_shapes(
 def check_differences(
     found: dict[str, float],
     tolerance: float,
-    failure: str = "what was written does not compute what its source does",
+    failure: str = "the written model and its source compute different outputs",
 ) -> None:
     """Raise ProofFailedError if a difference exceeds the tolerance or is not a number."""
     above = {name: gap for name, gap in found.items() if not gap <= tolerance}
@@ -334,7 +334,7 @@ def differences(
     for name in ours.keys() & theirs.keys():
         first, second = (np.asarray(a[name], np.float32) for a in (ours, theirs))
         if first.shape != second.shape:
-            raise ProofFailedError(f"{name} is {second.shape}, of the source {first.shape}")
+            raise ProofFailedError(f"{name} has the shape {second.shape}, not {first.shape}")
         if first.shape[:2] == segment_ids.shape and first.ndim > 2:
             read = segment_ids > 0
             if first.shape[2:-1] == segment_ids.shape[1:]:  # scores of pairs of tokens

@@ -19,6 +19,7 @@ from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.embedding import PLAIN, EmbeddingConfig
+from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
 write = huggingface.write
@@ -82,14 +83,12 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
             raise ProofFailedError(
                 f"sentence-transformers gives vectors {other.shape}, not {mine.shape}"
             )
-        norms = np.linalg.norm(mine, axis=1) * np.linalg.norm(other, axis=1)
-        cosines = (mine * other).sum(1) / np.maximum(norms, 1e-12)
+        cosines = (unit(mine) * unit(other)).sum(1)
         worst = int(cosines.argmin())
         if not cosines[worst] >= LEAST_COSINE:
             raise ProofFailedError(
                 f"sentence-transformers gives another vector for {texts[worst][:60]!r} "
-                f"({kind}): cosine {cosines[worst]:.6f}, and {LEAST_COSINE} is "
-                "needed"
+                f"({kind}): cosine {cosines[worst]:.6f}, and {LEAST_COSINE} is needed"
             )
         least = min(least, float(cosines[worst]))
         gap = max(gap, float(np.abs(mine - other).max()))
@@ -122,7 +121,7 @@ def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
         "last": "the last state of the last token",
         "weighted": "a mean of the last states with learned weights",
     }[embedding.pooling]
-    text = f"It makes vectors of {width} numbers of texts: {pooling}"
+    text = f"It turns texts into vectors of {width} numbers: {pooling}"
     text += ", divided by its length." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:

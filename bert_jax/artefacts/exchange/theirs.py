@@ -18,14 +18,14 @@ import numpy as np
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.huggingface_files import specials_of
 from bert_jax.artefacts.formats.families import known_family
-from bert_jax.artefacts.formats.huggingface_config import (
+from bert_jax.artefacts.formats.huggingface_files import (
     LOGITS,
     MULTIPLE_CHOICE,
     PRETRAINING_HEADS,
     PRETRAINING_TASKS,
     TASKS,
+    model_class,
 )
-from bert_jax.artefacts.formats.huggingface_files import model_class
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel

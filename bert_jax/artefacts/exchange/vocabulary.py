@@ -75,9 +75,8 @@ def new_tokens(
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
-            "tokens are added to WordPiece vocabularies and to those of a tokenizer.json; this "
-            f"model's tokenizer is of the kind {tokenizer.kind}, whose scores a list of words does "
-            "not give"
+            "tokens can be added to a WordPiece vocabulary or a tokenizer.json; this model's "
+            f"tokenizer is of the kind {tokenizer.kind}, whose tokens need scores"
         )
     found: dict[str, None] = {}
     wrong: list[str] = []
@@ -91,7 +90,7 @@ def new_tokens(
             wrong.append(f"{where.format(number)}: {word[:80]!r} {fault}")
         elif form in found:
             repeated += 1
-        elif _is_there(tokenizer, form):
+        elif tokenizer.token_to_id(form) is not None or _is_token(tokenizer, form):
             existing += 1
         else:
             found[form] = None
@@ -99,8 +98,8 @@ def new_tokens(
             unknown += tokenizer.special_ids.unk in tokenizer.encode(form).ids
     if wrong:
         raise UserError(
-            f"{first_few(wrong, _MAX_SHOWN)}. Each token is one word, without white space, and in "
-            "a WordPiece vocabulary without punctuation"
+            f"{first_few(wrong, _MAX_SHOWN)}. Each token must be one word without white space; in "
+            "a WordPiece vocabulary, also without punctuation"
         )
     return NewTokens(tuple(found), existing, repeated, normalised, unknown)
 
@@ -129,11 +128,10 @@ def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str
     return parts[0], "is a special token of this tokenizer" if parts[0] in special else ""
 
 
-def _is_there(tokenizer: Tokenizer, form: str) -> bool:
-    """Whether a word is an entry of the vocabulary, or one token inside a sentence."""
+def _is_token(tokenizer: Tokenizer, form: str) -> bool:
+    """Whether a word is a single known token inside a sentence."""
     ids = tokenizer.encode_words([form])[0].tolist()
-    known = len(ids) == 1 and ids != [tokenizer.special_ids.unk]
-    return known or tokenizer.token_to_id(form) is not None
+    return len(ids) == 1 and ids != [tokenizer.special_ids.unk]
 
 
 def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:

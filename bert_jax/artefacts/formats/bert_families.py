@@ -28,7 +28,7 @@ _COMPUTES = {
 }  # fmt: skip
 _ONLY: Mapping[str, tuple[Any, str]] = {
     "position_embedding_type": ("absolute", "only learned absolute positions are supported"),
-    "is_decoder": (False, "a decoder attends to the past alone; this is an encoder"),
+    "is_decoder": (False, "a decoder, which attends only to the past, is not supported"),
     "add_cross_attention": (False, "cross-attention is not supported"),
     "pruned_heads": ({}, "layers with fewer heads than the others are not supported"),
     **NOT_QUANTISED,

@@ -166,12 +166,10 @@ def read_tensors(
         wrong.setdefault("is unexpected", []).append(name)
     for name, original in copies.items():
         if {name, original} <= found.keys() and not np.array_equal(found[name], found[original]):
-            wrong.setdefault(f"is not equal to {original}, ours is the same", []).append(name)
+            wrong.setdefault(f"differs from {original}; they must be equal", []).append(name)
     if wrong:
         said = [f"{name} {problem}" for problem, names in wrong.items() for name in _folded(names)]
-        raise UserError(
-            f"these weights are not of this configuration: {first_few(said, MAX_SHOWN)}"
-        )
+        raise UserError(f"the weights do not fit the configuration: {first_few(said, MAX_SHOWN)}")
     return params
 
 
@@ -253,7 +251,7 @@ def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]
     if theirs.shape != expected:
         return theirs, f"is {theirs.shape}, the configuration wants {expected}"
     if not jnp.issubdtype(theirs.dtype, np.floating):
-        return theirs, f"has numbers of type {theirs.dtype}, floating point is needed"
+        return theirs, f"has numbers of type {theirs.dtype}; floating point is needed"
     with np.errstate(over="ignore", invalid="ignore"):
         theirs = theirs.astype(np.float32, copy=False)
         # A sum needs no memory. If it is finite, so are all values; if not, it may have overflowed.

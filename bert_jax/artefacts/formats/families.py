@@ -5,7 +5,7 @@ Entries that a model lacks, such as biases, are skipped. Sources: the classes of
 NeoBERT Le Breton et al. 2025 and the names in its published file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bert_jax.artefacts.formats.bert_families import BERTS
@@ -30,14 +30,14 @@ from bert_jax.model.heads import MASKED_LM
 _QKV = ("query", "key", "value")
 
 
-def _fused(name: str, under: tuple[str, ...], parts: tuple[str, ...]) -> list[Entry]:
-    """Return the entries of linear maps whose rows are concatenated in one foreign tensor."""
-    return [entry for part in parts for entry in affine(name, *under, part)]
+def _maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
+    """Return the entries of linear maps of a layer, by our names `parts`.
 
-
-def _apart(names: Mapping[str, str], under: tuple[str, ...]) -> list[Entry]:
-    """Return the entries of separate linear maps; `names` maps our names to foreign names."""
-    return [e for part, name in names.items() for e in affine(name, *under, part)]
+    `name` has `{part}` or `{first}` (its first letter) where each map is a foreign tensor; without
+    these the rows of all maps are concatenated in one foreign tensor.
+    """
+    names = {part: name.replace("{part}", part).replace("{first}", part[0]) for part in parts}
+    return [entry for part, theirs in names.items() for entry in affine(theirs, *under, part)]
 
 
 _COMMON = {"positions": "rope", "scale_embeddings": False, "gated": True, "embedding_dim": 0}
@@ -57,10 +57,10 @@ _MODERNBERT = Family(
         token_table("model.embeddings.tok_embeddings"),
         *norm("model.embeddings.norm", *EMBEDDINGS, "norm"),
         *norm(f"{_MODERNBERT_LAYER}.attn_norm", *LAYERS, "attention_norm"),
-        *_fused(f"{_MODERNBERT_LAYER}.attn.Wqkv", ATTENTION, _QKV),
+        *_maps(f"{_MODERNBERT_LAYER}.attn.Wqkv", ATTENTION),
         *affine(f"{_MODERNBERT_LAYER}.attn.Wo", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_MODERNBERT_LAYER}.mlp_norm", *LAYERS, "mlp_norm"),
-        *_fused(f"{_MODERNBERT_LAYER}.mlp.Wi", MLP, ("gate", "up")),
+        *_maps(f"{_MODERNBERT_LAYER}.mlp.Wi", MLP, ("gate", "up")),
         *affine(f"{_MODERNBERT_LAYER}.mlp.Wo", *MLP, "down"),
         *norm("model.final_norm", "encoder", "final_norm"),
     ),
@@ -105,14 +105,10 @@ _EUROBERT = Family(
     encoder=(
         token_table("model.embed_tokens"),
         *norm(f"{_EUROBERT_LAYER}.input_layernorm", *LAYERS, "attention_norm"),
-        *_apart(
-            {part: f"{_EUROBERT_LAYER}.self_attn.{part[0]}_proj" for part in _QKV}, ATTENTION
-        ),
+        *_maps(f"{_EUROBERT_LAYER}.self_attn.{{first}}_proj", ATTENTION),
         *affine(f"{_EUROBERT_LAYER}.self_attn.o_proj", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_EUROBERT_LAYER}.post_attention_layernorm", *LAYERS, "mlp_norm"),
-        *_apart(
-            {part: f"{_EUROBERT_LAYER}.mlp.{part}_proj" for part in ("gate", "up", "down")}, MLP
-        ),
+        *_maps(f"{_EUROBERT_LAYER}.mlp.{{part}}_proj", MLP, ("gate", "up", "down")),
         *norm("model.norm", "encoder", "final_norm"),
     ),
     pretraining={MASKED_LM: decoder_of("lm_head", "lm_head")},
@@ -147,7 +143,7 @@ _NOMIC = Family(
         token_table("nomic_bert.embeddings.word_embeddings"),
         Entry("nomic_bert.embeddings.token_type_embeddings.weight", (*EMBEDDINGS, "type")),
         *norm("nomic_bert.emb_ln", *EMBEDDINGS, "norm"),
-        *_fused(f"{_NOMIC_LAYER}.attn.Wqkv", ATTENTION, _QKV),
+        *_maps(f"{_NOMIC_LAYER}.attn.Wqkv", ATTENTION),
         *affine(f"{_NOMIC_LAYER}.attn.out_proj", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_NOMIC_LAYER}.norm1", *LAYERS, "attention_norm"),
         *affine(f"{_NOMIC_LAYER}.mlp.fc11", *MLP, "up"),
@@ -204,7 +200,7 @@ _NEOBERT = Family(
             for part in _QKV
         ),
         *affine(f"{_NEOBERT_LAYER}.wo", *ATTENTION, "output", num_inputs=2),
-        *_fused(f"{_NEOBERT_LAYER}.ffn.w12", MLP, ("gate", "up")),
+        *_maps(f"{_NEOBERT_LAYER}.ffn.w12", MLP, ("gate", "up")),
         *affine(f"{_NEOBERT_LAYER}.ffn.w3", *MLP, "down"),
         *norm(f"{_NEOBERT_LAYER}.attention_norm", *LAYERS, "attention_norm"),
         *norm(f"{_NEOBERT_LAYER}.ffn_norm", *LAYERS, "mlp_norm"),
@@ -245,8 +241,8 @@ FAMILIES: Mapping[str, Family] = {**BERTS, **MODERN}
 """Families by `model_type`, a field of `config.json`."""
 
 _OWN_CODE = (
-    "names code of its own (auto_map), which says what this model computes and which is never run; "
-    "only models of the classes of Transformers itself are imported"
+    "names code of its own (auto_map), which defines the model's computation and is never run; "
+    "only models of Transformers' own classes are imported"
 )
 
 
@@ -268,15 +264,15 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
         if type(groups) is type(layers) is int:
             shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
         raise UserError(
-            f"{where}: an ALBERT is no BERT with other names, and none is imported: {shared}, "
-            "which training here would not keep equal. Take a BERT or RoBERTa of that language, or "
-            "pretrain one with its tokenizer (spiece.model)"
+            f"{where}: an ALBERT cannot be imported: {shared}, and training here would not keep "
+            "them equal. Import a BERT or RoBERTa of that language, or pretrain one with the "
+            "ALBERT's tokenizer (spiece.model)"
         )
     family = known_family(found)
     if family is None:
         raise UserError(
-            f"{where}: model_type is {found.get('model_type')!r:.80}; what can be imported is "
-            f"{', '.join(FAMILIES)} (and albert cannot: see docs/import.md)"
+            f"{where}: model_type is {found.get('model_type')!r:.80}; it must be one of "
+            f"{', '.join(FAMILIES)} (not albert: see docs/import.md)"
         )
     if "auto_map" in found and family.like_bert:
         raise UserError(f"{where} {_OWN_CODE}")
@@ -298,10 +294,10 @@ def unread(found: Mapping[str, Any], *, where: str) -> UserError:
         return UserError(f"{where} {_OWN_CODE}")
     if kind is None:
         return UserError(
-            f"{where} has no field model_type, so that it may be of any kind of model (RoBERTa's "
-            'weights have the names of BERT\'s). If it is a BERT, add "model_type": "bert"'
+            f"{where} has no field model_type, and the names of the weights cannot tell a BERT "
+            'from a RoBERTa. If the model is a BERT, add "model_type": "bert"'
         )
     return UserError(
         f"{where}: model_type is {show(kind)}; only 'bert' is supported. `bert-jax import` "
-        "makes one of a RoBERTa, ELECTRA or DistilBERT"
+        "converts a RoBERTa, ELECTRA or DistilBERT"
     )

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_jax.artefacts.formats.entries import Entry, affine, norm
-from bert_jax.artefacts.formats.huggingface_config import MULTIPLE_CHOICE, TASKS
-from bert_jax.artefacts.formats.huggingface_files import model_class
+from bert_jax.artefacts.formats.huggingface_files import MULTIPLE_CHOICE, TASKS, model_class
 from bert_jax.files.untrusted.json_file import short
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import Pooled

@@ -20,13 +20,13 @@ from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.entries import Entry, in_model, read_tensors
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.family import EMBEDDINGS, Family
-from bert_jax.artefacts.formats.huggingface_config import (
+from bert_jax.artefacts.formats.huggingface_files import (
     MULTIPLE_CHOICE,
     TASKS,
     TaskOutputs,
     head_from_huggingface,
+    model_class,
 )
-from bert_jax.artefacts.formats.huggingface_files import model_class
 from bert_jax.artefacts.formats.model_config import config_from_huggingface, first_position
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
@@ -156,8 +156,8 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
         notes.append("config.json names code of its own (auto_map), which was not run")
     if task == MULTIPLE_CHOICE and family.like_bert and not family.compares:
         notes.append(
-            f"{model_class(found)}: the head is not imported, the encoder is: multiple choice is "
-            "read of a BERT alone"
+            f"{model_class(found)}: only the encoder is imported; heads for multiple choice are "
+            "read only from BERTs"
         )
     origins, dropped = _names(family, found, arrays, where)
     renamed = {name: arrays[theirs] for name, theirs in origins.items()}
@@ -210,7 +210,7 @@ def _names(
             dropped.append(name)
         elif new in origins:
             raise UserError(
-                f"{where}: these weights have one parameter twice, as {origins[new]} and {name}"
+                f"{where}: the weights have one parameter twice, as {origins[new]} and {name}"
             )
         else:
             origins[new] = name
@@ -242,8 +242,8 @@ def _fitted(
         if name in renamed and renamed[name].ndim == 2:
             renamed[name] = renamed[name][first:]
         notes.append(
-            f"positions count from {first} in a {family.name}, after the "
-            "id of padding; the rows of the table before that are never read and are left out"
+            f"positions count from {first} in a {family.name}, after the id of padding; the rows "
+            "of the table before are never read and are left out"
         )
     if family.has_types and not (family.doubles_type and found.get("type_vocab_size") == 1):
         return notes
@@ -272,9 +272,9 @@ def _unlike_masked_lm(
         return ""
     if family.exact_gelu_head and found.get("hidden_act", "gelu") != "gelu":
         return (
-            f"hidden_act is {found['hidden_act']!r:.40}: its masked-LM head has the exact GELU "
-            "whatever the encoder has, BERT's follows"
+            f"hidden_act is {found['hidden_act']!r:.40}, but its masked-LM head always has the "
+            "exact GELU, while BERT's head has the encoder's activation"
         )
     if family.copies.keys() >= names & renamed.keys():
-        return "only the copy of its table is there"
+        return "the file has only the copy of the head's table"
     return ""

@@ -1,20 +1,206 @@
-"""Files of a directory in Hugging Face's format: configuration and weights, never pickled."""
+"""Files in Hugging Face's format: weights, never pickled, and the heads in `config.json`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object, short
 from bert_jax.files.untrusted.safetensors_file import read_safetensors
+from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig
+from bert_jax.tasks.long_texts import CUT, LongTexts
+from bert_jax.tasks.task import HeadKind
 
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_INDEX_BYTES = 1 << 24
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+MULTIPLE_CHOICE = "ForMultipleChoice"
+"""Class with a one-output classification network whose scores are compared across rows."""
+TASKS: Mapping[str, HeadNetwork] = {
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tagging",
+    "ForQuestionAnswering": "span",
+    MULTIPLE_CHOICE: "classification",
+}
+"""Classes with a fine-tuning head, without the family name, to our kind of head."""
+PRETRAINING_HEADS = ("mlm", "nsp", "rtd")
+"""Our names of the pretraining heads."""
+POOLED_HEADS = frozenset({"nsp"})
+"""Pretraining heads that read the pooled first token."""
+PRETRAINING_TASKS = (
+    ({"rtd"}, "ForPreTraining"),
+    ({"mlm", "nsp"}, "ForPreTraining"),
+    ({"mlm"}, "ForMaskedLM"),
+    ({"nsp"}, "ForNextSentencePrediction"),
+    (set[str](), "Model"),
+)
+"""Sets of heads, each with its class (without the family name); the first that fits wins."""
+LOGITS = {"prediction_logits": "mlm", "seq_relationship_logits": "nsp"}
+"""Outputs of `BertForPreTraining` to heads; a class with one head calls its output `logits`."""
+_PROBLEMS = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+UNTRAINED = "untrained_parts"
+"""Field of `config.json`: untrained parts, written only because the class must have them."""
+THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
+"""Our own fields in a `config.json`; Transformers keeps them but does not read them."""
+_MAX_LABEL_CHARS = 200
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Windows of long texts and limits of answers, for a head for tags or spans."""
+
+    stride: int
+    """Distance from one window to the next, in sub-words."""
+    max_question: int = 64
+    """Longest question, in tokens."""
+    max_answer_tokens: int = 30
+    """Longest answer, in tokens."""
+    null_threshold: float | None = None
+    """Largest `null_odds` at which a question is still answered; None: every question is."""
+
+    def __post_init__(self) -> None:
+        """Refuse values below 1."""
+        for name in ("stride", "max_question", "max_answer_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+class NoClassError(UserError):
+    """Refusal of a model that no class of Transformers computes."""
+
+
+@dataclass(frozen=True)
+class TaskOutputs:
+    """A head and the meaning of its logits."""
+
+    head: TaskHeadConfig
+    objective: HeadKind
+    labels: tuple[str, ...] = ()
+    """Labels of classes and tags, in the order of the logits."""
+    thresholds: tuple[float, ...] = ()
+    """Lowest probability at which each label of a multi-label head holds; (): 0.5 each."""
+    long: LongTexts = CUT
+    """Treatment of texts with more tokens than a row, for classification."""
+    reading: Reading | None = None
+    """Windows and answer limits for tags and spans; None: the defaults of the verb."""
+
+
+def head_from_huggingface(
+    task: str, found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, bias: str, rate: Any
+) -> TaskOutputs:
+    """Read a fine-tuning head.
+
+    Args:
+        task: Class of the model, a key of `TASKS`.
+        found: Content of `config.json`.
+        arrays: Tensors of the model.
+        bias: Name of the tensor with one number per output.
+        rate: Dropout rate before the head.
+
+    Raises:
+        UserError: The labels or the problem type do not fit the weights.
+    """
+    kind = TASKS[task]
+    if type(rate) not in (int, float) or not 0 <= rate < 1:
+        raise UserError(f"config.json: classifier_dropout is {rate!r:.80}; it must be in [0, 1)")
+    given = found.get(READING) if kind in ("span", "tagging") else None
+    reading = None if given is None else build(Reading, given, f"config.json: {READING}")
+    if kind == "span":
+        return TaskOutputs(TaskHeadConfig("span", 2, 0.0), "span", reading=reading)
+    outputs = arrays.get(bias)
+    if outputs is None or outputs.ndim != 1:
+        raise UserError(f"{bias} is missing or not a vector, so the number of labels is unknown")
+    size = len(outputs)
+    head = TaskHeadConfig(kind, size, float(rate))
+    if task == MULTIPLE_CHOICE:
+        return TaskOutputs(head, "choice")
+    labels = _labels(found.get("id2label"), size)
+    if kind == "tagging":
+        return TaskOutputs(head, "tags", labels, reading=reading)
+    problem = found.get("problem_type")
+    if problem is None:
+        problem = "regression" if size == 1 else "single_label_classification"
+    objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
+    fits = {"regression": size == 1, "single_label": size > 1, "multi_label": True}
+    if not fits.get(objective):
+        raise UserError(
+            f"config.json: problem_type is {problem!r:.80} and the head has {size} outputs; "
+            "regression has one, single_label_classification two or more, and "
+            "multi_label_classification any number"
+        )
+    long = build(LongTexts, found.get(LONG_TEXTS, {}), f"config.json: {LONG_TEXTS}")
+    if objective == "regression":
+        return TaskOutputs(head, objective, long=long)
+    thresholds = _thresholds(found, labels) if objective == "multi_label" else ()
+    return TaskOutputs(head, objective, labels, thresholds, long)
+
+
+def head_class(outputs: TaskOutputs) -> str:
+    """Return the class of a head, without the family name; a NoClassError says there is none."""
+    if outputs.objective == "choice":
+        return MULTIPLE_CHOICE
+    task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)
+    if task is None:
+        raise NoClassError(f"no class of Transformers has a head for {outputs.head.kind}")
+    return task
+
+
+def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
+    """Return the `config.json` fields of a head, except its class and its dropout rate."""
+    if outputs.objective == "choice":
+        return {}
+    fields: dict[str, Any] = {}
+    if outputs.objective in _PROBLEMS:
+        fields["problem_type"] = _PROBLEMS[outputs.objective]
+    if outputs.thresholds:
+        fields[THRESHOLDS] = dict(zip(outputs.labels, outputs.thresholds, strict=True))
+    if outputs.reading is not None:
+        fields[READING] = to_dict(outputs.reading)
+    if outputs.long != CUT:
+        fields[LONG_TEXTS] = to_dict(outputs.long)
+    labels: Sequence[str] = outputs.labels
+    if outputs.head.kind != "span":
+        labels = labels or [f"LABEL_{n}" for n in range(outputs.head.num_labels)]
+        fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
+        fields["label2id"] = {label: n for n, label in enumerate(labels)}
+    return fields
+
+
+def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float, ...]:
+    given = found.get(THRESHOLDS)
+    if given is None:
+        return ()
+    values = [given.get(label) for label in labels] if isinstance(given, Mapping) else []
+    good = [v for v in values if isinstance(v, int | float) and 0 <= v <= 1]
+    if len(good) != len(labels) or len(given) != len(labels):
+        raise UserError(
+            f"config.json: {THRESHOLDS} must have a number from 0 to 1 for each label of the head"
+        )
+    return tuple(map(float, good))
+
+
+def _labels(found: Any, number: int) -> tuple[str, ...]:
+    if found is None:
+        return tuple(f"LABEL_{n}" for n in range(number))
+    names = [found.get(str(n)) for n in range(number)] if isinstance(found, Mapping) else []
+    good = [name for name in names if isinstance(name, str) and len(name) <= _MAX_LABEL_CHARS]
+    if len(good) != number or len(found) != number or len(set(good)) != number:
+        raise UserError(
+            f'config.json: id2label must give each of the {number} labels of the head, "0" to '
+            f'"{number - 1}", a different name'
+        )
+    return tuple(good)
 
 
 def model_class(found: Mapping[str, Any]) -> str:
@@ -55,10 +241,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():
-        raise UserError(
-            f"{directory} has both {WEIGHTS} and {INDEX}, which may hold different weights; "
-            "remove the one that is not meant"
-        )
+        raise UserError(f"{directory} has both {WEIGHTS} and {INDEX}; remove the wrong one")
     if single.is_file():
         return read_safetensors(single)
     if index.is_file():
@@ -66,12 +249,12 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     for name in _OTHER_WEIGHTS:
         if (directory / name).exists():
             raise UserError(
-                f"{directory} has its weights in {name} alone, which is not read: {WEIGHTS} is "
-                "needed. Where you trust that file, convert it with Transformers, "
+                f"{directory} has only the weights {name}, which are not read: {WEIGHTS} is "
+                "needed. If you trust the file, convert it with Transformers, "
                 f"{made_by}.from_pretrained({str(directory)!r}).save_pretrained(NEW), and copy "
                 "the tokenizer's files to NEW"
             )
-    raise UserError(f"{directory} has no weights: neither {WEIGHTS} nor {INDEX} is there")
+    raise UserError(f"{directory} has no weights: neither {WEIGHTS} nor {INDEX} exists")
 
 
 def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
@@ -91,7 +274,7 @@ def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
     for file, names in sorted(by_file.items()):
         tensors = read_safetensors(directory / file)
         wrong += [f"{name[:80]!r} is not in {file}" for name in sorted(names - tensors.keys())]
-        wrong += [f"{name[:80]!r} is in {file} and not in the index as such"
+        wrong += [f"{name[:80]!r} is in {file}, but not according to the index"
                   for name in sorted(tensors.keys() - names)]  # fmt: skip
         found |= tensors
     if wrong:

@@ -48,7 +48,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         if found.get(name) is not None or (name in found and family.like_bert):
             fields[ours] = read_field(name, ours, found[name], wrong)
         elif ours in _REQUIRED and not family.like_bert:
-            wrong.append(f"{name} is missing; a number from 1 is needed")
+            wrong.append(f"{name} is missing; it must be at least 1")
     fields |= {ours: fields[other] for ours, other in family.follows.items()}
     check_only(found, family.only, wrong)
     if family.first_position is not None:
@@ -59,7 +59,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         else:
             wrong.append(
                 f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions "
-                "begin after the id of padding, so that more rows than that are needed"
+                "begin after the id of padding, so there must be more rows"
             )
     if not family.has_types:
         fields["num_types"] = 1 if classifies else 2
@@ -181,21 +181,20 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
     if kind != "bert":
         if there := " or ".join(sorted(heads - {"mlm"})):
             return (
-                f"no class of Transformers' {MODERN[kind].name} has the head {there}; pretrain "
-                "masked words with data.pairing none"
+                f"no class of Transformers' {MODERN[kind].name} has the head {there}; pretrain on "
+                "masked words only, with data.pairing none"
             )
     elif config.projects_embeddings or "rtd" in heads:  # an ELECTRA
         if "nsp" in heads:
             return (
-                "no class of Transformers has both a head for pairs of sentences and embeddings "
-                f"({config.embedding_width}) of another width than the layers "
-                f"({config.hidden_dim}); pretrain with data.pairing none, or set "
-                "model.embedding_dim to 0"
+                f"embeddings of width {config.embedding_width} with layers of {config.hidden_dim} "
+                "have no head for pairs of sentences in Transformers; pretrain with data.pairing "
+                "none, or set model.embedding_dim to 0"
             )
         if "mlm" in heads and config.activation != "gelu":
             return (
                 f"model.activation is {config.activation}, and the masked-LM head of "
-                "Transformers' ELECTRA has the exact gelu always"
+                "Transformers' ELECTRA always has the exact gelu"
             )
     elif heads != {"mlm"} and config.pooler_activation != "tanh":
         return (

@@ -115,13 +115,13 @@ def _base(path: Path, given: Mapping[str, Any]) -> Path:
             if "bert_jax" not in read_json_object(config, max_bytes=MAX_CONFIG_BYTES):
                 return place
             raise UserError(
-                f"{place} is the work directory of a run; write it with `bert-jax export "
-                f"{place} --to huggingface --out DIR` and link {link} to DIR"
+                f"{place} is the work directory of a run; export it with `bert-jax export {place} "
+                f"--to huggingface --out DIR` and link {link} to DIR"
             )
     raise UserError(
-        f"{path}: base_model_name_or_path is {name!r:.200}, and no file makes another one be read "
-        "outside its directory. Link the model that was adapted, a directory in Hugging Face's "
-        f"format: ln -s MODEL {shlex.quote(str(link))}. Nothing is downloaded"
+        f"{path}: base_model_name_or_path is {name!r:.200}, which is not read: it is outside "
+        "this directory, and nothing is downloaded. Link the adapted model, a directory in Hugging "
+        f"Face's format: ln -s MODEL {shlex.quote(str(link))}"
     )
 
 
@@ -129,7 +129,7 @@ def _tensors(
     weights: Path, path: Path, given: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray, float]], dict[str, np.ndarray]]:
     if not weights.is_file():
-        raise UserError(f"{weights.parent} has no {weights.name}; other weights are not read")
+        raise UserError(f"{weights.parent} has no {weights.name}; no other file is read")
     pairs: dict[str, dict[str, np.ndarray]] = {}
     tensors: dict[str, np.ndarray] = {}
     for name, array in read_safetensors(weights).items():
@@ -137,7 +137,7 @@ def _tensors(
         if match := _UPDATE.fullmatch(name):
             pairs.setdefault(match[1], {})[match[2]] = array
         elif "lora_" in name:
-            raise UserError(f"{weights}: {name} is not of plain LoRA; only lora_A and lora_B are")
+            raise UserError(f"{weights}: {name} is not plain LoRA; only lora_A and lora_B are read")
         else:
             tensors[name] = array
     found = {}

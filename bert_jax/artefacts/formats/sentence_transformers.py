@@ -55,8 +55,7 @@ class SentenceForm:
         """Return the largest number of tokens in a row; refuse an encoder of another width."""
         if self.width != config.hidden_dim:
             raise UserError(
-                f"{self.model}: the pooling is of width {self.width}, and the encoder has "
-                f"{config.hidden_dim}"
+                f"{self.model}: the pooling has width {self.width}, the encoder {config.hidden_dim}"
             )
         self.embedding.check_width(self.width)
         return min(self.max_length or config.num_positions, config.num_positions)
@@ -113,9 +112,9 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
-            f"{where}: the modules are {', '.join(kinds) or 'none'}; an encoder with a pooling and "
-            "at most a normalisation is read (Transformer, Pooling, Normalize). The encoder alone "
-            f"is read from a copy of {directory} without {MODULES}"
+            f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be Transformer, "
+            "Pooling and at most Normalize. To read only the encoder, copy "
+            f"{directory} without {MODULES}"
         )
     (_, model), (_, pooling) = modules[:2]
     fields = _object(pooling / "config.json")
@@ -123,24 +122,26 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     prompts, notes = _prompts(settings, directory / SETTINGS)
     dimensions = settings.get(DIMENSIONS, [])
     if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
-        raise UserError(f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; give sizes")
+        raise UserError(
+            f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; it must list sizes"
+        )
     flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
     given = fields.get("pooling_mode", flags or "mean")
     modes = given if isinstance(given, list) else [given]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise UserError(
-            f"{pooling / 'config.json'}: the pooling is {short(given)}; one of "
-            f"{', '.join(POOLINGS)} is read"
+            f"{pooling / 'config.json'}: the pooling is {short(given)}; it must be one of "
+            f"{', '.join(POOLINGS)}"
         )
     if fields.get("include_prompt", True) is not True and any(prompts):
         raise UserError(
-            f"{pooling / 'config.json'}: include_prompt is {short(fields['include_prompt'])}, and "
-            "all tokens are pooled here, those of a prompt too"
+            f"{pooling / 'config.json'}: include_prompt is {short(fields['include_prompt'])}; only "
+            "true is read: tokens of a prompt are always pooled here"
         )
     if (cut := settings.get("truncate_dim")) is not None:
         raise UserError(
-            f"{directory / SETTINGS}: truncate_dim is {short(cut)}; remove the field, and cut "
-            "vectors when you ask for them: embed(texts, dimensions=N), or --dimensions N"
+            f"{directory / SETTINGS}: truncate_dim is {short(cut)}; remove the field and ask for "
+            "shorter vectors with embed(texts, dimensions=N), or --dimensions N"
         )
     width = fields.get("embedding_dimension", fields.get("word_embedding_dimension"))
     if type(width) is not int:
@@ -168,7 +169,7 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
             )
         if not kind.startswith(_PACKAGE):
             raise UserError(
-                f"{where}: the module {short(kind)} is code of the model's own, which is not run"
+                f"{where}: the module {short(kind)} is the model's own code, which is not run"
             )
         modules.append((kind.rpartition(".")[2], directory / folder))
     return modules
@@ -184,8 +185,8 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
         raise UserError(f"{where}: prompts is {short(prompts)}; expected an object of texts")
     if (name := settings.get("default_prompt_name")) is not None:
         raise UserError(
-            f"{where}: default_prompt_name is {short(name)}; remove the field, and name the kind "
-            "of texts when you ask: embed(texts, kind='query' or 'document')"
+            f"{where}: default_prompt_name is {short(name)}; remove the field and name the kind of "
+            "texts with embed(texts, kind='query' or 'document')"
         )
     document = next((name for name in _DOCUMENTS if prompts.get(name) is not None), "document")
     others = sorted(prompts.keys() - {"query", document})
@@ -194,7 +195,7 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
         notes.append(f"the prompts {', '.join(map(short, others))} are not kept")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity != "cosine":
-        notes.append(f"texts are compared by {short(similarity)}, which no file here says")
+        notes.append(f"the similarity {short(similarity)} is not kept: cosines compare texts")
     return (prompts.get("query") or "", prompts.get(document) or ""), tuple(notes)
 
 

@@ -69,21 +69,16 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     model = _parse(tokenizer)
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     kinds = {piece.type for piece in model.pieces}
-    wrong = []
-    if trainer.model_type not in (_UNIGRAM, _BPE):
-        wrong.append("its model_type is neither unigram nor bpe")
-    if _USER_DEFINED in kinds:
-        wrong.append("it has user-defined pieces, which match before anything else")
-    if _UNUSED in kinds:
-        wrong.append("it has unused pieces, which are cut again")
-    if trainer.treat_whitespace_as_suffix:
-        wrong.append("it writes spaces at the end of words (treat_whitespace_as_suffix)")
-    if not normalizer.escape_whitespaces:
-        wrong.append("it leaves spaces as they are (escape_whitespaces is off)")
-    if wrong:
-        raise UserError(
-            f"this SentencePiece model cannot be written as a tokenizer.json: {'; '.join(wrong)}"
-        )
+    features = {
+        "a model_type that is neither unigram nor bpe": trainer.model_type not in (_UNIGRAM, _BPE),
+        "user-defined pieces, which match before anything else": _USER_DEFINED in kinds,
+        "unused pieces, which are cut again": _UNUSED in kinds,
+        "spaces at the end of words (treat_whitespace_as_suffix)":
+            trainer.treat_whitespace_as_suffix,
+        "spaces left as they are (escape_whitespaces is off)": not normalizer.escape_whitespaces,
+    }  # fmt: skip
+    if wrong := [name for name, there in features.items() if there]:
+        raise _refusal(f"it has {'; '.join(wrong)}")
     algorithm: Any = _bpe(model) if trainer.model_type == _BPE else models.Unigram(
         [(piece.piece, float(piece.score)) for piece in model.pieces],
         unk_id=next(n for n, piece in enumerate(model.pieces) if piece.type == _UNKNOWN),
@@ -109,6 +104,10 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
         made.pre_tokenizer = _splitter(model)
     made.decoder = piece_decoder()
     return made
+
+
+def _refusal(why: str) -> UserError:
+    return UserError(f"this SentencePiece model cannot be written as a tokenizer.json: {why}")
 
 
 def _parse(tokenizer: SentencePieceTokenizer) -> Any:
@@ -190,10 +189,7 @@ def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
     cut = {name[:2] for name in names}
     over = [p.piece for p in model.pieces if p.type == _NORMAL and any(c in p.piece for c in cut)]
     if over:
-        raise UserError(
-            "this SentencePiece model cannot be written as a tokenizer.json: its piece "
-            f"{over[0]!r:.80} is like the name of a special or byte piece"
-        )
+        raise _refusal(f"its piece {over[0]!r:.80} is like the name of a special or byte piece")
     return pre_tokenizers.Split(Regex("|".join(rests)), "merged_with_previous")
 
 
@@ -212,10 +208,7 @@ def _bpe(model: Any) -> models.BPE:
                 merges.append((-score, ids[piece], (first, second)))
     lost = {char for piece in scores for char in piece} - scores.keys()
     if lost:
-        raise UserError(
-            "this SentencePiece model cannot be written as a tokenizer.json: it has pieces with "
-            f"{min(lost)!r}, and no piece for that character alone"
-        )
+        raise _refusal(f"it has pieces with {min(lost)!r} and no piece of only that character")
     unknown = next(piece.piece for piece in model.pieces if piece.type == _UNKNOWN)
     return models.BPE(
         vocab=ids,

@@ -102,10 +102,10 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
         elif name not in passed_over:
             wrong.append(f"{name} is unexpected")
     if wrong:
-        raise UserError(f"{index} is not of the model of {CONFIG}: {first_few(wrong, _MAX_SHOWN)}")
+        raise UserError(f"{index} does not fit {CONFIG}: {first_few(wrong, _MAX_SHOWN)}")
     if passed_over:
         logging.getLogger(__name__).warning(
-            "%s: the fine-tuned head (%s) is not read: such a checkpoint does not name its labels",
+            "%s: the fine-tuned head (%s) is not read: the checkpoint does not name its labels",
             index, ", ".join(passed_over),
         )  # fmt: skip
     arrays = {}
@@ -134,21 +134,19 @@ def _find_index(path: Path) -> Path:
             return index
         if path.is_file():
             raise UserError(
-                f"{path} is not read: there is no {index.name} beside it. A checkpoint in one file "
-                "is of version 1, from before 2017; save it again with tf.compat.v1.train.Saver"
+                f"{path} has no {index.name} beside it. A checkpoint in one file has version 1, "
+                "from before 2017; save it again with tf.compat.v1.train.Saver"
             )
-        raise UserError(
-            f"{path}: neither a directory nor the prefix of a checkpoint ({index.name})"
-        )
+        raise UserError(f"{path}: neither a directory nor the prefix of an {index.name}")
     found = sorted(path.glob("*.index"))
     if len(found) > 1:
         names = ", ".join(each.name.removesuffix(".index") for each in found[:10])
         raise UserError(f"{path} holds {len(found)} checkpoints; name one of them: {names}")
     if not found:
         old = next((each for each in sorted(path.glob("*.ckpt*")) if each.is_file()), None)
-        why = "without an index is of version 1, or its index was not copied"
+        why = "has version 1, or its index was not copied"
         there = f" ({old.name} {why})" if old else ""
-        raise UserError(f"{path} holds no checkpoint of TensorFlow: no *.index is there{there}")
+        raise UserError(f"{path} holds no checkpoint of TensorFlow: it has no *.index{there}")
     return found[0]
 
 

@@ -311,7 +311,7 @@ class BertPair(Family):
         wrong = []
         for name in ("encoder", "decoder"):
             if not isinstance(found.get(name), dict):
-                wrong.append(f"{name} is {show(found.get(name))}; the fields of a BERT are needed")
+                wrong.append(f"{name} is {show(found.get(name))}; it must have a BERT's fields")
         if wrong:
             raise UserError(f"{where}: {'; '.join(wrong)}")
         decoder = dict(found["decoder"])
@@ -325,8 +325,8 @@ class BertPair(Family):
             sides.append(config_from_huggingface(side, where=f"{where}: {name}"))
         model, writer = sides
         wrong += [
-            f"decoder: {name} is {getattr(writer, name)!r}, and {getattr(model, name)!r} of the "
-            "encoder; they must be equal"
+            f"decoder: {name} is {getattr(writer, name)!r}; it must be {getattr(model, name)!r}, "
+            "as in the encoder"
             for name in ("vocab_size", *ARCHITECTURE)
             if name not in ("num_layers", "num_types")
             and getattr(writer, name) != getattr(model, name)

@@ -5,6 +5,7 @@ names, steps and digests, recursively, without paths.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -29,7 +30,7 @@ class Ancestor:
     role: str
     """Use of the ancestor, such as init or data.corpus; empty for the directory that is traced."""
     kind: str
-    """pretraining, fine-tuning, average, export, import, growth, model, corpus or file."""
+    """Kind: pretraining, fine-tuning, average, export, import, growth, model, corpus or file."""
     name: str
     """Last part of the path, or a name such as tfds:wikipedia."""
     place: str = ""
@@ -96,10 +97,9 @@ def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
     """Return the sha256 (hex) of a file or of one byte range; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            if part is None:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-            digest, left = hashlib.sha256(), part[1] - part[0]
-            file.seek(part[0])
+            start, end = part or (0, sys.maxsize)
+            digest, left = hashlib.sha256(), end - start
+            file.seek(start)
             while left > 0 and (data := file.read(min(left, _BLOCK))):
                 digest.update(data)
                 left -= len(data)

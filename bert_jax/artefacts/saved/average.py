@@ -155,32 +155,31 @@ def _weights(count: int, method: Method, decay: float | None) -> list[float]:
     return [first, *((1 - rate) * rate ** (count - n) for n in range(2, count + 1))]
 
 
+def _facts(source: Source) -> dict[str, str]:
+    """Return the facts that all sources must share: tokenizer, architecture and arrays."""
+    model = build(ModelConfig, source.record.config["model"], f"{source.name}: model")
+    arrays = sorted(source.arrays.items())
+    return {
+        "tokenizer": load_tokenizer(source.tokenizer).fingerprint[:12],
+        **{f"model.{name}": f"{getattr(model, name)}" for name in ("vocab_size", *ARCHITECTURE)},
+        **{f"array {name}": f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays},
+    }
+
+
 def _check_same(sources: Sequence[Source]) -> None:
     """Refuse checkpoints of different models; name the first two and every difference."""
-    first = sources[0]
-    fields = ("vocab_size", *ARCHITECTURE)
+    first = _facts(sources[0])
     for other in sources[1:]:
-        tokenizers = [load_tokenizer(each.tokenizer).fingerprint for each in (first, other)]
-        models = [
-            build(ModelConfig, each.record.config["model"], f"{each.name}: model")
-            for each in (first, other)
-        ]
-        values = {name: [getattr(model, name) for model in models] for name in fields}
-        rows = {"tokenizer": [each[:12] for each in tokenizers]}
-        rows |= {f"model.{name}": pair for name, pair in values.items()}
-        shapes = [
-            {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in each.arrays.items()}
-            for each in (first, other)
-        ]
-        for name in sorted({*shapes[0], *shapes[1]}):
-            rows[f"array {name}"] = [each.get(name, "no such array") for each in shapes]
+        found = _facts(other)
         wrong = [
-            f"{name}: {pair[0]} and {pair[1]}" for name, pair in rows.items() if pair[0] != pair[1]
+            f"{name}: {first.get(name, 'missing')} and {found.get(name, 'missing')}"
+            for name in first | found
+            if first.get(name) != found.get(name)
         ]
         if wrong:
             raise UserError(
-                f"{first.name} and {other.name} are of different models, whose average has no "
-                f"meaning: {first_few(wrong, 8)}"
+                f"{sources[0].name} and {other.name} are checkpoints of different models; an "
+                f"average needs equal ones: {first_few(wrong, 8)}"
             )
 
 

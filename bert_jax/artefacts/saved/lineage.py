@@ -51,9 +51,9 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
     found = _look(f"{place}", step, near, ())
     if found is None:
         raise UserError(
-            f"{place} is no directory with a lineage; give a work directory, what `bert-jax "
-            "export`, `import`, `grow` or `average` has made, a model in Hugging Face's format, or "
-            "a corpus"
+            f"{place} is no directory with a lineage; give a work directory, an output of "
+            "`bert-jax export`, `import`, `grow` or `average`, a corpus, or a model in Hugging "
+            "Face's format"
         )
     return found
 
@@ -81,7 +81,7 @@ def _look(
         return _run(place, step, near, above)
     path = Path(place)
     if path.is_file():
-        return Ancestor("", "file", path.name, place, True)
+        return _here("file", place, name=path.name)
     for file, kind in RECORD_FILES.items():
         if (path / file).is_file():
             return _model(path, kind, path / file, near, above)
@@ -92,10 +92,12 @@ def _look(
         return None
     if "bert_jax" in (config := read_json_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)):
         return _run(place, step, near, above)
-    digest = weights_digest(path)
-    return Ancestor(
-        "", "model", last_part(path), place, True, digest=digest, note=model_class(config)
-    )
+    return _here("model", place, digest=weights_digest(path), note=model_class(config))
+
+
+def _here(kind: str, place: str, **known: Any) -> Ancestor:
+    """Return the ancestor that was found at a place; `known` are further fields."""
+    return Ancestor("", kind, known.pop("name", last_part(place)), place, True, **known)
 
 
 def _model(
@@ -117,10 +119,7 @@ def _model(
     parents = (_found(source, [place] if place else [], look_in, above), *known.values())
     format, made = record.get("format", ""), record.get("class", "")
     note = f"{made} as {format}" if format else f"{made}"
-    return Ancestor(
-        "", kind, last_part(path), f"{path}", True, digest=weights_digest(path), note=note,
-        parents=parents,
-    )  # fmt: skip
+    return _here(kind, f"{path}", digest=weights_digest(path), note=note, parents=parents)
 
 
 def _corpus(path: Path, file: Path) -> Ancestor:
@@ -128,8 +127,8 @@ def _corpus(path: Path, file: Path) -> Ancestor:
     header = read_json_object(file, max_bytes=MAX_HEADER_BYTES)
     name = last_part(path.absolute().parent if path.name in ("train", "heldout") else path)
     tokens = header.get("num_tokens")
-    return Ancestor(
-        "", "corpus", name, f"{path}", True, digest=f"{header.get('fingerprint', '')}",
+    return _here(
+        "corpus", f"{path}", name=name, digest=f"{header.get('fingerprint', '')}",
         note=f"{tokens:,} tokens" if isinstance(tokens, int) else "",
         parents=sources_of(header, file),
     )  # fmt: skip
@@ -155,21 +154,18 @@ def _run(
             gone = step not in saved_steps(work.checkpoints)
             note = f"the checkpoint of step {step:,} is {'gone' if gone else 'damaged'}"
     kind = "fine-tuning" if record.get("kind") == "finetune" else "pretraining"
-    known, config = known_ancestors(record, file), record.get("config")
+    known = known_ancestors(record, file)
     if "average" in record:
-        average, kind = record["average"], "average"
+        kind, average = "average", record["average"]
         sources = average.get("sources") if isinstance(average, Mapping) else None
         each = enumerate(sources if isinstance(sources, list) else [])
         links = [_checkpoint(f"average[{number}]", source, file) for number, source in each]
     else:
-        links = list(_links(record, config if isinstance(config, Mapping) else {}, file))
-    parents = tuple(
-        _found(known.pop(link.role, link), [where], near, above) for link, where in links
+        links = list(_links(record, file))
+    parents = [_found(known.pop(link.role, link), [where], near, above) for link, where in links]
+    return _here(
+        kind, work.name, step=step, digest=digest, note=note, parents=(*parents, *known.values())
     )
-    return Ancestor(
-        "", kind, last_part(work.name), work.name, True, step, digest, note=note,
-        parents=(*parents, *known.values()),
-    )  # fmt: skip
 
 
 def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
@@ -181,42 +177,42 @@ def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
     return Ancestor(role, "pretraining", last_part(workdir), step=step, recorded=digest), workdir
 
 
-def _links(
-    record: Mapping[str, Any], config: Mapping[str, Any], file: Path
-) -> Iterator[tuple[Ancestor, str]]:
+def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, str]]:
     """Yield the ancestors that a run's configuration names, each with its place."""
     if "branch" in record:
         yield _checkpoint("branch", record["branch"], file)
-    baseline = _text(config.get("sweep"), "baseline")
-    for role, place in (("init", _text(config, "init")), ("sweep.baseline", baseline)):
-        if place and place != "random" and not (role == "init" and "branch" in record):
+    config = record.get("config")
+    texts = dict(_texts(config, ""))
+    for role in ("init", "sweep.baseline"):
+        place = texts.get(role, "random")
+        if place != "random" and not (role == "init" and "branch" in record):
             yield Ancestor(role, "model", last_part(place)), place
     if record.get("kind") == "finetune":
-        task = build(TaskConfig, config.get("task", {}), where=f"{file}: task")
+        section = config.get("task", {}) if isinstance(config, Mapping) else {}
+        task = build(TaskConfig, section, where=f"{file}: task")
         for role, place in task.sources.items():
             yield Ancestor(role, "file", last_part(place)), place
         return
-    training, known = config.get("training"), record.get("phase_corpora")
-    phases = training.get("phases") if isinstance(training, Mapping) else None
-    sections = [("data", config.get("data"), record.get("corpus"))]
-    for number, phase in enumerate(phases if isinstance(phases, list) else []):
-        fingerprint = known.get(str(number)) if isinstance(known, Mapping) else None
-        sections.append((f"training.phases[{number}]", phase, fingerprint))
-    for where, section, fingerprint in sections:
-        parts = section.get("mixture") if isinstance(section, Mapping) else None
-        found = [(where, section, fingerprint)]  # only the record knows fingerprints of a mixture
-        for number, part in enumerate(parts if isinstance(parts, list) else []):
-            found.append((f"{where}.mixture[{number}]", part, None))
-        for name, part, digest in found:
-            if corpus := _text(part, "corpus"):
-                recorded = digest if isinstance(digest, str) else ""
-                role = f"{name}.corpus"
-                yield Ancestor(role, "corpus", last_part(corpus), recorded=recorded), corpus
+    phases = record.get("phase_corpora")  # nothing records the fingerprints of a mixture
+    digests = {"data.corpus": record.get("corpus")}
+    for number, digest in (phases if isinstance(phases, Mapping) else {}).items():
+        digests[f"training.phases[{number}].corpus"] = digest
+    for role, corpus in texts.items():
+        if role.startswith(("data.", "training.phases[")) and role.endswith(".corpus"):
+            recorded = digest if isinstance(digest := digests.get(role), str) else ""
+            yield Ancestor(role, "corpus", last_part(corpus), recorded=recorded), corpus
 
 
-def _text(section: Any, name: str) -> str:
-    value = section.get(name) if isinstance(section, Mapping) else None
-    return value if isinstance(value, str) else ""
+def _texts(section: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a configuration that hold a text, by path, such as data.corpus."""
+    if isinstance(section, Mapping):
+        for name, value in section.items():
+            yield from _texts(value, f"{where}.{name}" if where else f"{name}")
+    elif isinstance(section, list):
+        for number, value in enumerate(section):
+            yield from _texts(value, f"{where}[{number}]")
+    elif isinstance(section, str) and section:
+        yield where, section
 
 
 def _found(
@@ -250,7 +246,7 @@ def _found(
             role=known.role,
             step=known.step or live.step,
             recorded=known.recorded,
-            note="known by its name alone" if beside and not known.recorded else live.note,
+            note="known only by its name" if beside and not known.recorded else live.note,
             parents=live.parents if same and live.parents else known.parents,
         )
     return replace(known, place=places[0] if places else "")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from bert_jax.artefacts.formats.families import known_family
-from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
 from bert_jax.artefacts.formats.model_config import kind_of
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig

@@ -8,15 +8,13 @@ import numpy as np
 
 from bert_jax.artefacts.formats.families import FAMILIES, is_read, unread
 from bert_jax.artefacts.formats.form import Form, form_of
-from bert_jax.artefacts.formats.huggingface_config import (
-    PRETRAINING_HEADS,
-    UNTRAINED,
-    Reading,
-    TaskOutputs,
-)
 from bert_jax.artefacts.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
+    PRETRAINING_HEADS,
+    UNTRAINED,
     WEIGHTS,
+    Reading,
+    TaskOutputs,
     model_class,
     model_max_length,
     read_weights,
@@ -141,8 +139,8 @@ def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
     run = read_json_object(config, max_bytes=MAX_CONFIG_BYTES) if config.is_file() else {}
     if run.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise UserError(
-            f"{place.name}/tokenizer is not the one that config.json describes: damaged or "
-            "changed. Copy it again, from the corpus or from another copy of the run"
+            f"{place.name}/tokenizer differs from its fingerprint in config.json: it is damaged or "
+            "was changed. Copy it again, from the corpus or from another copy of the run"
         )
     return tokenizer, files
 
@@ -244,8 +242,8 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
     ):  # fmt: skip
         if found.get(name) != wanted:
             raise UserError(
-                f"{where}: {name} is {found.get(name)!r:.80}, and the tokenizer's {role} token is "
-                f"{wanted}: only models whose targets begin with cls and end with sep are read"
+                f"{where}: {name} is {found.get(name)!r:.80}; it must be {wanted}, the tokenizer's "
+                f"{role} token: targets begin with cls and end with sep"
             )
     return SavedModel(
         network.model, family.params(network, arrays), None, tokenizer, directory,
@@ -278,6 +276,6 @@ def saved_from(
 def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> None:
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
-            f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens and the model has "
-            f"embeddings for {vocab_size:,}; they are not of one model"
+            f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model has "
+            f"embeddings for {vocab_size:,}; they belong to different models"
         )

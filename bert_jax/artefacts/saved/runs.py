@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,6 +31,7 @@ Kind = Literal["pretrain", "finetune"]
 RUN_FORMAT = 2
 """Format number in a run's config.json; rises when older checkpoints or records can't be read."""
 _MAX_REPORT_BYTES = 1 << 26
+_PATIENCE = 5.0  # seconds for threads to end after an error
 
 STATISTICS = "statistics.json"
 """File that a fine-tuning run writes when all members have ended: the run is finished."""
@@ -80,7 +83,7 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
     path = workdir / "config.json"
     remedy = f"give the work directory of a `bert-jax {kind}` run"
     if not path.is_file():
-        raise UserError(f"{workdir} holds no run, for want of a config.json; {remedy}")
+        raise UserError(f"{workdir} has no config.json, so it is no run; {remedy}")
     try:
         record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
         if not isinstance(record.get("config"), dict):
@@ -114,7 +117,7 @@ def split_name(name: str) -> tuple[str, int | None]:
     if not workdir or not (step.isascii() and step.isdigit()):
         raise UserError(
             f"{name!r} names no checkpoint; expected WORKDIR@STEP with the number of a saved step, "
-            "or WORKDIR (a directory with an @ in its name: with the step)"
+            "or WORKDIR (if its name has an @, also with the step)"
         )
     return workdir, int(step)
 
@@ -136,8 +139,8 @@ def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
     verified = verified_steps(work.checkpoints)
     if len(verified) < last:
         raise UserError(
-            f"{work.name} has {len(verified)} checkpoints that were read back after they were "
-            f"written, and {last} are needed; there are {there}. Name a step as {work.name}@STEP"
+            f"{work.name} has {len(verified)} checkpoints that were read back, and {last} are "
+            f"needed; there are {there}. Name a step as {work.name}@STEP"
         )
     return verified[-last:]
 
@@ -167,7 +170,7 @@ def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Resto
         raise UserError(no_checkpoint(workdir))
     if "task" in restored.record.config:
         raise UserError(
-            f"{workdir} holds a run of fine-tuning, whose model has no head for masked words; give "
+            f"{workdir} holds a fine-tuning run, whose model has no head for masked words; give "
             "the work directory of a `bert-jax pretrain` run"
         )
     return _warned(restored)
@@ -187,8 +190,8 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
         raise UserError(f"{workdir} has no model: {NO_MODEL}")
     if restored is None:
         raise UserError(
-            f"{workdir} holds no checkpoint yet: the run has not come to its first save. Give the "
-            "`bert-jax finetune` command again to continue it"
+            f"{workdir} holds no checkpoint yet: the run has not reached its first save. Repeat "
+            "the `bert-jax finetune` command to continue the run"
         )
     return _warned(restored)
 
@@ -205,7 +208,7 @@ def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     record = read_json_object(path, max_bytes=_MAX_REPORT_BYTES)
     splits = record.get("splits")
     if not isinstance(splits, dict):
-        raise UserError(f"{path} is no report of a run: it has no object splits; delete it")
+        raise UserError(f"{path} is no report of a run: it has no field splits; delete it")
     return splits if record.get("member") == member else {}
 
 
@@ -227,9 +230,17 @@ def staged(out: str | Path) -> Iterator[Path]:
     """
     if scheme(out) is not None:
         raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+    before = {*threading.enumerate()}
     with StagedDirectory(out, lambda _: False) as directory:
         try:
             yield directory.path
             directory.commit()
-        except OSError as error:
-            raise disk_full(directory.target, error) from error
+        except BaseException as error:
+            # Threads of a failed Orbax save write on; their files would bring the directory back.
+            deadline = time.monotonic() + _PATIENCE
+            for thread in {*threading.enumerate()} - before:
+                if not thread.daemon:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+            if isinstance(error, OSError):
+                raise disk_full(directory.target, error) from error
+            raise

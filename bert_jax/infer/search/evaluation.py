@@ -1,4 +1,4 @@
-"""Scores of a model's vectors on labelled sets, and of their first numbers side by side."""
+"""Scores of a model's vectors, whole and cut to their first numbers, on labelled data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,40 +23,40 @@ from bert_jax.tasks.text.tables import read_texts
 from bert_jax.terminal import table_lines
 
 CLUSTERINGS = 10
-"""Runs of k-means, from other first centres each."""
+"""Number of runs of k-means, each from different first centres."""
 
 Result = dict[str, Any]
-"""Counts; "scores", by what was scored and by metric; "warning" about texts that were cut."""
+"""Counts of the data; "scores" by width (or method) and metric; "warning" about cut texts."""
 
 
 @dataclass
 class Evaluation:
-    """Scores of a model's vectors, whole and of their first numbers."""
+    """Scorer of a model's vectors, whole and cut to their first numbers."""
 
     model: SavedModel
     """Model on a device."""
     dimensions: Sequence[int]
-    """Numbers of vectors that are scored beside the whole width."""
+    """Widths to score beside the whole width."""
     advance: Callable[[int], object]
-    """Takes the number of texts after each part of them."""
+    """Function that is called with the number of texts after each part."""
 
     def __post_init__(self) -> None:
         """Refuse widths that the vectors do not have."""
         whole = self.model.config.hidden_dim
         for width in self.dimensions:
             if not 1 <= width <= whole:
-                raise UserError(f"--dimensions names {width}; the vectors have {whole} numbers")
+                raise UserError(f"--dimensions has {width}; it must be from 1 to {whole}")
         self._widths = sorted({whole, *self.dimensions}, reverse=True)
         self._cuts = Cuts()
 
     def retrieval(
         self, collection: Collection, reranker: Reranker | None = None, candidates: int = 100
     ) -> Result:
-        """Score the rankings of a collection by cosine, beside BM25's rankings.
+        """Score the rankings of a collection by cosine, and BM25's rankings for comparison.
 
-        Of equal cosines the document that comes first in the corpus comes first. A document with
-        the id of the query is left out of the query's ranking, as in BEIR. The reranker orders the
-        first `candidates` documents of the ranking by the whole width anew.
+        Documents with equal cosines keep the order of the corpus. A document with the id of the
+        query is left out of the query's ranking, as in BEIR. The reranker reorders the first
+        `candidates` documents of the ranking by the whole width.
         """
         texts, queries = [*collection.documents.values()], [*collection.queries.values()]
         known, asked = self._vectors(texts, "document"), self._vectors(queries, "query")
@@ -76,18 +76,20 @@ class Evaluation:
         return self._result(scores, documents=len(texts), queries=len(queries))
 
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
-        """Compare the cosines of pairs of texts with the scores that people gave.
+        """Correlate the cosines of text pairs with human scores.
 
         `columns` of the table `source` are the first text (a query), the second (a document) and
-        the score; `written` are fields of `TableConfig` such as `header`. A file or a column that
-        cannot be read is a `UserError`.
+        the score; `written` are fields of `TableConfig` such as `header`.
+
+        Raises:
+            UserError: The file or a column cannot be read, or there are no scores.
         """
         fields: dict[str, Any] = dict(zip(("text", "text_pair", "label"), columns, strict=True))
         table = TableConfig(**fields, problem_type="regression", empty="skip", **written)
         examples = read_texts(source, table).examples
         if examples[0].label is None:
             raise UserError(
-                f"{source} has no values in column {columns[2]!r}; --columns names another"
+                f"{source} has no values in column {columns[2]!r}; name another with --columns"
             )
         wanted = np.array([each.label for each in examples], np.float64)
         asked = self._vectors([each.text for each in examples], "query")
@@ -102,11 +104,14 @@ class Evaluation:
         return self._result(scores, pairs=len(examples))
 
     def clustering(self, source: str, columns: Sequence[str], **written: Any) -> Result:
-        """Cluster the vectors of texts into as many clusters as there are classes, several times.
+        """Compare k-means clusters of text vectors with labelled classes, by V-measure.
 
-        The scores are mean and standard deviation of the V-measure over `CLUSTERINGS` runs.
-        `columns` are the text (a document) and the class; otherwise as `similarity`. A single class
-        is refused.
+        There are as many clusters as classes; the scores are mean and standard deviation over
+        `CLUSTERINGS` runs. `columns` are the text (a document) and the class; `source` and
+        `written` are as in `similarity`.
+
+        Raises:
+            UserError: The file or a column cannot be read, or there is only one class.
         """
         text, label = columns
         data = read_texts(source, TableConfig(text=text, label=label, empty="skip", **written))
@@ -114,7 +119,7 @@ class Evaluation:
         count = len(np.unique(classes))
         if count < 2:
             raise UserError(
-                f"{source} has {count} class in column {label!r}; at least 2 are needed"
+                f"{source} has {count} class in column {label!r}; it must have at least 2"
             )
         vectors = self._vectors([each.text for each in data.examples], "document")
         scores = {}
@@ -163,7 +168,7 @@ def score_lines(result: Result) -> list[str]:
 
 
 def _named(collection: Collection, numbers: Iterable[np.ndarray]) -> dict[str, list[str]]:
-    """Return the rankings by ids, without the query's own id."""
+    """Return rankings as lists of document ids by query id, without the query's own id."""
     ids = [*collection.documents]
     return {
         query: [ids[number] for number in row if ids[number] != query]

@@ -1,7 +1,7 @@
-"""An index: passages with their vectors in one parquet file, what is near a query, and a reranker.
+"""Index of passages and vectors in one parquet file, exact search in it, and a reranker.
 
-Source of the reranker, which reads a query and a passage together and scores the pair: Nogueira and
-Cho 2019 (Passage Re-ranking with BERT).
+A reranker reads a query and a passage together and scores the pair (Nogueira and Cho 2019, Passage
+Re-ranking with BERT).
 """
 
 import contextlib
@@ -30,7 +30,8 @@ from bert_jax.infer.search.passages import Passage
 Item = TypeVar("Item")
 _KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
 LINK = ".model"
-"""End of the name of the link beside an index to its model: no file makes another one be read."""
+"""Suffix of the link beside an index to its model. Only the link, which the user can see, decides
+where the model is read; a path inside the index does not."""
 _SUFFIX = ".parquet"
 
 
@@ -43,15 +44,15 @@ class IndexedBy:
     digest: str
     """Digest of the model; see `model_digest`."""
     dimensions: int
-    """Numbers in a vector."""
+    """Width of a vector."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that a query found."""
+    """A passage found for a query."""
 
     score: float
-    """Cosine of the two vectors, or the score of a reranker."""
+    """Cosine of passage and query, or the reranker's score."""
     passage: Passage
 
     def as_json(self) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class Hit:
 
 
 def check_index_name(path: Path) -> None:
-    """Refuse a name that is not a parquet file's."""
+    """Raise a UserError if a path does not name a parquet file."""
     if path.suffix.lower() != _SUFFIX or path.is_dir():
         raise UserError(f"{path}: an index is one parquet file; name a file that ends in {_SUFFIX}")
 
@@ -69,12 +70,24 @@ def write_index(
     path: Path, model: SavedModel, place: str | Path, passages: Iterable[Passage], *,
     dimensions: int | None = None, advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[int, str]:  # fmt: skip
-    """Write an index, whole or not at all; return the number of passages, and a warning of cuts.
+    """Write an index, whole or not at all.
 
     The file has the columns id, source, text and vector (float32, of length 1), in row groups of
-    `infer.search.BLOCK` passages, so that memory does not grow with their number. `place` is the
-    directory of the model, `dimensions` the numbers of each vector that are kept (None: all), and
-    `advance` takes the number of passages after each part of them. No passage is a `UserError`.
+    `exact_search.BLOCK` passages, so that memory does not grow with their number.
+
+    Args:
+        path: File to write.
+        model: Model on a device.
+        place: Directory of the model.
+        passages: Passages to index.
+        dimensions: Number of leading values of each vector to keep; None: all.
+        advance: Function that is called with the number of passages after each part.
+
+    Returns:
+        The number of passages, and a warning about cut passages, or "".
+
+    Raises:
+        UserError: There is no passage, pyarrow is missing, or the file cannot be written.
     """
     pa, pq = _arrow()
     width = dimensions or model.config.hidden_dim
@@ -107,9 +120,10 @@ def write_index(
 
 
 class Index:
-    """An index of `write_index` on the disk, read block by block; passages when they are found."""
+    """An index of `write_index` on disk: vectors are read block by block, passages when found."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file; a UserError says that it is missing, damaged or not an index."""
         pa, pq = _arrow()
         self.path = path
         self._damage = (pa.ArrowException, OSError, ValueError, LookupError, TypeError)
@@ -126,32 +140,37 @@ class Index:
         self.by = build(IndexedBy, parse_json(found, where=where), where)
         width = self.by.dimensions
         if not 0 < width < 1 << 20 or not self._file.schema_arrow.equals(_schema(width)):
-            raise UserError(f"{path}: other columns than {where} says; rerun `bert-jax index`")
+            raise UserError(f"{path}: the columns do not fit {where}; rerun `bert-jax index`")
         groups = range(self._file.num_row_groups)
         sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
         if sizes and max(sizes) > BLOCK:
             raise UserError(
-                f"{path}: a row group of {max(sizes):,} passages; `bert-jax index` writes at most "
-                f"{BLOCK:,} into one"
+                f"{path}: a row group has {max(sizes):,} passages, more than the {BLOCK:,} that "
+                "`bert-jax index` writes; rerun `bert-jax index`"
             )
         self._ends = np.cumsum(np.array(sizes, np.int64))
-        digests = self._file.metadata.metadata.get(_DIGESTS)  # none in an index of before
+        digests = self._file.metadata.metadata.get(_DIGESTS)  # missing in older indexes
         self._digests = digests and parse_json(digests, where=f"{path}: {_DIGESTS.decode()}")
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
-        """Refuse a model that did not make the index's vectors, and name both."""
+        """Raise a UserError if a model other than `model` made the index's vectors."""
         if model_digest(model) != self.by.digest:
             raise UserError(
-                f"{self.path} has the vectors of another model than {model.name}: {self.by.model} "
-                "as it was when the index was made. Name the model that made it (--model), or "
-                "rerun `bert-jax index`"
+                f"{self.path} has vectors of {self.by.model} as it was then, not of {model.name}; "
+                "name the model that made the index (--model), or rerun `bert-jax index`"
             )
 
     def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
-        """Find the nearest passages of each query, a vector of length 1, best first; exact."""
+        """Find the `top` nearest passages of each query, best first; the search is exact.
+
+        Queries are vectors of length 1.
+
+        Raises:
+            UserError: The file is damaged.
+        """
         scores, numbers = top_k_of_blocks(queries, self._blocks(), min(top, max(len(self), 1)))
         known = self._passages(numbers)
         return [
@@ -168,7 +187,7 @@ class Index:
             yield flat.reshape(-1, self.by.dimensions)
 
     def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
-        """Read passages by their numbers; each row group that has some is read once."""
+        """Read passages by number; each row group with such passages is read once."""
         wanted = np.unique(numbers)
         groups = np.searchsorted(self._ends, wanted, side="right")
         found: dict[int, Passage] = {}
@@ -199,17 +218,18 @@ class Index:
 
 
 class Reranker:
-    """A model with one score, or with two classes whose second says that a passage answers."""
+    """A model with one score, or with two classes, the second meaning that a passage answers."""
 
     def __init__(self, model: SavedModel) -> None:
+        """Take a model on a device; a UserError says that its head has other outputs."""
         self._classifier = Classifier(model)
         outputs = model.outputs
         assert outputs is not None  # of `Classifier`
         several = outputs.objective == "multi_label" or len(outputs.labels) > 2
         if several:
             raise UserError(
-                f"{model.name} predicts {len(outputs.labels)} classes; a reranker predicts one "
-                "score, or two classes; the second class means that the passage answers"
+                f"{model.name} predicts {len(outputs.labels)} labels; a reranker predicts one "
+                "score, or two classes (the second: the passage answers)"
             )
         self._two = outputs.objective == "single_label"
 
@@ -217,7 +237,10 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Score pairs, the higher the better: scores, or log odds of the second class."""
+        """Score pairs, the higher the better: the model's score, or log odds of the second class.
+
+        `cuts` and `advance` are as in `Predictor.parts`.
+        """
         reader, found = self._classifier, [np.zeros(0, np.float32)]
         pairs = {"text": queries, "text_b": passages}
         for part in reader.parts(pairs, what="pair", cuts=cuts, advance=advance):
@@ -226,19 +249,19 @@ class Reranker:
         return np.concatenate(found)
 
     def order(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
-        """Return hits with the scores of the pairs, best first."""
+        """Return hits with new scores, best first."""
         scores = self.scores([query] * len(hits), [hit.passage.text for hit in hits])
         scored = zip(scores, hits, strict=True)
         return reranked(scores, [Hit(float(score), hit.passage) for score, hit in scored])
 
 
 def reranked(scores: Float[np.ndarray, " N"], ranking: Sequence[Item]) -> list[Item]:
-    """Return a ranking in the order of new scores; equal ones keep their order."""
+    """Return a ranking by descending scores; entries with equal scores keep their order."""
     return [ranking[place] for place in np.argsort(-scores, kind="stable")]
 
 
 def model_digest(model: SavedModel) -> str:
-    """Compute the SHA-256 of what determines vectors: weights, tokenizer, pooling, prefixes."""
+    """Compute the SHA-256 of weights, tokenizer, pooling and prefixes, which determine vectors."""
     own = None if model.embedding is None else asdict(model.embedding)
     told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
     parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}
@@ -254,7 +277,7 @@ def _digest(table: Any, name: str) -> str:
 
 
 def _schema(dimensions: int) -> Any:
-    """Return the columns of an index."""
+    """Return the Arrow schema of an index with vectors of a width."""
     pa, _ = _arrow()
     texts = [(name, pa.string()) for name in Passage._fields]
     return pa.schema([*texts, ("vector", pa.list_(pa.float32(), dimensions))])

@@ -1,13 +1,13 @@
-"""Hard negatives: documents that are near a query and do not answer it.
+"""Hard negatives: documents that are near a query but do not answer it.
 
-Source: Moreira et al. 2024 (NV-Retriever), section 4 (a threshold below the positive's score keeps
-documents out that answer the query, though nobody marked them).
+Source: Moreira et al. 2024 (NV-Retriever), section 4 (a threshold below the positive's score
+excludes documents that answer the query although nobody labelled them).
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ class MineConfig:
     """Choice of the negatives."""
 
     negatives: int = 5
-    """Greatest number of negatives of a pair; the nearest are taken."""
+    """Largest number of negatives per pair; the nearest are taken."""
     margin: float = 0.05
-    """Distance of a negative's cosine below the pair's; below 0 nearer documents pass, too."""
+    """Least distance of a negative's cosine below the pair's cosine; may be below 0."""
     first: int = 1
-    """First rank of a negative; a higher one leaves the nearest out, most likely answers."""
+    """First rank of a negative; above 1, the nearest documents, likely answers, are left out."""
     last: int = 100
     """Last rank of a negative."""
 
@@ -41,8 +41,8 @@ class MineConfig:
         """Refuse ranks out of order."""
         if not 1 <= self.first <= self.last:
             raise UserError(
-                f"--ranks is {self.first}-{self.last}; give a first rank of at least 1 and a last "
-                "one that is no smaller, such as 1-100"
+                f"--ranks is {self.first}-{self.last}; give the first rank, at least 1, and the "
+                "last, such as 1-100"
             )
 
 
@@ -56,16 +56,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Mined:
-    """Pairs with their negatives, and what kept documents out."""
+    """Pairs with their negatives, and counts for people."""
 
     pairs: Sequence[Pair]
     negatives: Sequence[Sequence[str]]
     documents: int
     """Number of distinct documents that were searched."""
     too_near: int
-    """Documents above the margin, over all pairs."""
+    """Number of documents that the margin excluded, over all pairs."""
     warning: str = ""
-    """Texts that were cut."""
+    """Warning about cut texts, or ""."""
 
     def lines(self) -> list[str]:
         """Format the counts for people."""
@@ -77,17 +77,19 @@ class Mined:
             f"{len(self.pairs):,} pairs, {self.documents:,} distinct documents, {counts.sum():,} "
             f"negatives ({counts.mean():.2f} a pair; {short:,} pairs have fewer than others)",
             f"{len(times):,} different documents are negatives, one of them of {most:,} pairs",
-            f"{self.too_near:,} documents were left out because they are nearer than the margin "
-            "allows",
+            f"{self.too_near:,} documents were left out: nearer than the margin allows",
         ]
 
 
 def read_pairs(
     source: str, query: str = "query", document: str = "document", **written: Any
 ) -> list[Pair]:
-    """Read the pairs of a CSV, TSV, JSON lines or parquet file, but for rows with an empty text.
+    """Read the pairs of a CSV, TSV, JSON lines or parquet file, except rows with an empty text.
 
     `query` and `document` are columns; `written` are fields of `TableConfig` such as `header`.
+
+    Raises:
+        UserError: The file or a column cannot be read.
     """
     table = TableConfig(text=query, text_pair=document, empty="skip", **written)
     found = read_texts(source, table, labelled=False)
@@ -98,11 +100,11 @@ def mine(
     model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
 ) -> Mined:  # fmt: skip
-    """Find the hard negatives of pairs by exact search, in the pairs' documents and a `corpus`.
+    """Find the hard negatives of pairs by exact search in the pairs' documents and a `corpus`.
 
-    A text that is the query, or a document of another pair of the query, is never a negative; texts
-    that differ only in case and blanks are the same. The result does not depend on chance.
-    `advance` takes the number of texts after each part of them.
+    The query's own text and all documents paired with the query are never negatives; texts that
+    differ only in case and white space count as equal. The result is deterministic. `advance` is
+    called with the number of texts after each part.
     """
     documents: dict[bytes, str] = {}
     for text in (*(pair.document for pair in pairs), *corpus):
@@ -135,21 +137,17 @@ def mine(
 
 
 def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
-    """Write JSON lines with query, document and negatives, as `task.kind=embedding` reads them.
+    """Write JSON lines with query, document and negatives, for `task.kind=embedding`.
 
-    With `labelled` each pair and each negative has a line, with the label 1 or 0, as
-    `task.kind=table` reads them to train a reranker.
+    With `labelled`, each pair and each negative is a line with the label 1 or 0, for training a
+    reranker with `task.kind=table`.
     """
+    rows: list[dict[str, Any]] = []
+    for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):
+        if labelled:
+            labels = [(pair.document, 1), *((text, 0) for text in negatives)]
+            rows += [{"query": pair.query, "document": text, "label": n} for text, n in labels]
+        else:
+            rows.append({**asdict(pair), "negatives": list(negatives)})
     with staged_file(path) as file:
-        for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):
-            rows: list[dict[str, Any]] = [
-                {"query": pair.query, "document": pair.document, "negatives": list(negatives)}
-            ]
-            if labelled:
-                labels = [(pair.document, 1), *((text, 0) for text in negatives)]
-                rows = [
-                    {"query": pair.query, "document": text, "label": label}
-                    for text, label in labels
-                ]
-            for row in rows:
-                file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
+        file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)

@@ -15,24 +15,27 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 READ_SUFFIXES = (
     ".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".parquet",
 )  # fmt: skip
-"""Files of a directory that are read; other files are skipped."""
+"""Suffixes of the files of a directory that are read; other files are skipped."""
 
 
 class Passage(NamedTuple):
-    """A text that has a vector."""
+    """A text that has a vector in an index."""
 
     id: str
-    """Id of the document, with #2, #3, ... from its second passage on."""
+    """Id of the document; from the second passage on, followed by #2, #3, ..."""
     source: str
     """File, or name of the source."""
     text: str
 
 
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
-    """Return the sources that files, directories and other names stand for (see `corpus.sources`).
+    """Return the sources for files, directories and other names (see `corpus.sources`).
 
-    Hidden and empty files of a directory, and files of other kinds, are passed over and counted in
-    the second value. `field` of JSON lines and tables holds the text. No file is a `UserError`.
+    Empty files of a directory, and files of other kinds, are skipped; the second value is their
+    number. Hidden files are skipped too. `field` of JSON lines and tables holds the text.
+
+    Raises:
+        UserError: A directory has no file that is read, or a source is unknown.
     """
     files: list[str | Source] = []
     passed = 0
@@ -56,9 +59,9 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
 def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
     """Cut the documents of a source into passages of at most `room` tokens.
 
-    A passage ends at the end of a paragraph, else of a sentence, else between two words. A text
-    file is one document, and paragraphs follow each other in a passage while there is room. A row
-    of JSON lines or of a table is a document of its own, with the id that its field `id` says.
+    A passage ends at the end of a paragraph, else of a sentence, else between two words; it takes
+    as many paragraphs as fit. A text file is one document. A row of JSON lines or of a table is a
+    document of its own, with the id in its field `id`.
     """
     if isinstance(source, FileSource) and source.is_prose:
         whole = (piece for text in source.texts() for piece in _pieces(text, tokenizer, room))
@@ -78,17 +81,17 @@ def _numbered(id: str, number: int) -> str:
 
 
 class _Piece(NamedTuple):
-    """A part of a document that stays whole."""
+    """A part of a document that is not cut."""
 
     text: str
     size: int
-    """Tokens."""
+    """Number of tokens."""
     before: str
-    """Text between the piece before and this one."""
+    """Separator from the previous piece."""
 
 
 def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
-    """Join pieces while there is room."""
+    """Join pieces to texts of at most `room` tokens."""
     text, size = "", 0
     for piece in pieces:
         if text and size + piece.size > room:

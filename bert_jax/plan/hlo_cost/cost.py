@@ -35,7 +35,7 @@ class Op:
 
     name: str
     kind: str
-    """"xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
+    """Kind: "xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
     cycles: int | None
     """Compiler's estimate for one run; None without an estimate."""
     runs: int
@@ -47,7 +47,7 @@ class Op:
     source: str
     """`model/encoder.py:123 Layer.__call__`, or empty for the compiler's own."""
     phase: str
-    """"forward", "backward", "recomputed" (rematerialised forward) or "" (the rest of the step)."""
+    """Phase: "forward", "backward", "recomputed" (rematerialised) or "" (the rest of the step)."""
     flops: int | None = None
     """FLOPs that a Pallas kernel states; None where the kernel states none."""
     transcendentals: int | None = None
@@ -62,9 +62,9 @@ class Collective:
 
     name: str
     kind: str
-    """"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", …"""
+    """Kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", …"""
     network: str
-    """"ici" inside a slice, "dcn" between slices."""
+    """Network: "ici" inside a slice, "dcn" between slices."""
     bytes: int
     """Bytes per device of the larger of operand and result: the operand where it is reduced
     (all-reduce, reduce-scatter), the result where it is gathered (all-gather)."""

@@ -1,9 +1,9 @@
 """The operations of one step, from the optimised HLO that XLA wrote for a TPU.
 
-`parse_program` walks the schedule from the entry computation: a loop's body counts once per
-iteration, a conditional counts its branch with the most cycles, a fusion is one operation with the
-cycles the compiler estimated for it (`estimated_cycles` in its backend_config), a pair of -start
-and -done is one operation. Text becomes data without jax or libtpu.
+`parse_program` walks the schedule from the entry computation. A loop's body counts once per
+iteration; a conditional counts its branch with the most cycles; a fusion is one operation with the
+compiler's estimate (`estimated_cycles` in its backend_config); a pair of -start and -done is one
+operation. No jax or libtpu is needed.
 """
 
 import math
@@ -41,8 +41,10 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
     position in `mesh.devices.flat`, whatever the ids of the devices. Several slices run the program
-    of one slice: the mesh's outermost axes must span the slices. What cannot be read is a
-    ValueError.
+    of one slice: the mesh's outermost axes must span the slices.
+
+    Raises:
+        ValueError: The text is not a program, or has groups of devices in an unknown form.
     """
     module = hlo_text.parse_text(text)
     inside, across = _split_slices(mesh_shape, module.num_partitions)
@@ -193,10 +195,8 @@ class _Walk:
             inner = scope.called(replace(instruction, operands=(operand,)), name)
             tried.append((walk.computation(inner, runs), walk))
         cycles, branch = max(tried, key=lambda pair: pair[0])
-        self.ops += branch.ops
-        self.collectives += branch.collectives
-        self.transfers += branch.transfers
-        self.loops += branch.loops
+        for name in ("ops", "collectives", "transfers", "loops"):
+            getattr(self, name).extend(getattr(branch, name))
         return cycles
 
     def _fusion(

@@ -125,7 +125,7 @@ def _int_of(key: str, text: str) -> int:
 
 
 def parse_text(text: str) -> Module:
-    """Parse the text of a program; raise a ValueError where it has no ENTRY computation."""
+    """Parse the text of a program; a ValueError says that there is no ENTRY computation."""
     lines = iter(text.splitlines())
     head = next(lines, "")
     module = Module({}, "", _int_of("num_partitions", head) or 1, {})
@@ -254,10 +254,13 @@ def _iota(dims: str, permutation: str | None) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of devices in the attributes of a collective; else raise a ValueError.
+    """Return the groups of devices in the attributes of a collective.
 
     Reads `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (XLA's form since 2025)
     and `source_target_pairs`, whose pairs are returned as groups. An empty list means all devices.
+
+    Raises:
+        ValueError: The groups have another form.
     """
     if match := _MESH.search(attributes):
         return _mesh_groups(*match.groups())
@@ -312,8 +315,8 @@ def axes_of_groups(
 ) -> tuple[str, ...]:
     """Return the mesh axes over which groups of positions in `mesh.devices.flat` run, in order.
 
-    () where every group is one device; one axis also where groups span a part of the axis;
-    ("mixed",) where no product of axes gives the groups.
+    () if every group is one device; one axis also if groups span only a part of the axis;
+    ("mixed",) if no product of axes gives the groups.
     """
     wanted = frozenset(frozenset(group) for group in groups)
     names, sizes = [*mesh_shape], [*mesh_shape.values()]

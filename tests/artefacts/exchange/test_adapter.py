@@ -181,7 +181,7 @@ def test_a_base_elsewhere_is_read_where_a_link_says_so(written, tmp_path, monkey
     place = f"{tmp_path / 'base'}" if named == "absolute" else named
     edit(tmp_path / "ours" / CONFIG, base_model_name_or_path=place)
     link = tmp_path / "ours" / "base"
-    with pytest.raises(UserError, match=rf"ln -s MODEL {link}\."):
+    with pytest.raises(UserError, match=rf"ln -s MODEL {link}$"):
         read_model(tmp_path / "ours")
     link.symlink_to(tmp_path / "base")
     assert read_model(tmp_path / "ours").outputs.labels == written[0].outputs.labels

@@ -138,7 +138,7 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("pretraining", {}, r"both a head for pairs of sentences and embeddings \(8\) of another"),
+        ("pretraining", {}, r"embeddings of width 8 with layers of \d+ have no head for pairs"),
         ("mlm", {"activation": "relu"}, "model.activation is relu, and the masked-LM head"),
         ("class", {}, "its pooler has tanh, and no class of Transformers computes"),
     ],
@@ -236,8 +236,8 @@ def _with_other_fields(**fields):
         (_transposed, "encoder/layers/attention/query/kernel"),
         (_without_a_tensor, "pooler.dense.bias is missing"),
         (_with_swapped("the", "and"), "other ids for 'The river froze"),
-        (_with_swapped("[SEP]", "[MASK]"), "other special tokens"),
-        (_with_other_fields(id2label={"0": "a", "1": "b", "2": "c"}), "the outputs mean"),
+        (_with_swapped("[SEP]", "[MASK]"), "the special tokens are"),
+        (_with_other_fields(id2label={"0": "a", "1": "b", "2": "c"}), "the outputs are"),
         (_with_other_fields(hidden_act="relu"), "largest differences are head"),
     ],
 )
@@ -278,7 +278,7 @@ def test_a_head_for_pairs_is_left_out_of_a_modern_encoder(tmp_path, monkeypatch,
     assert cli.main(["export", "run", "--to", "huggingface", "--out", str(out)]) == 0
     assert "nsp: left out, ModernBertForMaskedLM has no such head" in capsys.readouterr().out
     assert json.loads((out / "parity.json").read_text())["left_out"] == ["nsp"]
-    assert "the head nsp" in (out / "README.md").read_text()
+    assert "heads nsp" in (out / "README.md").read_text()
     back = read_model(out)
     assert (back.params.keys(), back.has_pooler) == ({"encoder", "mlm"}, False)
 

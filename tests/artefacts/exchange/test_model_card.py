@@ -85,7 +85,7 @@ def test_it_says_what_the_run_was():
     for said in (
         "460 updates", "`reviews.csv`", "starting from `base`", "| accuracy | 0.7181 |",
         "| rows | 24 |", "| head | 2.0e-06 |", "0.001, 0.002", "transformers did not run",
-        "AutoModelForSequenceClassification", "bert_jax.load", "Unknown: nobody has said",
+        "AutoModelForSequenceClassification", "bert_jax.load", "Unknown: no licence was stated",
     ):  # fmt: skip
         assert said in text, said
     assert "/home" not in text
@@ -131,7 +131,7 @@ def test_it_says_what_lies_between_logits_and_labels():
     text = model_card(saved, PARITY, license="unknown", name="A model")
     for said in (
         "divided by 1.25, a temperature", "`label_thresholds` in `config.json`",
-        "the first and last is the answer (`long_texts`", "those of one row",
+        "the answer is the first and last of their logits (`long_texts`", "the logits of one row",
     ):  # fmt: skip
         assert said in text, said
 
@@ -143,7 +143,7 @@ def test_it_says_what_lies_between_logits_and_labels():
 def test_every_class_has_a_card(kind, made_by):
     untrained = ["pooler"] if kind == "bare" else []
     text = card(kind, **{"class": made_by, "untrained_parts": untrained})
-    assert ("Do not use its output" in text) == (kind == "bare")
+    assert ("Do not use their outputs" in text) == (kind == "bare")
     assert ("pipeline(" in text) == (kind == "mlm")
 
 

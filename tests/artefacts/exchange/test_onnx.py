@@ -27,7 +27,7 @@ def test_a_missing_package_is_named_before_anything_is_written(monkeypatch, tmp_
     for other in ("onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, other, sys)
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf"package {name}, .*pip install 'bert_jax\[onnx\]'"):
+    with pytest.raises(UserError, match=r"needs onnx and onnxruntime: pip install"):
         write(small_saved(), tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -47,7 +47,7 @@ def test_what_is_no_number_is_above_every_tolerance():
 
 def test_another_shape_is_no_difference_but_a_failure():
     theirs = outputs() | {"nsp": np.zeros((2, 3), np.float32)}
-    with pytest.raises(ProofFailedError, match=r"nsp is \(2, 3\), of the source \(2, 2\)"):
+    with pytest.raises(ProofFailedError, match=r"nsp has the shape \(2, 3\), not \(2, 2\)"):
         differences(outputs(), theirs, SEGMENT_IDS)
 
 

@@ -10,8 +10,7 @@ import pytest
 from asked_models import HEADS, WORDS, random_model
 
 from bert_jax.artefacts.exchange.export import FORMATS
-from bert_jax.artefacts.formats.huggingface_config import Reading, TaskOutputs
-from bert_jax.artefacts.formats.huggingface_files import model_max_length
+from bert_jax.artefacts.formats.huggingface_files import Reading, TaskOutputs, model_max_length
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel
@@ -122,5 +121,5 @@ def test_lengths_of_files_are_checked(tmp_path):
 
 
 def test_limits_of_answers_are_checked():
-    with pytest.raises(UserError, match="stride is 0; 1 is the least"):
+    with pytest.raises(UserError, match="stride is 0; it must be at least 1"):
         Reading(0)

@@ -13,7 +13,7 @@ from small_saved import FAMILIES, OUTPUTS, small_saved
 from bert_jax.artefacts.exchange.export import FORMATS, export
 from bert_jax.artefacts.exchange.huggingface_files import has_class
 from bert_jax.artefacts.formats.entries import unnamed
-from bert_jax.artefacts.formats.huggingface_config import TaskOutputs
+from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.config.mapping import build
 from bert_jax.distributed.checkpoint.storage import read_tree

@@ -79,7 +79,7 @@ def test_the_files_of_version_6(copy):
     assert found.max_length == 24
     assert found.notes == (
         "the prompts 'clustering' are not kept",
-        "texts are compared by 'dot', which no file here says",
+        "the similarity 'dot' is not kept: cosines compare texts",
     )
 
 
@@ -117,13 +117,13 @@ def test_a_model_without_limit_has_that_of_its_positions(copy):
         ),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling is 'weightedmean'"),
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is False"),
-        ("1_Pooling/config.json", {"word_embedding_dimension": 8}, "of width 8, .* has 16"),
+        ("1_Pooling/config.json", {"word_embedding_dimension": 8}, "has width 8, the encoder 16"),
         ("1_Pooling/config.json", {"word_embedding_dimension": "gone"}, "expected the encoder's"),
         ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim is 8; .*N"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "name the kind"),
         ("config_sentence_transformers.json", {"prompts": [1]}, "expected an object of texts"),
         ("config_sentence_transformers.json", {"matryoshka_dimensions": [64]}, "at most 16"),
-        ("config_sentence_transformers.json", {"matryoshka_dimensions": "8"}, "give sizes"),
+        ("config_sentence_transformers.json", {"matryoshka_dimensions": "8"}, "it must list sizes"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is True"),
         ("sentence_bert_config.json", {"transformer_task": "retrieval"}, "transformer_task is"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length is 2"),
@@ -139,7 +139,7 @@ def test_what_is_not_computed_is_named(copy, file, fields, message):
     ("place", "module", "message"),
     [
         (2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}, "Pooling, Dense;"),
-        (1, {"type": "mine.Pooling", "path": "1_Pooling"}, "code of the model's own"),
+        (1, {"type": "mine.Pooling", "path": "1_Pooling"}, "the model's own code"),
         (1, {"type": "sentence_transformers.models.Pooling", "path": "../x"}, "path of its folder"),
         (1, {"type": 5}, "path of its folder"),
     ],
@@ -182,9 +182,9 @@ def test_kinds_and_dimensions():
     np.testing.assert_array_equal(raw, model.embed(texts, normalize=False)[:, :8])
     assert model.embed([], dimensions=8).shape == (0, 8)
     for options, message in (
-        ({"dimensions": 17}, "dimensions is 17; .* have 16 numbers"),
+        ({"dimensions": 17}, "dimensions is 17; it must be from 1 to 16"),
         ({"dimensions": 0}, "dimensions is 0"),
-        ({"pooling": "weighted"}, "no learned weights"),
+        ({"pooling": "weighted"}, "no learned token weights"),
     ):
         with pytest.raises(UserError, match=message):
             model.embed(texts, **options)

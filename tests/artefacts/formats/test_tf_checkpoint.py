@@ -104,7 +104,7 @@ def test_everything_that_does_not_fit_is_said(
     variables["bert/pooler/dense/bias"] = np.zeros(9, np.float32)
     variables["bert/extra"] = np.zeros(1, np.float32)
     message = refused(write(tmp_path, variables))
-    assert f"{tmp_path / INDEX} is not of the model of bert_config.json: " in message
+    assert f"{tmp_path / INDEX} does not fit bert_config.json: " in message
     assert "bert/encoder/layer_1/output/dense/bias is missing" in message
     assert "bert/pooler/dense/bias is (9,), the configuration wants (8,)" in message
     assert "bert/extra is unexpected" in message
@@ -142,7 +142,7 @@ def test_files_that_are_not_there(tmp_path: Path, variables: dict[str, np.ndarra
         assert f"has no {name}, which belongs beside" in refused(directory)
         (directory / name).write_text(content)
     (directory / INDEX).rename(directory / "bert_model.ckpt")
-    assert "holds no checkpoint of TensorFlow: no *.index" in refused(directory)
-    assert "(bert_model.ckpt without an index is of version 1" in refused(directory)
-    assert "in one file is of version 1" in refused(directory / "bert_model.ckpt")
+    assert "holds no checkpoint of TensorFlow: it has no *.index" in refused(directory)
+    assert "(bert_model.ckpt has version 1" in refused(directory)
+    assert "in one file has version 1" in refused(directory / "bert_model.ckpt")
     assert "neither a directory nor the prefix" in refused(tmp_path / "nothing")

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import bert_jax
 from bert_jax.artefacts.saved.average import average
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import staged
 from bert_jax.cli.inspection.evaluate import evaluate_run
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
@@ -204,7 +207,7 @@ def test_checkpoints_of_different_models(runs, tmp_path):
         write_run(tmp_path / f"rope{number}", config, (3,), 1, files)
     names = [f"{tmp_path}/rope{number}@3" for number in range(2)]
     found = refused(names, tmp_path / "out")
-    assert "are of different models, whose average has no meaning: model.rope_theta: 1" in found
+    assert "of different models; an average needs equal ones: model.rope_theta: 1" in found
     found = refused([a, names[0]], tmp_path / "out")
     assert "model.positions: learned and rope" in found
     other = shutil.copytree(runs.here / "b", tmp_path / "other")
@@ -227,3 +230,21 @@ def test_damage_and_full_disks_leave_nothing(runs, tmp_path):
     with files_of_at_most(20_000):
         assert "cannot write" in refused([f"{runs.here}/a"], tmp_path / "out", last=2)
     assert snapshot(runs.here) == before
+
+
+def test_threads_that_write_on_after_an_error_leave_nothing(tmp_path):
+    """Orbax raises the first error of a save while its other threads still write."""
+
+    def write_late(directory: Path) -> None:
+        time.sleep(0.3)
+        (directory / "checkpoints").mkdir(parents=True)
+
+    def save() -> None:
+        with staged(tmp_path / "out") as directory:
+            threading.Thread(target=write_late, args=(directory,)).start()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        save()
+    time.sleep(0.4)
+    assert not list(tmp_path.iterdir())

@@ -213,5 +213,5 @@ def test_a_run_whose_tokenizer_was_changed(artefacts, tmp_path):
     tokenizer = json.loads(file.read_text())
     tokenizer["added_tokens"][4]["lstrip"] ^= True
     file.write_text(json.dumps(tokenizer))
-    with pytest.raises(UserError, match="run/tokenizer is not the one that config"):
+    with pytest.raises(UserError, match="run/tokenizer differs from its fingerprint in config"):
         read_model(copy)

@@ -19,7 +19,7 @@ from huggingface_directory import (
     write_safetensors,
 )
 
-from bert_jax.artefacts.formats.huggingface_config import (
+from bert_jax.artefacts.formats.huggingface_files import (
     TaskOutputs,
     head_class,
     head_to_huggingface,
@@ -164,7 +164,7 @@ def test_shards_that_are_not_those_of_the_index(directory, weights):
     write_shards(directory, weights, **{first: "model-2.safetensors"})
     message = refused(directory)
     assert f"{first!r} is not in model-2.safetensors" in message
-    assert f"{first!r} is in model-1.safetensors and not in the index as such" in message
+    assert f"{first!r} is in model-1.safetensors, but not according to the index" in message
     for outside in ("../model-2.safetensors", "/x.safetensors", "model-2.bin", 3, "..safetensors"):
         write_shards(directory, weights, **{second: outside})
         assert f"the tensor '{second}' is in {outside!r}; a .safetensors" in refused(directory)
@@ -183,7 +183,7 @@ def test_two_sets_of_weights(directory):
 def test_pickled_weights_are_not_read(directory, name):
     (directory / SINGLE).rename(directory / name)
     message = refused(directory)
-    assert f"weights in {name} alone, which is not read" in message
+    assert f"only the weights {name}, which are not read" in message
     assert f"BertForPreTraining.from_pretrained({str(directory)!r}).save_pretrained" in message
 
 
@@ -224,7 +224,7 @@ def test_weights_and_configuration_of_two_models(directory):
         json.dumps(config | {"intermediate_size": 48, "num_hidden_layers": 1})
     )
     message = refused(directory)
-    assert f"{directory}: these weights are not of this configuration" in message
+    assert f"{directory}: the weights do not fit the configuration" in message
     assert "layer.0.intermediate.dense.weight is (32, 16), the configuration wants (48, 16)" in (
         message
     )
@@ -236,7 +236,7 @@ def test_weights_and_configuration_of_two_models(directory):
 def test_a_tokenizer_with_more_tokens_than_embeddings(directory):
     WordPieceTokenizer([*TOKENIZER.vocab, *"bcdef"]).save(directory)
     message = refused(directory)
-    assert "the tokenizer has 22 tokens and the model has embeddings for 20" in message
+    assert "the tokenizer has 22 tokens, but the model has embeddings for 20" in message
 
 
 def write_run(workdir, **model_changes):

@@ -114,7 +114,7 @@ def test_low_rank_updates_of_vectors(tmp_path, files, capsys):
     differ = {path[-2].key for path, equal in jax.tree.leaves_with_path(same) if not equal}
     assert differ == set(lora["targets"])
     assert main(["export", run, "--to", "peft", "--out", str(tmp_path / "out")]) == 2
-    assert "with the head of a task" in capsys.readouterr().err
+    assert "needs a task head" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

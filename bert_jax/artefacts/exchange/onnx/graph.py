@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.artefacts.formats.huggingface_config import LOGITS
+from bert_jax.artefacts.formats.huggingface_files import LOGITS
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.rotation import frequencies, sinusoids, thetas
@@ -287,12 +287,9 @@ class Graph:
     def mean(self, x: str, name: str | None = None) -> str:
         """Return the mean (B, D) of states (B, L, D) over the tokens that are not padding."""
         counted = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.FLOAT)
-        counted = self.op("Unsqueeze", counted, self.weight("axis_2", [2]))
-        axis = self.weight("axis_1", [1])
-        total = self.op("ReduceSum", self.op("Mul", x, counted), axis, keepdims=0)
-        number = self.op("ReduceSum", counted, axis, keepdims=0)
+        number = self.op("ReduceSum", counted, self.weight("axis_1", [1]))
         number = self.op("Max", number, self.weight("at_least_one", 1.0))
-        return self.op("Div", total, number, name=name)
+        return self.op("Div", self.weighted(x, counted), number, name=name)
 
     def embedding(self, x: str, params: Mapping[str, Any]) -> str:
         """Add the output `sentence_embedding` (B, D), the vectors pooled from the last states."""
@@ -328,7 +325,7 @@ class Graph:
         scores = self.op("Where", mask, scores, self.weight("masked_score", MASKED_SCORE))
         return self.op("Softmax", scores, axis=-1)
 
-    def weighted(self, x: str, weights: str, name: str | None) -> str:
+    def weighted(self, x: str, weights: str, name: str | None = None) -> str:
         """Return the sums (B, D) of states (B, L, D), weighted by (B, L)."""
         weights = self.op("Unsqueeze", weights, self.weight("axis_2", [2]))
         products = self.op("Mul", x, weights)

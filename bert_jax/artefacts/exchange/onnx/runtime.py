@@ -12,8 +12,8 @@ The export needs `onnx`, the proof `onnxruntime` (pip install 'bert_jax[onnx]').
 a proven graph with one of 8-bit weights, and measures the cost in accuracy.
 """
 
-import importlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.huggingface_files import card_fields, write_description
 from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, needs_package
+from bert_jax.tasks.retrieval.metrics import unit
+from bert_jax.terminal import markdown_table
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 _MAX_INLINE_BYTES = 1_800_000_000
@@ -40,8 +42,7 @@ def write(saved: SavedModel, out: Path) -> None:
     Raises:
         UserError: A package is not installed, or the format cannot express the tokenizer.
     """
-    onnx = _package("onnx")
-    _package("onnxruntime")  # needed for the proof
+    onnx, _ = _packages()  # both now: the proof follows
     write_description(saved, out)
     graph = Graph(onnx, saved)
     model = graph.model(graph.outputs())
@@ -58,7 +59,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     Returns:
         The entries of `compare_shapes`, and `versions`.
     """
-    onnx, runtime = _package("onnx"), _package("onnxruntime")
+    onnx, runtime = _packages()
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
     return {**proof.compare_shapes(saved, rows, program(saved, out)), "versions": versions}
 
@@ -69,7 +70,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
     Raises:
         ProofFailedError: The graph does not load, or, when called, does not run.
     """
-    runtime = _package("onnxruntime")
+    _, runtime = _packages()
     try:
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen error types
@@ -125,14 +126,11 @@ def loading(saved: SavedModel) -> str:
     return _LOADING.format(**card_fields(saved))
 
 
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"--to onnx needs the package {name}, which is not installed ({error}): "
-            "pip install 'bert_jax[onnx]', or pip install onnx onnxruntime"
-        ) from error
+def _packages() -> tuple[Any, Any]:
+    with needs_package("--to onnx needs onnx and onnxruntime: pip install 'bert_jax[onnx]'"):
+        import onnx
+        import onnxruntime
+    return onnx, onnxruntime
 
 
 def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -153,8 +151,8 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
     graph, small = out / GRAPH, out / f"int8-{GRAPH}"
     if (out / DATA).exists():
         raise UserError(
-            f"{saved.name}: the weights are beyond 1.8 GB and lie in {DATA}; --quantize takes "
-            "models whose weights are in one file with their graph"
+            f"{saved.name}: the weights are more than 1.8 GB and lie in {DATA}; --quantize needs "
+            "weights inside the graph's file"
         )
     before, level = graph.stat().st_size, logging.root.manager.disable
     logging.disable(logging.WARNING)  # hides its advice to optimise image models first
@@ -179,39 +177,34 @@ def cost(
         tags, tokens or positions, and of vectors with the same nearest neighbour. `cosine`: the
         smallest cosine between vectors and between states.
     """
-    ours: dict[str, list[np.ndarray]] = {}
-    theirs: dict[str, list[np.ndarray]] = {}
+    outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):
         batch = proof.batch_of(saved, some, length)
         source, found = proof.logits_of(saved, batch), run(batch)
-        real = batch.segment_ids > 0
         for name, array in source.items():
             other = np.asarray(found[name], np.float32)
-            if not np.isfinite(other[real] if array.ndim > 2 else other).all():
-                raise proof.ProofFailedError(f"{name} of the quantized graph is not finite")
-            for side, values in ((ours, array), (theirs, other)):
-                side.setdefault(name, []).extend(
-                    row[mask] if array.ndim > 2 else row
-                    for row, mask in zip(values, real, strict=True)
-                )
+            for first, second, tokens in zip(array, other, batch.segment_ids > 0, strict=True):
+                read = tokens if array.ndim > 2 else ...
+                if not np.isfinite(second[read]).all():
+                    raise proof.ProofFailedError(f"{name} of the quantized graph is not finite")
+                outputs[name].append((first[read], second[read]))
     objective = "" if saved.outputs is None else saved.outputs.objective
     several, scores, span = (objective == k for k in ("multi_label", "regression", "span"))
     equal, cosines = {}, {}
-    for name in sorted(ours):
-        pairs = list(zip(ours[name], theirs[name], strict=True))
+    for name, pairs in sorted(outputs.items()):
         if name in ("hidden", "embedding", "pooled"):
             cosines[name] = min(_cosine(first, second) for first, second in pairs)
             if name == "embedding":
-                nearest = [_nearest(np.stack(side[name])) for side in (ours, theirs)]
-                equal[name] = float((nearest[0] == nearest[1]).mean())
+                ours, theirs = (_nearest(np.stack(side)) for side in zip(*pairs, strict=True))
+                equal[name] = float((ours == theirs).mean())
         elif name == "rtd" or (name == "head" and several):
             equal[name] = _share((first > 0, second > 0) for first, second in pairs)
         elif not (name == "head" and scores):
             axis = 0 if name == "head" and span else -1
             equal[name] = _share((a.argmax(axis), b.argmax(axis)) for a, b in pairs)
     gaps = {
-        name: max(float(np.abs(a - b).max()) for a, b in zip(ours[name], theirs[name], strict=True))
-        for name in sorted(ours)
+        name: max(float(np.abs(a - b).max()) for a, b in pairs)
+        for name, pairs in sorted(outputs.items())
     }
     return {"differences": gaps, "equal_predictions": equal, "cosine": cosines}
 
@@ -233,8 +226,7 @@ def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def said_of(found: Mapping[str, Any]) -> str:
     """Describe the cost of 8 bits, for the model card."""
     head = ("output", "largest difference", "equal predictions", "least cosine")
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in [head, ("---",) * 4, *table(found)])
-    sizes = found["bytes"]
+    lines, sizes = markdown_table([head, *table(found)]), found["bytes"]
     return (
         f"Then the matrices were quantized to {found['kind']}: {sizes['before']:,} bytes became "
         f"{sizes['after']:,}. On the same texts, against the source:\n\n{lines}\n\n"
@@ -247,13 +239,11 @@ def _share(pairs: Any) -> float:
 
 
 def _cosine(first: np.ndarray, second: np.ndarray) -> float:
-    norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    return float(((first * second).sum(-1) / np.maximum(norms, 1e-12)).min())
+    return float((unit(first) * unit(second)).sum(-1).min())
 
 
 def _nearest(vectors: np.ndarray) -> np.ndarray:
-    """Return the index of the most similar other vector for each vector."""
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    similar = unit @ unit.T
+    """Return the index of the most similar other vector for each of the vectors (N, D)."""
+    similar = unit(vectors) @ unit(vectors).T
     np.fill_diagonal(similar, -np.inf)
     return similar.argmax(1)

@@ -121,7 +121,7 @@ def test_a_changed_tensor_is_found(written):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0, .*begin with cls"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0; .*begin with cls"),
         ({"decoder_ffn_dim": 7}, "decoder_ffn_dim is 7; expected 24"),
         ({"encoder_layers": 0}, "encoder_layers is 0; it must be from 1"),
         ({"scale_embedding": 1}, "scale_embedding is 1; it must be true or false"),
@@ -141,7 +141,7 @@ def test_configurations_that_are_refused(written, changes, said):
     ("part", "changes", "said"),
     [
         ("decoder", {"add_cross_attention": False}, "decoder.add_cross_attention is False"),
-        ("decoder", {"hidden_act": "relu"}, "activation is 'relu', and 'gelu' of the encoder"),
+        ("decoder", {"hidden_act": "relu"}, "activation is 'relu'; it must be 'gelu'"),
         ("encoder", {"model_type": "gpt2"}, "encoder: model_type is 'gpt2'"),
     ],
 )
