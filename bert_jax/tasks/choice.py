@@ -61,12 +61,9 @@ class ChoiceSplit(Split):
         """Return the text of each example, without its choices."""
         return [[example_key([example.text]) for example in self._examples]]
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        return {"accuracy": float(self._hits(outputs).mean())}
-
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data from which the accuracy's confidence interval is computed."""
-        hits = self._hits(outputs)
+        hits = self._logits(outputs).argmax(axis=1) == np.array(self._gold)
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits), {})
 
     def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> Iterable[dict[str, Any]]:
@@ -78,10 +75,6 @@ class ChoiceSplit(Split):
             best = int(shares.argmax())
             listed = dict(zip(names, np.round(shares, 6).tolist(), strict=True))
             yield {"label": names[best], "choice": example.more[best], "probabilities": listed}
-
-    def _hits(self, outputs: Outputs) -> np.ndarray:
-        gold = np.array(self._gold)
-        return self._logits(outputs).argmax(axis=1) == gold
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
         return self._stacked(outputs, len(self._examples), self.rows.group)

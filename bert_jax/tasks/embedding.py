@@ -18,7 +18,7 @@ from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tasks.text.metrics import METRICS, text_grounds
+from bert_jax.tasks.text.metrics import correlations, text_grounds
 from bert_jax.tasks.text.tables import read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
@@ -277,12 +277,9 @@ class EmbeddingSplit(Split):
         return places[at, 0], documents, relevant, hidden
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        vectors = self._vectors(outputs)
-        if self._data.kind == "scores":
-            truth, found = np.array(self._gold, np.float32), self._cosines(vectors)
-            return {name: METRICS[name](truth, found) for name in self._score_names}
-        scores = self._of_queries(vectors)
-        return {name: float(scores[name].mean()) for name in self._score_names}
+        if self._data.kind != "scores":
+            return super()._score(outputs, saved)
+        return correlations(np.array(self._gold, np.float32), self._cosines(self._vectors(outputs)))
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data for confidence intervals over pairs or queries."""

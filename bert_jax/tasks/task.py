@@ -18,7 +18,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.examples import Data
 from bert_jax.tasks.overlap import example_key, joined
-from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
+from bert_jax.tasks.reports.intervals import Grounds, intervals, unweighted
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ G); for embeddings vectors (N, D) or, in groups, (N, G, D)."""
 class Examined(NamedTuple):
     """Data for the confidence intervals of a split's scores, and report details as JSON values."""
 
-    grounds: Grounds | None
+    grounds: Grounds
     details: dict[str, Any]
 
 
@@ -142,7 +142,7 @@ class Split(ABC):
             return {"examples": len(self._examples), "scores": nothing, "intervals": {}}
         scores = self._score(outputs, saved)
         grounds, details = self._examine(outputs, scores)
-        found = Intervals({}, {}) if grounds is None else intervals(grounds)
+        found = intervals(grounds)
         return {
             "examples": len(self._examples),
             "scores": {name: _null(value) for name, value in scores.items()},
@@ -207,13 +207,15 @@ class Split(ABC):
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
         return split, np.flatnonzero(np.isin(self._owners, examples))
 
-    @abstractmethod
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Compute the scores; the outputs are finite (see `score`)."""
+        """Compute the scores of finite outputs (see `score`), by default from interval data."""
+        grounds = self._examine(outputs, {}).grounds
+        found = unweighted(grounds.score, len(grounds.units))
+        return {name: found[name] for name in self._score_names}
 
+    @abstractmethod
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return interval data and report details of finite outputs; empty by default."""
-        return Examined(None, {})
+        """Return interval data and report details of finite outputs."""
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]

@@ -18,7 +18,7 @@ from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.retrieval.bm25 import BM25
 from bert_jax.tasks.retrieval.collection import Collection
 from bert_jax.tasks.retrieval.metrics import DEPTH, k_means, ranking_scores, unit, v_measure
-from bert_jax.tasks.text.metrics import pearson, spearman
+from bert_jax.tasks.text.metrics import correlations
 from bert_jax.tasks.text.tables import read_texts
 from bert_jax.terminal import table_lines
 
@@ -98,9 +98,7 @@ class Evaluation:
         for width in self._widths:
             pairs = unit(asked[:, :width]).astype(np.float64), unit(known[:, :width])
             cosines = np.multiply(*pairs).sum(1)
-            scores[f"{width}"] = {
-                "spearman": spearman(wanted, cosines), "pearson": pearson(wanted, cosines)
-            }  # fmt: skip
+            scores[f"{width}"] = correlations(wanted, cosines)
         return self._result(scores, pairs=len(examples))
 
     def clustering(self, source: str, columns: Sequence[str], **written: Any) -> Result:

@@ -56,13 +56,11 @@ class ParsingSplit(Split):
         )
         return max(counts.values()) / counts.total()
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Score the trees as the script of the CoNLL 2018 shared task does."""
-        words, heads, both = self._counts(self._trees(outputs)).sum(axis=0).tolist()
-        return {"las": both / words, "uas": heads / words}
-
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for confidence intervals, and precision and recall by relation."""
+        """Return the data for confidence intervals, and precision and recall by relation.
+
+        Trees are scored as the script of the CoNLL 2018 shared task does.
+        """
         trees = self._trees(outputs)
         each = self._counts(trees).astype(float)
 

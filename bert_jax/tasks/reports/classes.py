@@ -80,17 +80,25 @@ def of_label_sets(
     return {"classes": rows, "macro": macro(rows)}
 
 
+def indicator(numbers: np.ndarray, size: int | None = None) -> csr_array:
+    """Return the matrix (N, size) of 1 at each row's number, and 0 elsewhere."""
+    shape = len(numbers), int(numbers.max()) + 1 if size is None else size
+    return csr_array((np.ones(len(numbers)), (np.arange(len(numbers)), numbers)), shape)
+
+
 def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
     """Make a function that computes the single-label metrics from weights of the examples."""
     size = int(max(truth.max(), predicted.max())) + 1
     cells, codes = np.unique(truth * size + predicted, return_inverse=True)
-    which = csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes.ravel())))
-    rows, columns = np.divmod(cells, size)
+    which, (rows, columns) = indicator(codes.ravel()), np.divmod(cells, size)
+    sides = [indicator(each, size) for each in (rows, columns)]
+    same = rows == columns
+    of_right = indicator(rows[same], size)
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         counts = w @ which
-        of_truth, of_guess = (counts @ np.eye(size)[each] for each in (rows, columns))
-        hits = counts @ (np.eye(size)[rows] * (rows == columns)[:, None])
+        of_truth, of_guess = (counts @ side for side in sides)
+        hits = counts[:, same] @ of_right
         total, right = counts.sum(axis=1), hits.sum(axis=1)
         each, met = ratio(2 * hits, of_truth + of_guess), of_truth + of_guess > 0
         spread = (total**2 - (of_truth**2).sum(axis=1)) * (total**2 - (of_guess**2).sum(axis=1))

@@ -79,6 +79,11 @@ def means(names: Sequence[str], each: np.ndarray) -> Score:
     return score
 
 
+def unweighted(score: Score, count: int) -> dict[str, float]:
+    """Return the scores of `count` examples that weigh 1 each."""
+    return {name: float(values[0]) for name, values in score(np.ones((1, count))).items()}
+
+
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
     """Return the intervals of our scores, or of ours minus theirs on the same examples."""
     from scipy.stats import binomtest  # takes half a second to import
@@ -101,14 +106,14 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
         are_shares = count == len(unit) and set(ours.right.tolist()) <= {0, 1}
         few, what = min((len(set(unit[side])), f"units are {n}") for n, side in sides.items())
     result = Intervals({}, {})
-    for name, point in score(np.ones((1, len(unit)))).items():
+    for name, point in unweighted(score, len(unit)).items():
         own, words = (few, what) if few < count else (count, "units")
         if name != "accuracy" and ours.rarest < own:
             own, words = int(ours.rarest), "examples of a class"
         values = np.concatenate([block[name] for block in blocks])
         known = values[np.isfinite(values)]
         if are_shares and name in ("accuracy", "exact"):
-            hits = binomtest(round(point[0] / ours.most * count), count)
+            hits = binomtest(round(point / ours.most * count), count)
             low, high = hits.proportion_ci(LEVEL, "wilson")
             result.found[name] = ours.most * float(low), ours.most * float(high)
         elif len(known) < _LEAST_KNOWN * DRAWS:
@@ -119,7 +124,7 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
             low, high = -ours.most if name in _SIGNED else 0.0, ours.most
             if theirs is not None:
                 low, high = low - high, high - low
-            share = (point[0] - low) / (high - low)
+            share = (point - low) / (high - low)
             error = known.std() * math.sqrt(count / (count - 1)) / (high - low)
             half = stdtrit(count - 1, 0.5 + LEVEL / 2) * error / (share * (1 - share))
             ends = low + (high - low) * expit(logit(share) + np.array([-half, half]))

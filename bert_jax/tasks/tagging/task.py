@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaggingConfig
 from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TaggedExample, file_name, listed
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.tagging.metrics import entity_report, entity_scores, tag_mistakes, tag_report
+from bert_jax.tasks.tagging.metrics import entity_report, tag_mistakes, tag_report
 from bert_jax.tasks.tagging.schemes import (
     convert,
     detect_scheme,
@@ -91,16 +90,6 @@ class TaggingSplit(Split):
         """Documents as sampled units, if the file marks several."""
         documents = [each.document for each in self._examples]
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
-
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Compute the accuracy over words and, for entities, precision, recall and F1."""
-        predicted = self._predicted(outputs)
-        pairs = zip(chain(*self._gold), chain(*predicted), strict=True)
-        hits = [truth == guess for truth, guess in pairs if truth]
-        scores = {"accuracy": sum(hits) / len(hits)}
-        if self._task.spec.scheme != "plain":
-            scores |= entity_scores(self._gold, predicted)["micro"]
-        return {name: scores[name] for name in self._score_names}
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data for intervals, scores by entity type or tag, confusion and mistakes."""

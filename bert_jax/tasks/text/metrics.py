@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.sparse import csr_array
 from scipy.special import expit, softmax
 
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.reports.classes import (
     class_statistic,
+    indicator,
     label_set_statistic,
     most_confident,
     of_classes,
@@ -25,62 +25,52 @@ from bert_jax.tasks.reports.classes import (
     share,
     shortened,
 )
-from bert_jax.tasks.reports.intervals import Grounds, ratio
+from bert_jax.tasks.reports.intervals import Grounds, ratio, unweighted
 from bert_jax.tasks.task import HeadKind
 
 
-def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the share of examples with the right prediction; arguments are (N,) class numbers.
+def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
+    """Return accuracy, f1, macro_f1 and matthews of class numbers, (N,) each.
+
+    f1 is the harmonic mean of precision and recall of class 1, 0 if class 1 is absent; macro_f1 is
+    the mean F1 of the classes that occur in the labels or the predictions; matthews is the Matthews
+    coefficient, for any number of classes, 0 if either is constant.
 
     Raises:
         ValueError: no examples, different lengths, or values that are not integers.
     """
-    truth, guess = _classes(labels, predictions)
-    return float(np.mean(truth == guess))
+    truth, guess = _pair(labels, predictions)
+    for name, values in (("labels", truth), ("predictions", guess)):
+        # Floating-point scores compared with classes would all count as wrong, silently.
+        if values.dtype.kind not in "iub":
+            raise ValueError(
+                f"{name} are {values.dtype}; expected integers, the numbers of classes"
+            )
+    return unweighted(class_statistic(truth, guess), len(truth))
 
 
-def f1(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the harmonic mean of precision and recall of class 1; 0 if class 1 is absent."""
-    truth, guess = _classes(labels, predictions)
-    return _f1(truth == 1, guess == 1)
+def correlations(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
+    """Return spearman, the correlation of ranks, and pearson, the linear correlation of scores.
+
+    Both are NaN if labels or predictions are constant or have a NaN; pearson is NaN for infinite
+    scores too.
+    """
+    from scipy.stats import pearsonr, spearmanr  # takes half a second to import
+
+    truth, guess = _pair(labels, predictions, np.float64)
+    functions = {"spearman": spearmanr, "pearson": pearsonr}
+    if len(truth) < 2:  # scipy raises
+        return dict.fromkeys(functions, float("nan"))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # constant scores, for which scipy returns NaN
+        return {name: float(each(truth, guess).statistic) for name, each in functions.items()}
 
 
-def macro_f1(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the mean F1 of the classes that occur in the labels or the predictions."""
-    truth, guess = _classes(labels, predictions)
-    return float(np.mean([_f1(truth == each, guess == each) for each in np.union1d(truth, guess)]))
+def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
+    """Return f1, macro_f1 and accuracy of multi-label predictions, (N, K) of 0 and 1.
 
-
-def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the Matthews coefficient, for any number of classes; 0 if either is constant."""
-    truth, guess = _classes(labels, predictions)
-    classes = np.union1d(truth, guess)
-    # Python integers: products of counts over a large data set exceed 2 ** 63.
-    counts = [(int(np.sum(truth == each)), int(np.sum(guess == each))) for each in classes]
-    total, hits = len(truth), int(np.sum(truth == guess))
-    shared = hits * total - sum(t * p for t, p in counts)
-    spread = (total**2 - sum(t * t for t, _ in counts)) * (total**2 - sum(p * p for _, p in counts))
-    return shared / spread**0.5 if spread else 0.0
-
-
-def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the linear correlation of scores; NaN if either is constant or not finite."""
-    from scipy.stats import pearsonr  # takes half a second to import
-
-    return _correlation(pearsonr, labels, predictions)
-
-
-def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Return the correlation of ranks; NaN as in `pearson`, but infinite scores are allowed."""
-    from scipy.stats import spearmanr
-
-    return _correlation(spearmanr, labels, predictions)
-
-
-def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, float]:
-    """Return the micro and macro F1 of multi-label predictions, (N, K) of 0 and 1.
-
-    Micro counts predictions of all labels together, macro is the mean; an absent label has F1 0.
+    The F1 counts predictions of all labels together (micro), macro_f1 is the mean over labels; an
+    absent label has F1 0. The accuracy is the share of rows with all labels right.
 
     Raises:
         ValueError: shapes differ or are not (N, K), N, K > 0, or a value is not 0 or 1.
@@ -91,46 +81,20 @@ def multi_label_f1(labels: ArrayLike, predictions: ArrayLike) -> tuple[float, fl
     for name, table in (("labels", truth), ("predictions", guess)):
         if not np.isin(table, (0, 1)).all():
             raise ValueError(f"{name} hold other values than 0 and 1")
-    truth, guess = truth.astype(bool), guess.astype(bool)
-    each = [_f1(t, p) for t, p in zip(truth.T, guess.T, strict=True)]
-    return _f1(truth, guess), float(np.mean(each))
+    statistic = label_set_statistic(truth.astype(bool), guess.astype(bool))
+    return unweighted(statistic, len(truth))
 
 
-METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
-    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
-    "pearson": pearson, "spearman": spearman,
+METRICS: Mapping[HeadKind, Callable[[ArrayLike, ArrayLike], dict[str, float]]] = {
+    "single_label": class_metrics, "multi_label": label_set_metrics, "regression": correlations,
 }  # fmt: skip
-"""Metrics by name, functions of (labels, predictions); for all, higher is better."""
+"""Metrics of each kind, functions of (labels, predictions); for all, higher is better."""
 
 
-def _f1(truth: np.ndarray, guess: np.ndarray) -> float:
-    found = int(np.sum(truth)) + int(np.sum(guess))
-    return 2 * int(np.sum(truth & guess)) / found if found else 0.0
-
-
-def _correlation(correlate: Callable[..., Any], labels: ArrayLike, predictions: ArrayLike) -> float:
-    truth, guess = _pair(labels, predictions)
-    if len(truth) < 2:  # scipy raises
-        return float("nan")
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # constant scores, for which scipy returns NaN
-        found = correlate(truth.astype(np.float64), guess.astype(np.float64))
-    return float(found.statistic)
-
-
-def _classes(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    truth, guess = _pair(labels, predictions)
-    for name, values in (("labels", truth), ("predictions", guess)):
-        # Floating-point scores compared with classes would all count as wrong, silently.
-        if values.dtype.kind not in "iub":
-            raise ValueError(
-                f"{name} are {values.dtype}; expected integers, the numbers of classes"
-            )
-    return truth, guess
-
-
-def _pair(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    truth, guess = np.asarray(labels), np.asarray(predictions)
+def _pair(
+    labels: ArrayLike, predictions: ArrayLike, dtype: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
+    truth, guess = np.asarray(labels, dtype), np.asarray(predictions, dtype)
     if truth.ndim != 1 or truth.shape != guess.shape or not truth.size:
         raise ValueError(
             f"labels {truth.shape} and predictions {guess.shape}; expected (N,) each, of at least "
@@ -241,8 +205,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return the mean ranks of weighted examples, (d, N); `places` number their sorted values."""
-    which = csr_array((np.ones(len(places)), (np.arange(len(places)), places)))
-    counts = w @ which
+    counts = w @ indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 
 

@@ -13,9 +13,8 @@ from bert_jax.tasks.glue import submission_file
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import strata
 from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, Task
-from bert_jax.tasks.text import metrics
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
-from bert_jax.tasks.text.metrics import text_details, text_grounds
+from bert_jax.tasks.text.metrics import METRICS, text_details, text_grounds
 from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
@@ -198,11 +197,8 @@ class TextTask(Task[GlueConfig | TableConfig]):
 
     def scores(self, labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
         """Return all metrics of the task, by name."""
-        if self.objective != "multi_label":
-            return {name: metrics.METRICS[name](labels, predicted) for name in self.metrics}
-        micro, macro = metrics.multi_label_f1(labels, predicted)
-        same = float((labels == predicted).all(axis=1).mean())
-        return {"f1": micro, "macro_f1": macro, "accuracy": same}
+        found = METRICS[self.objective](labels, predicted)
+        return {name: found[name] for name in self.metrics}
 
     def best_constant(self, labels: np.ndarray) -> float:
         """Return the score of the best constant prediction in the task's metric."""

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit, log_softmax, logit
 
 from bert_jax.tasks.text.decisions import PLAIN, Decisions, fit_temperature, reliability
-from bert_jax.tasks.text.metrics import multi_label_f1
+from bert_jax.tasks.text.metrics import label_set_metrics
 
 RNG = np.random.default_rng(3)
 LABELS = RNG.integers(0, 3, 400)
@@ -61,13 +61,16 @@ def test_calibration_changes_probabilities_and_no_class():
 def test_thresholds_have_the_highest_f1_of_each_label():
     fitted = Decisions.fitted(SEVERAL, HELD, calibrate=True, tune=True)
     shares = expit(SEVERAL / fitted.temperature)
-    _, tuned = multi_label_f1(HELD, fitted.held(SEVERAL))
+    tuned = label_set_metrics(HELD, fitted.held(SEVERAL))["macro_f1"]
     best = [
-        max(multi_label_f1(HELD[:, [k]], shares[:, [k]] > least)[0] for least in [*column, -1.0])
+        max(
+            label_set_metrics(HELD[:, [k]], shares[:, [k]] > least)["f1"]
+            for least in [*column, -1.0]
+        )
         for k, column in enumerate(shares.T)
     ]
     assert tuned == pytest.approx(np.mean(best))
-    assert tuned > multi_label_f1(HELD, PLAIN.held(SEVERAL))[1]
+    assert tuned > label_set_metrics(HELD, PLAIN.held(SEVERAL))["macro_f1"]
     options = {"calibrate": True, "tune": True}
     scores = fitted.scores(SEVERAL, HELD, "abcd", **options)
     assert scores.keys() == {*Decisions.score_names("abcd", **options)}
