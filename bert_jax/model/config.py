@@ -122,16 +122,10 @@ class ModelConfig(Bounded, section="model"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hidden_dim % self.num_heads:
-            raise UserError(
-                f"model.hidden_dim {self.hidden_dim} is not divisible by model.num_heads "
-                f"{self.num_heads}"
-            )
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise UserError(
-                f"model.num_heads {self.num_heads} is not divisible by model.num_kv_heads "
-                f"{self.num_kv_heads}"
-            )
+        for whole, part in (("hidden_dim", "num_heads"), ("num_heads", "num_kv_heads")):
+            size, count = getattr(self, whole), getattr(self, part)
+            if count and size % count:
+                raise UserError(f"model.{whole} {size} is not divisible by model.{part} {count}")
         pattern = self.attention_pattern
         if not pattern or set(pattern) - set("GL"):
             raise UserError(

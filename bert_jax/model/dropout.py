@@ -43,12 +43,7 @@ def keep_mask(
 ) -> Bool[Array, "..."]:
     """Return the mask of elements that dropout keeps; axis 0 of `shape` is the batch."""
     expanded = row_index.reshape(row_index.shape + (1,) * (len(shape) - 1))
-    positions = [
-        jax.lax.broadcasted_iota(
-            jnp.uint32, tuple(n if i == axis else 1 for i, n in enumerate(shape)), axis
-        )
-        for axis in range(1, len(shape))
-    ]
+    positions = jnp.indices(shape[1:], jnp.uint32, sparse=True)
     return keep_at(rate, seed, site, expanded, *positions)
 
 

@@ -54,7 +54,7 @@ def run_layers(
         begin = min(max(start, aligned) + (aligned - max(start, aligned)) % period, stop)
         end = stop - (stop - begin) % period
         sizes = (begin - start, end - begin, stop - end)
-        first, middle, left = zip(*(_cut(leaf, sizes) for leaf in pieces), strict=True)
+        first, middle, left = zip(*(jax.lax.split(leaf, sizes) for leaf in pieces), strict=True)
         x = run(x, start, first, lambda n: start + n) if begin > start else x
         if end > begin:
             groups = [leaf.reshape(-1, period, *leaf.shape[1:]) for leaf in middle]
@@ -71,9 +71,3 @@ def run_layers(
         return part(x, 0, leaves)
     x = part(x, 0, [jax.lax.stop_gradient(leaf[:frozen]) for leaf in leaves])
     return part(jax.lax.stop_gradient(x), frozen, [leaf[frozen:] for leaf in leaves])
-
-
-def _cut(leaf: Array, sizes: Sequence[int]) -> list[Array]:
-    """Cut an array along axis 0 into pieces of these sizes, which may be 0."""
-    pieces = iter(jax.lax.split(leaf, [size for size in sizes if size]))
-    return [next(pieces) if size else leaf[:0] for size in sizes]

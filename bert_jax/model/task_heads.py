@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
+from bert_jax.config.bounds import Bounded, Count, Rate
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream, dropout
@@ -88,26 +89,23 @@ NETWORKS: Mapping[HeadNetwork, Build] = {
 
 
 @dataclass(frozen=True)
-class TaskHeadConfig:
+class TaskHeadConfig(Bounded, section="head"):
     """Kind and size of a head."""
 
     kind: HeadNetwork
     """classification: from the pooled first token (regression too, with one label); tagging: from
     each token; span: two scores a token, that the answer starts there and that it ends there;
     parsing: scores of each pair of tokens, that one is the head of the other."""
-    num_labels: int = 2
-    dropout_rate: float = 0.1
+    num_labels: Count = 2
+    dropout_rate: Rate = 0.1
     """Rate of the dropout before the affine map; 0 for span heads as published."""
     pooling: Pooled = "cls"
     """Input of a classification head, if the encoder has no pooler."""
 
     def __post_init__(self) -> None:
-        if self.num_labels < 1:
-            raise UserError(f"the head has {self.num_labels} labels; it needs at least 1")
+        super().__post_init__()
         if self.kind == "span" and self.num_labels != 2:
             raise UserError(f"a span head has 2 outputs, start and end, not {self.num_labels}")
-        if not 0 <= self.dropout_rate < 1:
-            raise UserError(f"the head's dropout_rate is {self.dropout_rate}; it must be in [0, 1)")
 
 
 class TaskTransform(nnx.Module):

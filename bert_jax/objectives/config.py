@@ -120,10 +120,7 @@ class MaskedLMConfig(ObjectiveConfig):
 
     def make(self, given: Given) -> MaskedLM:
         """Make the objective."""
-        return MaskedLM(
-            given.model, given.masking, given.special_ids, given.continues_word, given.pairs,
-            baseline=given.baseline,
-        )  # fmt: skip
+        return MaskedLM(**given._asdict())
 
 
 @dataclass(frozen=True)

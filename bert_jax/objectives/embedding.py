@@ -10,6 +10,7 @@ batch); Gao, Yao and Chen 2021 (SimCSE); Su 2022 (CoSENT, kexue.fm/archives/8847
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -19,7 +20,6 @@ from typing_extensions import override
 
 from bert_jax.config.bounds import Bounded, Positive
 from bert_jax.errors import UserError
-from bert_jax.model.dropout import DropoutStream, Stream
 from bert_jax.model.embedding import (
     EmbeddingConfig,
     EmbeddingModel,
@@ -30,8 +30,7 @@ from bert_jax.model.embedding import (
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import Build, encode
 from bert_jax.model.layout import OnMesh
-from bert_jax.objectives.losses import ratio
-from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metric, Scalars, Shown
+from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metric, Scalars
 
 Comparison = Literal["ranking", "scores", "classes"]
 """Kind of loss: find a query's document, order pairs by their scores, or group texts by class."""
@@ -209,11 +208,14 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         parts = [(0, self.group, size)]
         if self.group > 1 and 0 < length < size:
             parts = [(0, 1, length), (1, self.group, size)]
+        *whole, stream = self.inputs(rows, seed)
         found = []
         for start, end, length in parts:
-            inputs = _inputs(rows, self.group, start, end, length, seed)
-            hidden = encode(self.model, params, *inputs, layout)
-            vectors = pool_tokens(self.config.pooling, hidden, inputs[2] > 0, params)
+            part = partial(_part, self.group, start, end)
+            tokens, types, segments = (part(x)[:, :length] for x in whole)
+            own = stream and stream._replace(row_index=part(stream.row_index))
+            hidden = encode(self.model, params, tokens, types, segments, own, layout)
+            vectors = pool_tokens(self.config.pooling, hidden, segments > 0, params)
             found.append(vectors.reshape(-1, end - start, vectors.shape[-1]))
         return jnp.concatenate(found, axis=1)
 
@@ -248,10 +250,6 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return own.weights * jnp.any(alike, axis=1)
 
     @override
-    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        return ratio(sums["loss"], counts["count"])
-
-    @override
     def flops(self, rows: Batch) -> int:
         """Count the operations of one row of a group, on average (see `model.flops`)."""
         length = rows["tokens"].shape[-1]
@@ -259,24 +257,10 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         others = (self.group - 1) * encoder_flops(self.model, length)
         return TRAIN_OVER_FORWARD * (first + others) // self.group
 
-    @override
-    def shown(self, rows: Batch) -> Shown:
-        tokens = self.inputs(rows, None)[0]
-        return Shown(jnp.asarray(tokens), jnp.zeros(tokens.shape, bool))
 
-
-def _inputs(
-    rows: Batch, group: int, start: int, end: int, length: int, seed: Array | None
-) -> tuple[Array, Array, Array, Stream]:
-    """Return the encoder's inputs for rows `start` to `end` of each group, cut to `length`."""
-    names = ("tokens", "type_ids", "segment_ids")
-    whole = [rows[name].reshape(len(rows["row_index"]), group, -1) for name in names]
-    tokens, types, segments = (x[:, start:end, :length].reshape(-1, length) for x in whole)
-    if seed is None:
-        return tokens, types, segments, None
-    index = rows["row_index"]
-    index = index[:, None] * group + jnp.arange(start, end, dtype=index.dtype)
-    return tokens, types, segments, DropoutStream(seed, index.reshape(-1))
+def _part(group: int, start: int, end: int, x: Array) -> Array:
+    """Take rows `start` to `end` of each group, from rows that lie group after group."""
+    return x.reshape(-1, group, *x.shape[1:])[:, start:end].reshape(-1, *x.shape[1:])
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:

@@ -111,13 +111,13 @@ class Objective(ABC):
     def metrics(self) -> tuple[Metric, ...]:
         """Metrics of the objective; the first is monitored, plotted, compared with `baseline`."""
 
-    @abstractmethod
     def init(self, key: Array) -> Tree:
-        """Make fresh parameters: a nested dict of float32 arrays."""
+        """Make fresh parameters: a nested dict of float32 arrays; here, of a pretraining model."""
+        return init_params(self.model, key)
 
-    @abstractmethod
     def axes(self) -> Tree:
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
+        return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Make model inputs and labels of the whole batch on the device, such as by masking."""
@@ -167,9 +167,10 @@ class Objective(ABC):
     def flops(self, rows: Batch) -> int:
         """Count the floating-point operations of one row in a training step, from array shapes."""
 
-    @abstractmethod
     def shown(self, rows: Batch) -> Shown:
-        """Return the input and the predicted positions of prepared rows, for display."""
+        """Return the input and predicted positions of prepared rows, for display; here, none."""
+        tokens = jnp.asarray(rows["tokens"])
+        return Shown(tokens, jnp.zeros(tokens.shape, bool))
 
     @staticmethod
     def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, Stream]:
@@ -237,6 +238,10 @@ class Adapted(Objective):
     def axes(self) -> Tree:
         """Name the logical axes of each parameter."""
         return with_lora_axes(self.lora, logical_axes(self.model, *self.parts()))
+
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        """Return the mean loss of the labels; 0 in a batch without any."""
+        return ratio(sums["loss"], counts["count"])
 
     def computing(self, params: Tree) -> Tree:
         """Return the parameters with the low-rank updates added."""

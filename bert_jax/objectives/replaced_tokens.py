@@ -8,7 +8,7 @@ token, position and type embeddings and their norm, and nothing after the norm.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,15 +90,6 @@ def generator_params(params: Any) -> Any:
     return {"mlm": {}, **params["generator"], "encoder": {**own, "embeddings": embeddings}}
 
 
-class Replaced(NamedTuple):
-    """Rows with the generator's tokens put in."""
-
-    tokens: Int[Array, "B L"]
-    """Input of the discriminator."""
-    is_replaced: Bool[Array, "B L"]
-    """Whether a token differs from the text's; a generated token may equal the original."""
-
-
 @dataclass(frozen=True)
 class ReplacedTokens(Objective):
     """Detection, by `model`, of tokens that a jointly trained masked LM has replaced."""
@@ -164,11 +155,11 @@ class ReplacedTokens(Objective):
         logits = self.proposed_logits(generator, rows, seed, layout)
         sums = judged_sums("mlm", *cross_entropy(logits, rows["labels"]), rows["weights"])
         drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
-        seen = replace_tokens(rows, drawn)
-        inputs = self.inputs({**rows, "tokens": seen.tokens}, seed)
+        tokens, is_replaced = replace_tokens(rows, drawn)
+        inputs = self.inputs({**rows, "tokens": tokens}, seed)
         states = encode(self.model, params, *inputs, layout)
         found = with_params(params["rtd"], ReplacedHead, self.model)(states)
-        return Forward(sums | detection_sums(found, seen.is_replaced, rows["segment_ids"] > 0))
+        return Forward(sums | detection_sums(found, is_replaced, rows["segment_ids"] > 0))
 
     def proposed_logits(
         self, generator: Any, rows: Batch, seed: Array | None, layout: OnMesh
@@ -233,15 +224,20 @@ def draw(
     return jnp.argmax(jax.lax.stop_gradient(logits) + gumbel, axis=-1).astype(jnp.int32)
 
 
-def replace_tokens(rows: Batch, drawn: Int[Array, "B P"]) -> Replaced:
-    """Put drawn tokens at the chosen positions of prepared rows."""
+def replace_tokens(
+    rows: Batch, drawn: Int[Array, "B P"]
+) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
+    """Put drawn tokens at the chosen positions; return the discriminator's input and a mask.
+
+    The mask says whether a token differs from the text's; a drawn token may equal the original.
+    """
     length = rows["tokens"].shape[1]
     used = rows["weights"] > 0
     at = jnp.where(used, rows["positions"], length)  # beyond the row: dropped
     row = jnp.arange(at.shape[0])[:, None]
     tokens = rows["tokens"].at[row, at].set(drawn, mode="drop")
     changed = jnp.zeros(tokens.shape, bool).at[row, at].set(drawn != rows["labels"], mode="drop")
-    return Replaced(tokens, changed)
+    return tokens, changed
 
 
 def detection_sums(

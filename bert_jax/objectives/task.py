@@ -15,8 +15,8 @@ from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, Build
 from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig, TaskModel, head_logits
-from bert_jax.objectives.losses import binary_divergences, cross_entropy, divergences, ratio
-from bert_jax.objectives.objective import Adapted, Batch, Forward, Metric, Scalars, Shown, Teachable
+from bert_jax.objectives.losses import binary_divergences, cross_entropy, divergences
+from bert_jax.objectives.objective import Adapted, Batch, Forward, Metric, Scalars, Teachable
 from bert_jax.tasks.task import HeadKind
 
 
@@ -235,10 +235,6 @@ class TaskObjective(Adapted, Teachable):
         """Return each token's weight: its row's weight, or 0 for padding."""
         return super().token_weights(rows) * rows["weights"][:, None]
 
-    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Return the mean loss of the labels; 0 in a batch without any."""
-        return ratio(sums["loss"], counts["count"])
-
     def has_dropout(self) -> bool:
         """Say whether training uses dropout, in the model or the head."""
         return bool(self.config.dropout_rate) or super().has_dropout()
@@ -247,11 +243,3 @@ class TaskObjective(Adapted, Teachable):
         """Count the operations of one row in a training step (see `model.flops`)."""
         length = rows["tokens"].shape[-1]
         return task_flops(self.model, length, self.head.network, self.config.num_labels)
-
-    def shown(self, rows: Batch) -> Shown:
-        """Return the tokens for display; tokens with a label of their own are predicted."""
-        tokens = jnp.asarray(rows["tokens"])
-        predicted = jnp.zeros(tokens.shape, bool)
-        if self.head.per_token and "labels" in rows:
-            predicted = jnp.asarray(rows["labels"]) >= 0
-        return Shown(tokens, predicted)

@@ -22,7 +22,6 @@ from bert_jax.objectives.objective import (
     Metric,
     Objective,
     Scalars,
-    Shown,
     judged_sums,
 )
 from bert_jax.tokenization.special_ids import SpecialIds
@@ -105,12 +104,6 @@ class Translation(Objective):
     def flops(self, rows: Batch) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""
         return self.network.flops(rows["tokens"].shape[-1], rows["target_tokens"].shape[-1])
-
-    @staticmethod
-    def shown(rows: Batch) -> Shown:
-        """Return the sources for display; none of their positions is predicted."""
-        tokens = jnp.asarray(rows["tokens"])
-        return Shown(tokens, jnp.zeros(tokens.shape, bool))
 
 
 def sides(rows: Batch) -> tuple[Side, Side]:

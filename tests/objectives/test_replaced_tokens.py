@@ -212,9 +212,9 @@ def test_a_proposal_that_equals_the_original_is_original():
         "labels": np.array([[5, 7, 0]]),
         "weights": np.float32([[1, 1, 0]]),
     }
-    seen = jax.jit(replace_tokens)(rows, np.array([[5, 9, 8]]))
-    assert seen.tokens.tolist() == [[2, 5, 6, 9, 3]]
-    assert seen.is_replaced.tolist() == [[False, False, False, True, False]]
+    tokens, is_replaced = jax.jit(replace_tokens)(rows, np.array([[5, 9, 8]]))
+    assert tokens.tolist() == [[2, 5, 6, 9, 3]]
+    assert is_replaced.tolist() == [[False, False, False, True, False]]
 
 
 def test_detection_is_counted_over_real_tokens():

@@ -102,8 +102,8 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path):
 
     (loss, sums), gradients = jax.value_and_grad(ours, has_aux=True)(params)
     logits = objective.proposed_logits(generator_params(params), rows, None, None)
-    seen = replace_tokens(rows, draw(logits, rows["proposals"], rows["positions"]))
-    assert int(seen.is_replaced.sum()) == int(sums["rtd_replaced"]) > 10
+    tokens, is_replaced = replace_tokens(rows, draw(logits, rows["proposals"], rows["positions"]))
+    assert int(is_replaced.sum()) == int(sums["rtd_replaced"]) > 10
 
     def tensor(array):
         return torch.tensor(np.asarray(array))
@@ -122,9 +122,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path):
     )
     masked = (entropy * weights.flatten()).sum() / weights.sum()
     np.testing.assert_allclose(logits[..., : config.vocab_size], at.detach(), atol=1e-5)
-    detected = finder(
-        input_ids=tensor(seen.tokens).long(), labels=tensor(seen.is_replaced).long(), **inputs
-    )
+    detected = finder(input_ids=tensor(tokens).long(), labels=tensor(is_replaced).long(), **inputs)
     total = masked + 50 * detected.loss
     total.backward()
     np.testing.assert_allclose(loss, total.detach(), rtol=1e-5)

@@ -28,7 +28,7 @@ from bert_jax.model.heads import encode, logical_axes
 from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, init_task_params
 from bert_jax.objectives import config as objectives
 from bert_jax.objectives.losses import cross_entropy, ratio
-from bert_jax.objectives.objective import Forward, Metric, Objective, Shown
+from bert_jax.objectives.objective import Forward, Metric, Objective
 from bert_jax.plan.compile import compile_step
 from bert_jax.plan.topology import parse_topology
 from bert_jax.training.pretrain.settings import step_config
@@ -96,10 +96,6 @@ class Counting(Objective):
 
     def flops(self, rows):
         return TRAIN_OVER_FORWARD * encoder_flops(self.model, rows["tokens"].shape[-1])
-
-    def shown(self, rows):
-        tokens = jnp.asarray(rows["tokens"])
-        return Shown(tokens, jnp.zeros(tokens.shape, bool))
 
 
 @dataclass(frozen=True)

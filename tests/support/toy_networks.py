@@ -27,7 +27,7 @@ class ToyNetwork(Network):
     """What the networks below share: `logits` is `step` at each place, one source a row."""
 
     @override
-    def axes(self) -> Any:
+    def parts(self) -> Any:
         raise NotImplementedError
 
     @override
@@ -63,10 +63,6 @@ class ToyNetwork(Network):
 @dataclass(frozen=True)
 class TableNetwork(ToyNetwork):
     """A table (M, P, V) of logits: the first source token names the model, the prefix the row."""
-
-    @override
-    def init(self, key):
-        raise NotImplementedError
 
     @override
     def start(self, params, source: Side, num_beams: int, max_length: int) -> Cache:

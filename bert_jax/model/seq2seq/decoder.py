@@ -122,10 +122,6 @@ class CausalSelfAttention(SelfAttention):
 class CrossAttention(Attention):
     """Multi-head attention from target tokens to source tokens."""
 
-    def memory(self, states: Float[Array, "B S D"]) -> Memory:
-        """Make the keys and values of source tokens."""
-        return memory_of(self.key(states), self.value(states))
-
     def step(
         self, x: Float[Array, "R 1 D"], memory: Memory, visible: Bool[Array, "B 1 S"]
     ) -> Float[Array, "R 1 D"]:
@@ -141,12 +137,6 @@ class CrossAttention(Attention):
         query, key, value = self.query(x), self.key(source.states), self.value(source.states)
         asked = Asked(query, key, value, context.segment_ids, source.segment_ids, site=site)
         return self.attended(asked, context, self.config.attention_impl)
-
-    def weights(
-        self, x: Float[Array, "B T D"], states: Array, visible: Bool[Array, "B 1 T S"]
-    ) -> Float[Array, "B H T S"]:
-        """Compute how much each target token (row) attends to each source token (column)."""
-        return attention_weights(self.query(x), self.key(states), visible)
 
 
 class DecoderLayer(nnx.Module):
@@ -205,8 +195,9 @@ class DecoderLayer(nnx.Module):
             return self.attention(y, context, 0, _GLOBAL)
 
         def attend_source(y: Array) -> Array:
-            segments = context.segment_ids, source.segment_ids
-            found.append(self.cross.weights(y, source.states, visible_keys(*segments)))
+            visible = visible_keys(context.segment_ids, source.segment_ids)
+            query, key = self.cross.query(y), self.cross.key(source.states)
+            found.append(attention_weights(query, key, visible))
             return self.cross(y, context, source)
 
         x = self._joined(x, attend_target, attend_source, None, 0)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream
+from bert_jax.model.heads import Build, init_params, logical_axes
 from bert_jax.model.layout import OnMesh
 
 Tree = Any
@@ -60,12 +61,16 @@ class Network(ABC):
     """Vocabulary, widths, layers of the encoder, dropout rates and compute type."""
 
     @abstractmethod
+    def parts(self) -> tuple[Build, Any]:
+        """Return the module class of all parameters, and the module's settings."""
+
     def init(self, key: Array) -> Tree:
         """Make fresh parameters."""
+        return init_params(self.model, key, *self.parts())
 
-    @abstractmethod
     def axes(self) -> Tree:
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
+        return logical_axes(self.model, *self.parts())
 
     @abstractmethod
     def logits(

@@ -14,7 +14,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream, dropout
 from bert_jax.model.encoder import look_up
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, vocabulary_flops
-from bert_jax.model.heads import MaskedLMHead, init_params, logical_axes, with_params
+from bert_jax.model.heads import Build, MaskedLMHead, with_params
 from bert_jax.model.layers import compute_dtype
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import restarting_positions
@@ -93,12 +93,8 @@ class RecurrentNetwork(Network):
             )
 
     @override
-    def init(self, key: Array) -> Tree:
-        return init_params(self.model, key, Recurrent, self.settings)
-
-    @override
-    def axes(self) -> Tree:
-        return logical_axes(self.model, Recurrent, self.settings)
+    def parts(self) -> tuple[Build, RecurrentConfig]:
+        return Recurrent, self.settings
 
     @override
     def logits(

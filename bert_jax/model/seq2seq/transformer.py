@@ -18,14 +18,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream
 from bert_jax.model.encoder import Encoder, look_up
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, decoder_flops, encoder_flops, vocabulary_flops
-from bert_jax.model.heads import (
-    MaskedLMHead,
-    encode,
-    init_params,
-    layer_outputs,
-    logical_axes,
-    with_params,
-)
+from bert_jax.model.heads import Build, MaskedLMHead, encode, layer_outputs, with_params
 from bert_jax.model.layers import Affine, compute_dtype
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.seq2seq.decoder import Decoder, Source, Visible, memory_of
@@ -87,13 +80,9 @@ class TransformerNetwork(Network):
             tied=self.tying != "none",
         )
 
-    def init(self, key: Array) -> Any:
-        """Make fresh parameters."""
-        return init_params(self.model, key, _Transformer, self)
-
-    def axes(self) -> Any:
-        """Name the logical axes of each parameter."""
-        return logical_axes(self.model, _Transformer, self)
+    def parts(self) -> tuple[Build, "TransformerNetwork"]:
+        """Return the module class of all parameters, and the module's settings."""
+        return _Transformer, self
 
     def logits(
         self, params: Any, source: Side, target: Side, stream: Stream = None, layout: OnMesh = None
@@ -118,7 +107,8 @@ class TransformerNetwork(Network):
                 f"{decoder.num_positions}: shorten the targets or train more positions"
             )
         states, segment_ids = self._read(params, source)
-        memories = [layer.cross.memory(states) for layer in self._decoder(params).each_layer()]
+        attentions = [layer.cross for layer in self._decoder(params).each_layer()]
+        memories = [memory_of(cross.key(states), cross.value(states)) for cross in attentions]
         heads = decoder.num_kv_heads or decoder.num_heads
         slots = len(states), max_length * num_beams, heads, decoder.head_dim
         empty = jnp.zeros(slots, compute_dtype(decoder))

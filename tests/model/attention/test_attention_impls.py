@@ -342,9 +342,9 @@ SHORT = (2, 128, 2, 16)
 @pytest.mark.parametrize(
     ("platform", "shape", "rate", "found", "parts"),
     [
-        ("tpu", (1, 16384, 12, 64), 0.1, H100, ["16384 tokens", "attention_dropout_rate=0"]),
+        ("tpu", (1, 16384, 12, 64), 0.1, H100, ["16384 tokens", "attention_dropout_rate to 0"]),
         ("tpu", (1, 200, 2, 16), 0.0, H100, ["'fused' needs", "multiples of 128, not 200"]),
-        ("gpu", SHORT, 0.1, H100, ["'cudnn' has no dropout", "attention_dropout_rate=0"]),
+        ("gpu", SHORT, 0.1, H100, ["'cudnn' has no dropout", "attention_dropout_rate to 0"]),
         ("gpu", SHORT, 0.0, Gpu((7, 5), 91100), ["'cudnn' needs", "8.0 (Ampere)", "not 7.5"]),
         ("gpu", SHORT, 0.1, Gpu((9, 0), None), ["'cudnn' needs cuDNN, which JAX does not find"]),
         ("gpu", (2, 129, 2, 16), 0.0, H100, ["'cudnn' needs even lengths, not 129 and 129"]),
