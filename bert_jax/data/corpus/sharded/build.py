@@ -27,7 +27,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the way in which tasks make shards; tasks marked by another version are repeated."""
 
 
