@@ -75,7 +75,7 @@ def scan(
             for kept, unwanted, found in signed:
                 numbers.append(kept)
                 filtered.append(unwanted)
-                file.writelines(found.sketches)
+                file.writelines(each.data for each in found.sketches)
                 lengths += map(len, found.sketches)
                 signatures.append(found._replace(sketches=[]))
         arrays = _arrays(numbers, signatures)
