@@ -157,11 +157,8 @@ class TokenStore:
 
 def entropy(counts: np.ndarray) -> float:
     """Return the entropy in nats of the distribution with these counts, (vocab_size,)."""
-    counts = counts[counts > 0]
-    if not counts.size:
-        return 0.0
-    rates = counts / counts.sum()
-    return float(-(rates * np.log(rates)).sum())
+    rates = counts[counts > 0] / max(counts.sum(), 1)
+    return float((rates * -np.log(rates)).sum())
 
 
 def is_store(path: str | Path) -> bool:

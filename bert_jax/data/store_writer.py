@@ -43,7 +43,7 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
             )
 
 
-class ShardWriter:
+class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """A shard that is written block by block, in memory that does not grow with the shard.
 
     A context manager. The shard is built in `path.tmp-<process>` beside `path`; `finish` renames it
@@ -152,9 +152,6 @@ class ShardWriter:
         if self._staged is not None:
             self._staged.close()
             self._staged = None  # type: ignore[assignment]
-
-    def __enter__(self) -> "ShardWriter":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

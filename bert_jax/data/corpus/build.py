@@ -17,7 +17,7 @@ from typing import Any
 from bert_jax.data.corpus.cleaning.clean import SAMPLES
 from bert_jax.data.corpus.datasheet import FIELDS, Provenance
 from bert_jax.data.corpus.documents import ReadOptions, Source
-from bert_jax.data.corpus.passes import BLOCK_BYTES, Recipe, Written
+from bert_jax.data.corpus.passes import Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
@@ -214,33 +214,30 @@ def iter_texts(
     With `max_bytes`, yield about so much text, evenly spread over the whole corpus, which is read
     once; the sample is held in memory. Without it, yield all text as it is read.
     """
-    documents = (
-        text.encode() for source in resolve_sources(sources, options) for text in source.texts()
-    )
-    blocks: Iterable[bytes] = (
-        b"\n\n".join(group) for group in grouped(documents, len, BLOCK_BYTES)
-    )
+    texts = (text for source in resolve_sources(sources, options) for text in source.texts())
+    paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
     if max_bytes is not None:
-        blocks = _spread(blocks, max_bytes)
-    for block in blocks:
-        yield from filter(None, block.decode().split("\n"))
+        paragraphs = itertools.chain.from_iterable(_spread(paragraphs, max_bytes))
+    yield from paragraphs
 
 
-def _spread(blocks: Iterable[bytes], max_bytes: int) -> list[bytes]:
-    """Return every k-th piece; k doubles whenever they exceed `max_bytes`. Reads `blocks` once."""
+def _spread(paragraphs: Iterable[str], max_bytes: int) -> list[list[str]]:
+    """Return every k-th piece; k doubles whenever they exceed `max_bytes`.
+
+    Reads `paragraphs` once. A piece is some consecutive paragraphs.
+    """
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
-    pieces = (
-        b"".join(lines)
-        for block in blocks
-        for lines in grouped(block.splitlines(keepends=True), len, piece_bytes + 1)
-    )
-    kept: list[bytes] = []
+
+    def size_of(paragraph: str) -> int:
+        return len(paragraph.encode()) + 1
+
+    kept: list[list[str]] = []
     size, stride = 0, 1
-    for number, piece in enumerate(pieces):
+    for number, piece in enumerate(grouped(paragraphs, size_of, piece_bytes + 1)):
         if number % stride == 0:
             kept.append(piece)
-            size += len(piece)
+            size += sum(map(size_of, piece))
         while size > max_bytes and len(kept) > 1:
             kept = kept[::2]
-            size, stride = sum(map(len, kept)), 2 * stride
+            size, stride = sum(size_of(each) for piece in kept for each in piece), 2 * stride
     return kept

@@ -60,7 +60,7 @@ class Cases:
 
 
 class BuiltPairs(NamedTuple):
-    """Result of `build_pairs`, and notable properties of the pairs."""
+    """Result of `build_pairs`."""
 
     path: Path
     train: TokenStore
@@ -68,24 +68,11 @@ class BuiltPairs(NamedTuple):
     """None where nothing was held out."""
     text_bytes: int
     seconds: float
-    empty: Cases
-    """Pairs without tokens on one side, which are in no store."""
     duplicates: Cases
     """Pairs that occurred before, held-out files excluded."""
-    dropped_duplicates: bool
-    """Whether the duplicates are left out of the stores."""
-    equal: Cases
-    """Pairs whose target is their source."""
-    overlaps: tuple[tuple[int, str], ...]
-    """Number of held-out texts that are training texts too, and the first of them, for each
-    side."""
-    num_decoded: int
-    """Number of targets that were encoded and decoded, to see if a right translation is
-    possible."""
-    changed: Sequence[tuple[str, str]]
-    """Targets that encoding and decoding changed, each with the result."""
-    is_swapped: bool
-    """Whether the held-out sources look like training targets, and the other way round."""
+    findings: Sequence[str]
+    """Notable properties of the pairs, a line each."""
+    warnings: Sequence[str]
 
     def summary(self) -> str:
         """Return counts, lengths, findings and warnings, for people."""
@@ -106,48 +93,7 @@ class BuiltPairs(NamedTuple):
                 f"{len(plan):,} rows; {clause}"
             )
             warnings += [warning] if warning else []
-        if self.empty.count:
-            lines.append(f"  left out, empty on a side: {self.empty}")
-        if self.duplicates.count:
-            dropping = "kept; --drop-duplicates exact drops them"
-            kept = "left out" if self.dropped_duplicates else dropping
-            lines.append(f"  pairs that occur before: {self.duplicates}, {kept}")
-        if self.equal.count:
-            lines.append(f"  pairs of two equal sides: {self.equal}")
-        exact = 1 - len(self.changed) / max(self.num_decoded, 1)
-        said = f"{exact:.1%} of {self.num_decoded:,}"
-        lines.append(f"  targets that come back exactly from their tokens: {said}")
-        return "\n".join([*lines, *warnings, *self._warnings()])
-
-    def _warnings(self) -> list[str]:
-        warnings = []
-        for (count, example), side in zip(self.overlaps, ("sources", "targets"), strict=True):
-            if count and self.heldout:
-                warnings.append(
-                    f"Warning: {count:,} of {self.heldout.num_documents:,} held-out {side} are in "
-                    f"the training pairs too, for example {example!r}"
-                )
-        if self.is_swapped:
-            warnings.append(
-                "Warning: the held-out sources look like training targets and the held-out targets "
-                "like training sources; are the files of --heldout-pairs swapped?"
-            )
-        num_pairs = self.train.num_documents + (self.heldout.num_documents if self.heldout else 0)
-        if self.equal.count > _MANY_EQUAL * num_pairs:
-            warnings.append(
-                f"Warning: {self.equal.count / num_pairs:.1%} of the pairs have two equal sides; "
-                "is one file given twice, or a part of the text not translated?"
-            )
-        share = len(self.changed) / max(self.num_decoded, 1)
-        if share > _MOST_CHANGED:
-            text, decoded = self.changed[0]
-            warnings.append(
-                f"Warning: {share:.1%} of the targets do not come back from "
-                f"their tokens, for example {text!r} comes back as {decoded!r}: the best "
-                "translation is still wrong there. What helps: a tokenizer that keeps case and "
-                "spaces (bert-jax tokenizer --kind unigram)"
-            )
-        return warnings
+        return "\n".join([*lines, *self.findings, *warnings, *self.warnings])
 
 
 def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
@@ -233,8 +179,6 @@ def build_pairs(
             if read and not part.writer.num_documents:
                 names = ", ".join(source.name for source in read)
                 raise UserError(f"{names}: no pair has text on both sides.")
-        decoded = map(tokenizer.decode, tokenizer.encode_batch(sample))
-        changed = [each for each in zip(sample, decoded, strict=True) if each[0] != each[1]]
         tally = Tally(tokenizer)
         for text in sample:
             tally.measure(text)
@@ -247,21 +191,12 @@ def build_pairs(
         staged.commit()
     out = Path(out)
     heldout_store = open_store(out / "heldout") if is_store(out / "heldout") else None
+    duplicates = train.duplicates if heldout else train.duplicates + held.duplicates
+    findings, warnings = _findings(train, held, heldout_store, duplicates, sample)
     return BuiltPairs(
-        path=out,
-        train=open_store(out / "train"),
-        heldout=heldout_store,
-        text_bytes=text_bytes,
-        seconds=time.perf_counter() - begin,
-        empty=train.empty + held.empty,
-        duplicates=train.duplicates if heldout else train.duplicates + held.duplicates,
-        dropped_duplicates=drop_duplicates,
-        equal=train.equal + held.equal,
-        overlaps=tuple(_overlap(train, held, side, heldout_store) for side in (0, 1)),
-        num_decoded=len(sample),
-        changed=changed,
-        is_swapped=look_swapped(train.counts, held.counts),
-    )
+        out, open_store(out / "train"), heldout_store, text_bytes, time.perf_counter() - begin,
+        duplicates, findings, warnings,
+    )  # fmt: skip
 
 
 class _Seen:
@@ -295,7 +230,7 @@ class _Part:
         self.counts = np.zeros((2, tokenizer.vocab_size), np.int64)
         """(2, vocab_size): number of times that each id occurs in sources and in targets."""
         self.hashes: list[np.ndarray] = []
-        self.tokenizer, self._drops, self._seen = tokenizer, drops, _Seen()
+        self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
         """Add pairs of a block; `chosen` is (n,) bool."""
@@ -306,7 +241,7 @@ class _Part:
         source, target = block.hashes[chosen].T
         first[chosen] = self._seen.add(hash_u64(0, source) ^ target)
         self.duplicates.add(block.name, block.numbers[chosen & ~first])
-        if self._drops:
+        if self.drops:
             chosen &= first
         self.equal.add(block.name, block.numbers[chosen & (np.ptp(block.hashes, axis=1) == 0)])
         kept = block.tokens[np.repeat(chosen, block.lengths.sum(axis=1))]
@@ -331,6 +266,53 @@ class _Part:
             text_bytes=text_bytes,
             **accounted,
         )
+
+
+def _findings(
+    train: _Part, held: _Part, heldout: TokenStore | None, duplicates: Cases, sample: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return notable properties of the pairs, and warnings; `sample` are targets to decode."""
+    findings, warnings = [], []
+    empty, equal = train.empty + held.empty, train.equal + held.equal
+    if empty.count:
+        findings.append(f"  left out, empty on a side: {empty}")
+    if duplicates.count:
+        kept = "left out" if train.drops else "kept; --drop-duplicates exact drops them"
+        findings.append(f"  pairs that occur before: {duplicates}, {kept}")
+    if equal.count:
+        findings.append(f"  pairs of two equal sides: {equal}")
+    decoded = map(train.tokenizer.decode, train.tokenizer.encode_batch(sample))
+    changed = [each for each in zip(sample, decoded, strict=True) if each[0] != each[1]]
+    share = len(changed) / max(len(sample), 1)
+    said = f"{1 - share:.1%} of {len(sample):,}"
+    findings.append(f"  targets that come back exactly from their tokens: {said}")
+    for side, name in enumerate(("sources", "targets")):
+        count, example = _overlap(train, held, side, heldout)
+        if count and heldout:
+            warnings.append(
+                f"Warning: {count:,} of {heldout.num_documents:,} held-out {name} are in the "
+                f"training pairs too, for example {example!r}"
+            )
+    if look_swapped(train.counts, held.counts):
+        warnings.append(
+            "Warning: the held-out sources look like training targets and the held-out targets "
+            "like training sources; are the files of --heldout-pairs swapped?"
+        )
+    num_pairs = train.writer.num_documents + held.writer.num_documents
+    if equal.count > _MANY_EQUAL * num_pairs:
+        warnings.append(
+            f"Warning: {equal.count / num_pairs:.1%} of the pairs have two equal sides; "
+            "is one file given twice, or a part of the text not translated?"
+        )
+    if share > _MOST_CHANGED:
+        text, again = changed[0]
+        warnings.append(
+            f"Warning: {share:.1%} of the targets do not come back from "
+            f"their tokens, for example {text!r} comes back as {again!r}: the best "
+            "translation is still wrong there. What helps: a tokenizer that keeps case and "
+            "spaces (bert-jax tokenizer --kind unigram)"
+        )
+    return findings, warnings
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:

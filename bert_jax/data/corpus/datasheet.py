@@ -10,13 +10,13 @@ import datetime
 import platform
 import time
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,25 +34,13 @@ _NO_SCRIPT = ("COMBINING", "MATHEMATICAL", "MODIFIER", "DOUBLE-STRUCK", "SCRIPT"
 _REPLACEMENT = "\ufffd"
 
 
-@dataclass
-class ScriptCounts:
-    """Words of one script and the tokens that they became."""
+Counts = defaultdict[str, Counter[str]]
+"""Counts by name, for each script or another value.
 
-    words: int = 0
-    """Tokens that begin a word."""
-    tokens: int = 0
-    unknown: int = 0
-    fallback: int = 0
-    """Number of tokens that are single bytes, or another part of a character."""
-
-    def add(self, other: Mapping[str, Any]) -> None:
-        """Add other counts by name, such as the result of `as_json`."""
-        for name in vars(self):
-            setattr(self, name, getattr(self, name) + other[name])
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the counts and their ratio as JSON values."""
-        return {**vars(self), "tokens_per_word": self.tokens / self.words if self.words else None}
+A script has `words`, the tokens that begin a word, all `tokens`, the `unknown` ones, and as
+`fallback` the tokens that are single bytes, or another part of a character. A language or a licence
+has `documents` and their `characters`.
+"""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -74,61 +62,63 @@ def text_script(text: str) -> str:
     return next((script for char in text if (script := script_of(char))), OTHER)
 
 
-def find_fallback(tokenizer: Tokenizer) -> Callable[[int], bool]:
-    """Return a function that is true for the id of a byte, or of another part of a character."""
+def _counts_of(tokenizer: Tokenizer) -> Callable[[int], dict[str, int]]:
+    """Return a function that gives the counts of one token, by its id."""
 
     @cache
-    def is_part(id: int) -> bool:
-        name = tokenizer.id_to_token(id)
-        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-            return True
-        return _REPLACEMENT not in name and _REPLACEMENT in tokenizer.decode([id])
+    def counts_of(id: int) -> dict[str, int]:
+        name, is_unknown = tokenizer.id_to_token(id), id == tokenizer.special_ids.unk
+        is_part = len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+        if not is_part and _REPLACEMENT not in name:
+            is_part = _REPLACEMENT in tokenizer.decode([id])
+        return {
+            "words": int(not tokenizer.continues_word[id]),
+            "tokens": 1,
+            "unknown": int(is_unknown),
+            "fallback": int(is_part and not is_unknown),
+        }
 
-    return is_part
+    return counts_of
 
 
-def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, ScriptCounts]:
+def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
     """Tokenize texts and count words, tokens, [UNK] and byte fallback by script.
 
     A token belongs to the script of its first letter in the text.
     """
-    counts: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
-    is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk
+    counts, counts_of = Counts(Counter), _counts_of(tokenizer)
     for each in texts:
         text = tokenizer.word_prefix + each  # as a build has it: sentences follow one another
         encoding = tokenizer.encode(text)
         ids, offsets = encoding.ids.tolist(), encoding.offsets.tolist()
         for id, (begin, end) in zip(ids, offsets, strict=True):
-            one = counts[text_script(text[begin:end])]
-            one.tokens += 1
-            one.words += not tokenizer.continues_word[id]
-            one.unknown += id == unknown
-            one.fallback += id != unknown and is_part(id)
+            counts[text_script(text[begin:end])].update(counts_of(id))
     return counts
 
 
-def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, ScriptCounts]:
+def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
     """Divide (vocab_size,) occurrences of ids by the scripts of the vocabulary's entries.
 
     No text is read. [UNK] and parts of characters have no script and stand by themselves.
     """
-    found: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
-    is_part, unknown = find_fallback(tokenizer), tokenizer.special_ids.unk
+    found, counts_of = Counts(Counter), _counts_of(tokenizer)
     for id in np.flatnonzero(counts).tolist():
-        number = int(counts[id])
-        script = "[UNK]" if id == unknown else "parts of characters" if is_part(id) else None
-        one = found[script or text_script(tokenizer.decode([id]))]
-        one.tokens += number
-        one.words += number * (not tokenizer.continues_word[id])
-        one.unknown += number * (id == unknown)
-        one.fallback += number * (script == "parts of characters")
+        one = counts_of(id)
+        script = "[UNK]" if one["unknown"] else "parts of characters" if one["fallback"] else None
+        times = {name: int(counts[id]) * each for name, each in one.items()}
+        found[script or text_script(tokenizer.decode([id]))].update(times)
     return found
 
 
-def scripts_as_json(counts: Mapping[str, ScriptCounts]) -> dict[str, dict[str, Any]]:
-    """Return the counts as JSON values, the script with most tokens first."""
-    order = sorted(counts, key=lambda script: -counts[script].tokens)
-    return {script: counts[script].as_json() for script in order}
+def scripts_as_json(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Any]]:
+    """Return the counts and their ratio as JSON values, the script with most tokens first."""
+    return {
+        script: {
+            **each,
+            "tokens_per_word": each["tokens"] / each["words"] if each["words"] else None,
+        }
+        for script, each in sorted(counts.items(), key=lambda item: -item[1]["tokens"])
+    }
 
 
 DATASHEET = "CORPUS.md"
@@ -140,13 +130,6 @@ _MOST_ROWS = 100
 _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
 
-class Amount(NamedTuple):
-    """Number of documents and of their characters."""
-
-    documents: int = 0
-    characters: int = 0
-
-
 class Tally:
     """Documents by language and licence, and the tokenizer's coverage of a sample of the text.
 
@@ -155,9 +138,8 @@ class Tally:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.amounts: dict[str, dict[str, Amount]] = {name: {} for name in FIELDS}
-        """Documents by the values of `FIELDS`."""
-        self.scripts: dict[str, ScriptCounts] = defaultdict(ScriptCounts)
+        self.counts = {name: Counts(Counter) for name in (*FIELDS, "scripts")}
+        """Documents by the values of `FIELDS`, and tokens of the sample by script."""
         self.characters = 0
         """Characters of the sample."""
         self._source, self._room = "", 0
@@ -172,31 +154,24 @@ class Tally:
         for name, names in FIELDS.items() if fields else ():
             value = next((fields[each] for each in names if fields.get(each)), None)
             if value is not None:
-                self._add(name, f"{value}", 1, len(text))
+                self.counts[name][f"{value}"].update(documents=1, characters=len(text))
 
     def measure(self, text: str) -> None:
         """Add a text to the sample."""
         self.characters += len(text)
         for script, counts in measure_coverage(self.tokenizer, text.split("\n")).items():
-            self.scripts[script].add(vars(counts))
+            self.counts["scripts"][script].update(counts)
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add another tally, from its `as_json`."""
-        for name in FIELDS:
-            for key, amount in values[name].items():
-                self._add(name, key, *amount)
-        for script, found in values["scripts"].items():
-            self.scripts[script].add(found)
+        for name, counts in self.counts.items():
+            for key, more in values[name].items():
+                counts[key].update(more)
         self.characters += values["characters"]
 
     def as_json(self) -> dict[str, Any]:
         """Return all counts as JSON values."""
-        scripts = scripts_as_json(self.scripts)
-        return {**self.amounts, "scripts": scripts, "characters": self.characters}
-
-    def _add(self, name: str, value: str, documents: int, characters: int) -> None:
-        before = self.amounts[name].get(value, Amount())
-        self.amounts[name][value] = Amount(before[0] + documents, before[1] + characters)
+        return {**self.counts, "characters": self.characters}
 
 
 @dataclass(frozen=True)
@@ -221,12 +196,12 @@ def account(
         "account": {
             "built": _date(time.time()),
             **asdict(provenance),
-            **{
-                name: {key: amount._asdict() for key, amount in amounts.items()}
-                for name, amounts in tally.amounts.items()
-            },
+            **{name: tally.counts[name] for name in FIELDS},
             "tokenizer": tally.tokenizer.kind,
-            "coverage": {name: tally.as_json()[name] for name in ("characters", "scripts")},
+            "coverage": {
+                "characters": tally.characters,
+                "scripts": scripts_as_json(tally.counts["scripts"]),
+            },
             "versions": {
                 **{name: metadata.version(name) for name in _PACKAGES},
                 "python": platform.python_version(),

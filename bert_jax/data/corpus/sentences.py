@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 
 from bert_jax.errors import UserError, needs_package
 
@@ -103,7 +104,8 @@ def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
     key = word.lower()
     if key in _TITLES or (len(word) == 1 and _starts_list_item(text, start, terminator)):
         return False
-    following = _next_word(text, position)
+    letters = takewhile(str.isalpha, text[position : position + _LONGEST_WORD])
+    following = "".join(letters).lower()
     is_roman = following != "" and _ROMAN.issuperset(following.upper())
     if key in _BEFORE_NUMBERS and (first.isdigit() or is_roman):
         return False
@@ -120,14 +122,6 @@ def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
 def _starts_list_item(text: str, start: int, terminator: int) -> bool:
     """Return true if only a list number or letter precedes the period: "2. Second", "(b. That"."""
     return terminator - start <= 4 and " " not in text[start:terminator].strip()
-
-
-def _next_word(text: str, position: int) -> str:
-    end = position
-    limit = min(len(text), position + _LONGEST_WORD)
-    while end < limit and text[end].isalpha():
-        end += 1
-    return text[position:end].lower()
 
 
 def _cut(sentence: str) -> list[str]:

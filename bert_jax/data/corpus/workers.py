@@ -29,17 +29,12 @@ _LEAVE_SECONDS = 5.0
 """Time for workers to remove what they wrote, before they are killed."""
 
 
-def num_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    known = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-
-
 def worker_count(asked: int | None) -> int:
-    """Return the number of processes, all cores by default; UserError out of range."""
+    """Return the number of processes, all cores of this one by default; UserError out of range."""
     if asked is not None and not 1 <= asked <= _MAX_WORKERS:
         raise UserError(f"num_workers is {asked}; it must be 1 to {_MAX_WORKERS}.")
-    return asked or num_cores()
+    known = hasattr(os, "sched_getaffinity")
+    return asked or (len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1)
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bert_jax.data.corpus import datasheet as module
-from bert_jax.data.corpus.datasheet import Amount, Provenance, Tally, account, datasheet
+from bert_jax.data.corpus.datasheet import Provenance, Tally, account, datasheet
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
@@ -31,9 +31,11 @@ def tally_of(documents: list[tuple[str, str, dict[str, Any]]]) -> Tally:
 
 def test_documents_are_counted_by_language_and_licence() -> None:
     tally = tally_of(DOCUMENTS)
-    assert tally.amounts["languages"] == {"de": Amount(1, 8), "en": Amount(1, 5)}
-    assert tally.amounts["licences"] == {"cc0-1.0": Amount(1, 8)}
-    assert (tally.scripts["Cyrillic"].unknown, tally.scripts["Latin"].unknown) == (1, 0)
+    german, english = ({"documents": 1, "characters": length} for length in (8, 5))
+    assert tally.counts["languages"] == {"de": german, "en": english}
+    assert tally.counts["licences"] == {"cc0-1.0": german}
+    scripts = tally.counts["scripts"]
+    assert (scripts["Cyrillic"]["unknown"], scripts["Latin"]["unknown"]) == (1, 0)
 
 
 def test_parts_add_up_to_the_whole() -> None:

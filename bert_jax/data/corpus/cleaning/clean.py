@@ -10,8 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -200,8 +199,7 @@ class CleaningReport:
             replace_file(directory / f"{reason}.jsonl", "".join(lines).encode())
 
 
-@dataclass(frozen=True)
-class Drops:
+class Drops(NamedTuple):
     """Decisions about the documents of one task; a document is named by its number in the task."""
 
     filtered: np.ndarray
@@ -219,34 +217,32 @@ class Drops:
     def load(cls, path: Path) -> "Drops":
         """Read what `save` wrote."""
         with np.load(path) as arrays:
-            return cls(**{each.name: arrays[each.name] for each in fields(cls)})
+            return cls(**arrays)
 
     def save(self, path: Path) -> None:
         """Write a file that appears whole or not at all."""
         with staged_file(path) as file:
-            np.savez(file, **{each.name: getattr(self, each.name) for each in fields(self)})
+            np.savez(file, **self._asdict())
+
+    def is_filtered(self, number: int) -> bool:
+        """Return true for a document that a filter drops."""
+        return bool(self.filtered[_rows(self.filtered, number)].size)
 
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
         """Return (is exact, task, number of the first document); None if it is no duplicate."""
-        at = self._duplicates.get(number)
-        if at is None:
-            return None
-        task, first = self.firsts[at].tolist()
-        return bool(self.exact[at]), task, first
+        for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
+            task, first = self.firsts[at].tolist()
+            return bool(self.exact[at]), task, first
+        return None
 
     def dropped_paragraphs(self, number: int) -> list[int]:
         """Return the numbers of a document's paragraphs to leave out, ascending."""
-        begin, end = np.searchsorted(self.paragraphs[:, 0], [number, number + 1])
-        return self.paragraphs[begin:end, 1].tolist()
+        return self.paragraphs[_rows(self.paragraphs[:, 0], number), 1].tolist()
 
-    @cached_property
-    def filtered_numbers(self) -> frozenset[int]:
-        """Numbers of the documents that a filter drops."""
-        return frozenset(self.filtered.tolist())
 
-    @cached_property
-    def _duplicates(self) -> dict[int, int]:
-        return {number: at for at, number in enumerate(self.duplicates.tolist())}
+def _rows(numbers: np.ndarray, number: int) -> slice:
+    """Return the rows of a number among ascending numbers."""
+    return slice(*np.searchsorted(numbers, [number, number + 1]).tolist())
 
 
 NO_LINES = "no-lines-left"
@@ -309,7 +305,7 @@ class Cleaner:
             return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
         if self._drops is None:
             return self._unwanted(text) or text
-        if number in self._drops.filtered_numbers and (unwanted := self._unwanted(text)):
+        if self._drops.is_filtered(number) and (unwanted := self._unwanted(text)):
             return unwanted
         if duplicate := self._drops.duplicate(number):
             exact, task, first = duplicate
@@ -328,12 +324,8 @@ class Cleaner:
         covered = passages.covered(word_hashes(list(itertools.chain.from_iterable(words))))
         if not covered.any():
             return text
-        ends = np.cumsum([len(each) for each in words])
-        kept = [
-            line
-            for line, end, each in zip(lines, ends, words, strict=True)
-            if not covered[end - len(each) : end].any()
-        ]
+        of_lines = np.split(covered, np.cumsum(list(map(len, words)))[:-1])
+        kept = [line for line, each in zip(lines, of_lines, strict=True) if not each.any()]
         self.report.lines[EVALUATION] += len(lines) - len(kept)
         return "\n".join(kept)
 

@@ -42,8 +42,8 @@ class Scan:
     """(n + 1,) int64, bounds of each row in `sketches`."""
     document_keys: np.ndarray
     """(e,) uint64, hashes and bands of the rows, ascending."""
-    document_rows: np.ndarray
-    """(e,) uint32, row of each key."""
+    document_places: np.ndarray
+    """(e, 1) uint32, row of each key."""
     paragraph_keys: np.ndarray
     """(m,) uint64, hashes of the paragraphs, ascending."""
     paragraph_places: np.ndarray
@@ -68,16 +68,18 @@ def scan(
     sign_block = functools.partial(_sign_block, config)
     # A task may have no documents; its arrays have their shapes all the same.
     signed = itertools.chain([sign_block([])], map_ordered(sign_block, blocks, num_workers))
-    numbers, filtered, signatures = [], [], []
+    numbers, filtered, signatures, lengths = [], [], [], [0]
     sketches = directory / "sketches.bin"
     try:
         with open(sketches, "wb") as file:
             for kept, unwanted, found in signed:
                 numbers.append(kept)
                 filtered.append(unwanted)
-                file.write(found.sketches.tobytes())
-                signatures.append(found._replace(sketches=found.sketches[:0]))
-        arrays = _arrays(numbers, signatures) | {"filtered": np.concatenate(filtered)}
+                file.writelines(each.data for each in found.sketches)
+                lengths += map(len, found.sketches)
+                signatures.append(found._replace(sketches=[]))
+        arrays = _arrays(numbers, signatures)
+        arrays |= {"filtered": np.concatenate(filtered), "sketch_offsets": np.cumsum(lengths)}
         for name, array in arrays.items():
             np.save(directory / f"{name}.npy", array)
     except OSError as error:
@@ -118,24 +120,18 @@ def _arrays(
     for first, each in zip(firsts, signatures, strict=False):
         block = np.column_stack([each.hashes, each.bands])
         keys.append(block.reshape(-1))
-        rows.append(np.repeat(first + np.arange(len(block)), block.shape[1]))
+        rows.append(np.repeat(first + np.arange(len(block)), block.shape[1])[:, None])
         paragraphs.append(each.paragraphs[:, 0])
         places.append(each.paragraphs[:, 1:] + np.array([first, 0], np.uint64))
     arrays = {
         "numbers": _joined(numbers, np.int64),
         "hashes": _joined([each.hashes for each in signatures], np.uint64),
-        "sketch_offsets": np.cumsum(
-            _joined([np.zeros(1), *(each.sketch_lengths for each in signatures)], np.int64)
-        ),
     }
-    for key, place, parts, where in (
-        ("document_keys", "document_rows", keys, rows),
-        ("paragraph_keys", "paragraph_places", paragraphs, places),
-    ):
+    for name, parts, where in (("document", keys, rows), ("paragraph", paragraphs, places)):
         found = _joined(parts, np.uint64)
         order = np.argsort(found, kind="stable")
-        arrays[key] = found[order]
-        arrays[place] = _joined(where, np.uint32)[order]
+        arrays[f"{name}_keys"] = found[order]
+        arrays[f"{name}_places"] = _joined(where, np.uint32)[order]
     return arrays
 
 
@@ -221,11 +217,7 @@ class _Work:
         keys, places = [np.zeros(0, np.uint64)], []
         for task in range(len(self._scans)):
             scan = self.scan(task)
-            sorted_keys, found = (
-                (scan.document_keys, scan.document_rows[:, None])
-                if name == "document"
-                else (scan.paragraph_keys, scan.paragraph_places)
-            )
+            sorted_keys, found = (getattr(scan, f"{name}_{what}") for what in ("keys", "places"))
             # Searched by its last key: the end of the last range, 2^64, does not fit 64 bits.
             begin = np.searchsorted(sorted_keys, np.uint64(span[0]))
             end = np.searchsorted(sorted_keys, np.uint64(span[1] - 1), side="right")

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from bert_jax.data.corpus.documents import NO_FIELDS, Source
 from bert_jax.data.corpus.sentences import split_fast
-from bert_jax.data.corpus.workers import grouped, map_ordered, num_cores
+from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 
 _UNDERLINE = re.compile(r"^([=\-~^*#\"'`+.:_])\1{2,}\s*$")
 _TABLE = re.compile(r"^\s*(?:[+|].*[+|]|=+(?:\s+=+)+|-+(?:\s+-+)+)\s*$")
@@ -242,7 +242,7 @@ class PythonDocs(Source):
 
     def __init__(self, num_workers: int | None = None) -> None:
         self._files = _files()
-        self._num_workers = num_workers or num_cores()
+        self._num_workers = worker_count(num_workers)
         self._num_documents = 0
         super().__init__("python-docs", sum(size for _, size in self._files))
 

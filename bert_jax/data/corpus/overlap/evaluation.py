@@ -78,34 +78,28 @@ def read_evaluation(spec: str) -> EvaluationSet:
         UserError: no such file, another format, or no examples.
     """
     kind, colon, place = spec.partition(":")
-    path = Path(place if colon and kind in ("squad", "glue") else spec)
+    is_kind = colon and kind in ("squad", "glue")
+    path = Path(place if is_kind else spec)
     files = sorted(path.rglob("*.t*")) if path.is_dir() else [path]
     states = (each.stat() for each in files if each.is_file())
-    return _read(spec, tuple((state.st_size, state.st_mtime_ns) for state in states))
+    sizes_and_times = tuple((state.st_size, state.st_mtime_ns) for state in states)
+    return _read(kind if is_kind else "", path, spec, sizes_and_times)
 
 
 @functools.lru_cache(4)
-def _read(spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
+def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
     """Read evaluation texts whose files have these sizes and times."""
     del states
-    kind, colon, place = spec.partition(":")
-    if colon and kind == "squad":
-        path = _file(place, spec)
-        questions = read_squad(path, misplaced="keep").examples
-        found = [Example(path.name, (each.question, each.context)) for each in questions]
-        return _set(path.name, [path], found)
-    if colon and kind == "glue":
-        return _glue(Path(place), spec)
-    path = _file(spec, spec)
-    return _set(path.name, [path], _examples(path))
-
-
-def _file(name: str, spec: str) -> Path:
-    path = Path(name)
-    if path.is_file():
-        return path
-    what = "is a directory" if path.is_dir() else "is not there"
-    raise UserError(f"{spec!r}: {path} {what}. Evaluation texts are {_FORMS}.")
+    if kind == "glue":
+        return _glue(path, spec)
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "is not there"
+        raise UserError(f"{spec!r}: {path} {what}. Evaluation texts are {_FORMS}.")
+    if kind != "squad":
+        return _set(path.name, [path], _examples(path))
+    questions = read_squad(path, misplaced="keep").examples
+    found = [Example(path.name, (each.question, each.context)) for each in questions]
+    return _set(path.name, [path], found)
 
 
 def _set(name: str, paths: Sequence[Path], examples: Iterable[Example]) -> EvaluationSet:

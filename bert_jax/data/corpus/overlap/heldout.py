@@ -89,10 +89,9 @@ def heldout_twins(
     texts = _texts(heldout, tokenizer)
     signatures = sign(list(texts.values()))
     numbers = np.array(list(texts))
-    sketches = np.split(signatures.sketches, np.cumsum(signatures.sketch_lengths)[:-1])
     keys = signatures.bands.reshape(-1)
     order = np.argsort(keys, kind="stable")
-    index = keys[order], order // signatures.bands.shape[1], tuple(sketches), threshold
+    index = keys[order], order // signatures.bands.shape[1], signatures.sketches, threshold
     best: dict[int, tuple[float, int]] = {}
     bases = np.cumsum([0, *(counts.num_documents for counts in train.counts)])
     spans = store_spans(train)
@@ -120,7 +119,7 @@ def heldout_path(corpus: Path) -> Path:
     return corpus / "heldout" / DIRECTORY / HELDOUT
 
 
-_Index = tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...], float]
+_Index = tuple[np.ndarray, np.ndarray, list[np.ndarray], float]
 """Bands of held-out documents, (n,) uint64 ascending, and their rows; sketches; the threshold."""
 
 
@@ -142,10 +141,9 @@ def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]
     hits = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
     mine = np.repeat(np.arange(len(keys)) // found.bands.shape[1], counts)
     pairs = np.unique(np.column_stack([documents[hits], mine]), axis=0)
-    sketches = np.split(found.sketches, np.cumsum(found.sketch_lengths)[:-1])
     twins = []
     for document, other in pairs.tolist():
-        value = similarity(held[document], sketches[other])
+        value = similarity(held[document], found.sketches[other])
         if value >= threshold:
             twins.append((document, other, value))
     return twins

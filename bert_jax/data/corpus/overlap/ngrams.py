@@ -10,6 +10,7 @@ of 6 rows. A pair of documents of Jaccard similarity s shares a band with probab
 smallest hashes of their shingles (see `similarity`).
 """
 
+import functools
 import hashlib
 import itertools
 import re
@@ -40,28 +41,17 @@ def normalised_words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
-class _WordHashes(dict[str, int]):
-    """Cache of the hashes of words, at most `_MAX_CACHED`."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= _MAX_CACHED:
-            self.clear()
-        value = hash_text(word)
-        self[word] = value
-        return value
-
-
-_hashes = _WordHashes()
-
-
 def hash_text(text: str) -> int:
     """Return 64 bits of the BLAKE2b digest of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+_hash_word = functools.lru_cache(_MAX_CACHED)(hash_text)
+
+
 def word_hashes(words: Sequence[str]) -> np.ndarray:
     """Return the hashes of words, (n,) uint64."""
-    return np.fromiter(map(_hashes.__getitem__, words), np.uint64, len(words))
+    return np.fromiter(map(_hash_word, words), np.uint64, len(words))
 
 
 def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
@@ -195,10 +185,8 @@ class Signatures(NamedTuple):
     """(n,) uint64, hash of each document's words, in their order."""
     bands: np.ndarray
     """(n, BANDS) uint64 keys; documents with an equal key are candidates. (n, 0) without `near`."""
-    sketches: np.ndarray
-    """(s,) uint32, the smallest hashes of each document's shingles, ascending."""
-    sketch_lengths: np.ndarray
-    """(n,) int64, number of entries of each document in `sketches`."""
+    sketches: list[np.ndarray]
+    """(s,) uint32 for each document, the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
     """(m, 3) uint64, hash, document (from 0) and number of each paragraph with words."""
 
@@ -222,18 +210,16 @@ def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -
             places += [(_digest(line), number, at) for at, line in enumerate(lines) if len(line)]
     if not near:
         bands = np.zeros((len(texts), 0), np.uint64)
-        sketches, lengths = np.zeros(0, np.uint32), np.zeros(len(texts), np.int64)
+        sketches = [np.zeros(0, np.uint32)] * len(texts)
     else:
         shingles, offsets = _shingles(words, hashes)
         bands = _bands(shingles, offsets)
-        kept = [
+        sketches = [
             np.unique((shingles[begin:end] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
             for begin, end in itertools.pairwise(offsets)
         ]
-        sketches = np.concatenate([np.zeros(0, np.uint32), *kept])
-        lengths = np.fromiter(map(len, kept), np.int64, len(kept))
     hashed = np.array(places, np.uint64).reshape(-1, 3)
-    return Signatures(hashes, bands, sketches, lengths, hashed)
+    return Signatures(hashes, bands, sketches, hashed)
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> float:

@@ -19,15 +19,14 @@ from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_dat
 from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
-from bert_jax.data.corpus.sharded.workspace import Workspace
+from bert_jax.data.corpus.sharded.workspace import MARKS, Workspace
 from bert_jax.data.corpus.workers import progress_bar
 from bert_jax.data.store import ARRAYS, COUNTS, ShardEntry, open_shard, read_manifest
 from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
-from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the way in which tasks make shards; tasks marked by another version are repeated."""
 
 
@@ -114,7 +113,8 @@ def build_shards(
     thresholds: dict[str, int] = {}
     while True:
         job = Job(recipe, workspace, thresholds, samples, drops)
-        marks = _run(job, tasks, engine, progress)
+        work = functools.partial(make_shard, job)
+        marks = _run(work, workspace, job.key, tasks, engine, "corpus", progress)
         built = _merged(marks, samples, recipe.tokenizer)
         better = better_thresholds(recipe, thresholds, built.written)
         if not better:
@@ -167,18 +167,14 @@ def find_drops(
     Raises:
         UserError: bad input, or a full disk.
     """
-    scans, drops = directory / "scans", directory / "drops"
-
-    def is_done(task: Task) -> bool:
-        mark = scans / task.name / "key"
-        return mark.is_file() and mark.read_text() == _scan_key(recipe, task)
-
-    todo = [task for task in tasks if not is_done(task)]
-    work = functools.partial(_scan_task, recipe, scans)
-    _completed(engine, work, todo, "reading for duplicates", progress)
+    scans, drops = Workspace(directory / "scans"), directory / "drops"
+    scans.path.mkdir(parents=True, exist_ok=True)
+    key, work = functools.partial(_scan_key, recipe), functools.partial(_scan_task, recipe, scans)
+    _run(work, scans, key, tasks, engine, "reading for duplicates", progress)
     shutil.rmtree(drops, ignore_errors=True)
     drops.mkdir(parents=True)
-    find_duplicates([scans / task.name for task in tasks], recipe.cleaning, drops, map_=engine.map)
+    found = [scans.path / task.name for task in tasks]
+    find_duplicates(found, recipe.cleaning, drops, map_=engine.map)
     return drops
 
 
@@ -187,50 +183,54 @@ def _scan_key(recipe: Recipe, task: Task) -> str:
 
 
 def _scan_task(
-    recipe: Recipe, scans: Path, task: Task, num_workers: int = 1, advance: object = None
-) -> None:
+    recipe: Recipe, scans: Workspace, task: Task, num_workers: int = 1, advance: object = None
+) -> dict[str, Any]:
     del advance  # a scan reads ahead of what it has signed
-    directory = scans / task.name
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    texts = (document.text for source in task.sources for document in source.documents())
-    scan(texts, recipe.cleaning, directory, num_workers=num_workers)
-    replace_file(directory / "key", _scan_key(recipe, task).encode())
+    with scans.scratch() as root:
+        (root / MARKS / f"{task.name}.json").unlink(missing_ok=True)
+        shutil.rmtree(root / task.name, ignore_errors=True)
+        (root / task.name).mkdir()
+        texts = (document.text for source in task.sources for document in source.documents())
+        scan(texts, recipe.cleaning, root / task.name, num_workers=num_workers)
+    mark = {"key": _scan_key(recipe, task)}
+    scans.write_mark(task.name, mark)
+    return mark
 
 
-def _run(job: Job, tasks: Sequence[Task], engine: Engine, progress: bool) -> list[dict[str, Any]]:
-    """Return the marks of all tasks, in their order; complete tasks are not run again."""
-    there = {name: job.workspace.read_mark(name) for name in job.workspace.marks()}
-    todo = [each for each in tasks if there.get(each.name, {}).get("key") != job.key(each)]
-    work = functools.partial(make_shard, job)
-    made = _completed(engine, work, todo, "corpus", progress)
-    marks = there | {task.name: mark for task, mark in zip(todo, made, strict=True)}
-    return [marks[task.name] for task in tasks]
-
-
-def _completed(
-    engine: Engine, work: Callable[..., Any], todo: Sequence[Task], description: str, progress: bool
-) -> list[Any]:
-    """Run `work(task, num_workers, advance)` for tasks and return the results, with a bar.
+def _run(
+    work: Callable[..., dict[str, Any]],
+    space: Workspace,
+    key: Callable[[Task], str],
+    tasks: Sequence[Task],
+    engine: Engine,
+    description: str,
+    progress: bool,
+) -> list[dict[str, Any]]:
+    """Run `work(task, num_workers, advance)` for tasks whose mark has no such key, with a bar.
 
     Few tasks are run one by one; each takes all processes of this machine.
+
+    Returns:
+        Marks of all tasks, in their order.
     """
-    found: list[Any] = []
+    marks = {name: space.read_mark(name) for name in space.marks()}
+    todo = [task for task in tasks if marks.get(task.name, {}).get("key") != key(task)]
+    done = 0
     bar = progress_bar(sum(task.size for task in todo), description, progress)
 
     def advance(task: Task | None = None) -> None:
         read = sum(source.bytes_read for source in task.sources) if task else 0
-        bar.update(sum(each.size for each in todo[: len(found)]) + read - bar.n)
+        bar.update(sum(each.size for each in todo[:done]) + read - bar.n)
 
     if engine.is_local and len(todo) < max(2, engine.num_workers):
         results = (work(task, engine.num_workers, advance) for task in todo)
     else:
         results = engine.map(work, todo)
     with bar, contextlib.closing(results):
-        for result in results:
-            found.append(result)
+        for done, mark in enumerate(results, 1):
+            marks[todo[done - 1].name] = mark
             advance()
-    return found
+    return [marks[task.name] for task in tasks]
 
 
 def _merged(marks: Sequence[Mapping[str, Any]], samples: int, tokenizer: Tokenizer) -> Built:

@@ -171,7 +171,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
                 yield space
             except BaseException:
                 # Without the mark of a shard or of a scan a next build has nothing to continue.
-                if not space.marks() and not any(staged.path.rglob("key")):
+                if not any(staged.path.rglob(f"{MARKS}/*.json")):
                     shutil.rmtree(staged.path, ignore_errors=True)
                 raise
             try:
