@@ -68,8 +68,8 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     make_once(text, lambda: _write_text(text))
 
     heading(2, f"A WordPiece vocabulary of {VOCAB_SIZE:,} tokens, and the token store")
-    texts = iter_texts([str(text)])
-    make_once(vocabulary, lambda: train_wordpiece(texts, VOCAB_SIZE).save(vocabulary))
+    documents = iter_texts([str(text)])
+    make_once(vocabulary, lambda: train_wordpiece(documents, VOCAB_SIZE).save(vocabulary))
     tokenizer = load_tokenizer(vocabulary)
     build = partial(build_corpus, [str(text)], tokenizer, corpus, heldout_rate=HELDOUT_RATE)
     make_once(corpus, lambda: build().summary(), is_corpus)

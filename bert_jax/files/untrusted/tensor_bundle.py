@@ -54,6 +54,7 @@ class BundleTensor:
     """One tensor; its bytes are read when `array` is used."""
 
     name: str
+    _mapped: Callable[[int], tuple[Path, np.ndarray]]
     shape: tuple[int, ...]
     _type: int
     _slices: int
@@ -62,7 +63,6 @@ class BundleTensor:
     _size: int
     _crc: int
     _where: str
-    _mapped: Callable[[int], tuple[Path, np.ndarray]]
 
     @property
     def array(self) -> np.ndarray:
@@ -126,7 +126,7 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
         if not name.isprintable():
             raise UserError(f"{index}: the tensor name {name[:80]!r} is not printable")
         fields = _fields_of_tensor(value, f"{index}, tensor {name!r}", number)
-        tensors[name] = BundleTensor(name, *fields, mapped)
+        tensors[name] = BundleTensor(name, mapped, *fields)
     return tensors
 
 
