@@ -145,7 +145,3 @@ def _terminate(number: int, frame: object) -> None:
     signal.signal(number, signal.SIG_IGN)  # `timeout` sends two: the second would cut that short
     os.write(2, b"bert-jax: ended by SIGTERM\n")  # not print, whose lock may be held
     sys.exit(128 + number)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 
 _LOCK = ".lock"
 _UNLOCKED_GRACE_SECONDS, _YOUNG_SECONDS = 3600.0, 60.0
-_REASONS = {
+REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EACCES: "the directory is not writable",
@@ -31,15 +31,16 @@ _REASONS = {
     errno.EIO: "the disk reports an error",
     errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows",
 }
+"""Reasons why a file or directory cannot be written, by number of the error."""
 
 
 def disk_full(path: Path, error: OSError) -> UserError | OSError:
     """Return a `UserError` for a full disk, missing rights and the like, else `error` itself."""
     space = (errno.ENOSPC, errno.EDQUOT)
-    if error.errno not in _REASONS:
+    if error.errno not in REASONS:
         return error
     return UserError(
-        f"cannot write {path}: {_REASONS[error.errno]}. Nothing was left there. "
+        f"cannot write {path}: {REASONS[error.errno]}. Nothing was left there. "
         f"{'Free some space or name' if error.errno in space else 'Name'} another directory."
     )
 

@@ -30,7 +30,7 @@ def scheme(path: str | Path) -> str | None:
     return match[1] if match else None
 
 
-def is_url(name: str | Path) -> bool:
+def is_url(name: str | os.PathLike[str]) -> bool:
     """Return true for the name of a file in a store, such as gs://BUCKET/FILE."""
     return "://" in str(name)
 

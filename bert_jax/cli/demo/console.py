@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bert_jax.errors import UserError
@@ -19,15 +19,27 @@ def heading(number: int, title: str) -> None:
     print(f"\n[{number}/{NUM_PARTS}] {title}", flush=True)
 
 
-def print_commands(commands: Sequence[Sequence[str]]) -> None:
-    """Print commands to try next: the arguments of `bert-jax`, one command a line."""
+def make_once(
+    path: Path, make: Callable[[], str | None], is_there: Callable[[Path], bool] = Path.exists
+) -> None:
+    """Make what an earlier start of the demo did not make; print the line that `make` returns."""
+    if line := f"{path} is there already" if is_there(path) else make():
+        print(line)
+
+
+def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int:
+    """Print what to try next, or that the demo failed; return the exit code.
+
+    `commands` are the arguments of `bert-jax`; the printed ones work in the directory where the
+    demo was started. `guide` is the last sentence.
+    """
+    if not learned:
+        print("The demo FAILED: the model has not learned what it should have.")
+        return 1
     print("\nNext, to try:\n")
-    print("\n".join(f"  {line}" for line in command_lines(commands)))
-
-
-def command_lines(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Return shell commands that work in the directory where the demo was started."""
-    return [shlex.join([*_program(), *arguments]) for arguments in commands]
+    print("\n".join(f"  {shlex.join([*_program(), *arguments])}" for arguments in commands))
+    print(f"\n{guide}")
+    return 0
 
 
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:

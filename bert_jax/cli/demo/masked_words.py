@@ -4,13 +4,14 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.demo.console import config_there, heading, print_commands
+from bert_jax.cli.demo.console import config_there, heading, make_once, verdict
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
@@ -64,19 +65,14 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     _refuse_other_recipe(config, run)
     heading(1, "A corpus from the documentation of Python and the installed packages")
     text, vocabulary, corpus = workdir / "text.txt", workdir / "tokenizer", workdir / "corpus"
-    _write_text(text)
+    make_once(text, lambda: _write_text(text))
 
     heading(2, f"A WordPiece vocabulary of {VOCAB_SIZE:,} tokens, and the token store")
-    if vocabulary.exists():
-        print(f"{vocabulary} is there already")
-    else:
-        train_wordpiece(iter_texts([str(text)]), VOCAB_SIZE).save(vocabulary)
+    documents = iter_texts([str(text)])
+    make_once(vocabulary, lambda: train_wordpiece(documents, VOCAB_SIZE).save(vocabulary))
     tokenizer = load_tokenizer(vocabulary)
-    if is_corpus(corpus):
-        print(f"{corpus} is there already")
-    else:
-        built = build_corpus([str(text)], tokenizer, corpus, heldout_rate=HELDOUT_RATE)
-        print(built.summary())
+    build = partial(build_corpus, [str(text)], tokenizer, corpus, heldout_rate=HELDOUT_RATE)
+    make_once(corpus, lambda: build().summary(), is_corpus)
 
     heading(3, "Pretraining: masked words and next sentences")
     data = dataclasses.replace(config.data, corpus=str(corpus))
@@ -118,17 +114,14 @@ def _model_and_optimizer(config: PretrainConfig) -> tuple[ModelConfig, Optimizer
     return config.with_vocabulary(VOCAB_SIZE).model, config.optimizer
 
 
-def _write_text(path: Path) -> None:
+def _write_text(path: Path) -> str:
     """Write a paragraph a line, a blank line between documents; the file appears when complete."""
-    if path.exists():
-        print(f"{path} is there already")
-        return
     count = 0
     with staged_file(path) as file:
         for document in PythonDocs().texts():
             file.write(f"{document}\n\n".encode())
             count += 1
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {count:,} documents")
+    return f"{path}: {path.stat().st_size / 1e6:.1f} MB, {count:,} documents"
 
 
 def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
@@ -171,12 +164,9 @@ def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
         "frequent answer)"
     )
     learned_pairs = accuracy >= recipe.least_pair_accuracy and accuracy > majority
-    if gain < recipe.least_gain or not learned_pairs:
-        print("The demo FAILED: the model has not learned what it should have.")
-        return 1
-    print_commands(_next_commands(Path(result.workdir), corpus, recipe))
-    print("\nThe README goes on with your own text.")
-    return 0
+    commands = _next_commands(Path(result.workdir), corpus, recipe)
+    learned = gain >= recipe.least_gain and learned_pairs
+    return verdict(learned, commands, "The README goes on with your own text.")
 
 
 def _next_commands(run: Path, corpus: Path, recipe: Recipe) -> list[list[str]]:

@@ -4,11 +4,12 @@ import dataclasses
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.demo.console import config_there, heading, print_commands
+from bert_jax.cli.demo.console import config_there, heading, make_once, verdict
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.build import is_corpus
 from bert_jax.data.corpus.build_pairs import build_pairs
@@ -66,16 +67,11 @@ def run_demo(config_name: str, workdir: Path) -> int:
 
     heading(2, "A vocabulary of words and digits, and the token store")
     vocabulary, corpus = workdir / "tokenizer", workdir / "corpus"
-    if vocabulary.exists():
-        print(f"{vocabulary} is there already")
-    else:
-        words_and_digits([words for words, _ in known.lines()]).save(vocabulary)
-    if is_corpus(corpus):
-        print(f"{corpus} is there already")
-    else:
-        pairs = [open_pairs([str(path) for path in sides]) for sides in (known, unseen)]
-        built = build_pairs(pairs[:1], load_tokenizer(vocabulary), corpus, heldout=pairs[1:])
-        print(built.summary())
+    words = [words for words, _ in known.lines()]
+    make_once(vocabulary, lambda: words_and_digits(words).save(vocabulary))
+    pairs = [open_pairs([str(path) for path in sides]) for sides in (known, unseen)]
+    build = partial(build_pairs, pairs[:1], out=corpus, heldout=pairs[1:])
+    make_once(corpus, lambda: build(load_tokenizer(vocabulary)).summary(), is_corpus)
 
     heading(3, "Training: the next digit, from the words and the digits before")
     data = dataclasses.replace(config.data, corpus=str(corpus))
@@ -140,12 +136,8 @@ def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> f
 def _verdict(share: float, count: int, workdir: Path) -> int:
     """Print whether the run has learned enough, and what to try next."""
     print(f"{share:.2%} of {count:,} unseen numbers exact (at least {LEAST_EXACT:.0%})")
-    if share < LEAST_EXACT:
-        print("The demo FAILED: the model has not learned what it should have.")
-        return 1
-    print_commands(_next_commands(workdir))
-    print("\ndocs/guide/translation.md goes on with your own pairs of texts.")
-    return 0
+    guide = "docs/guide/translation.md goes on with your own pairs of texts."
+    return verdict(share >= LEAST_EXACT, _next_commands(workdir), guide)
 
 
 def _next_commands(workdir: Path) -> list[list[str]]:

@@ -10,8 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_jax.cli.inspection.evaluate import HeldOutRun, open_heldout
-from bert_jax.distributed.parallel.in_flight import in_flight
-from bert_jax.distributed.parallel.sharding import place_batch
+from bert_jax.distributed.parallel.sharding import in_flight, place_batch
 from bert_jax.errors import UserError
 from bert_jax.objectives.masked_lm import MaskedLM, MaskedLMByPosition, position_buckets
 from bert_jax.objectives.objective import Batch
@@ -72,16 +71,11 @@ def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
 
 
 def evaluate_by_position(
-    workdir: Path | str,
-    *,
-    corpus: str | None = None,
-    max_rows: int | None = None,
-    length: int | None = None,
-    rates: Sequence[float] = DEFAULT_RATES,
+    workdir: Path | str, *, rates: Sequence[float] = DEFAULT_RATES, **rows: Any
 ) -> PositionLosses:
     """Evaluate the newest checkpoint of a run by position and masking rate.
 
-    Arguments and further errors as in `open_heldout`.
+    `rows` and further errors as in `open_heldout`.
 
     Raises:
         UserError: A rate is not in (0, 1] or comes twice, or the run's objective is not masked_lm.
@@ -93,7 +87,7 @@ def evaluate_by_position(
             )
     if not rates or len(set(rates)) < len(rates):
         raise UserError("--masking-rates must name each rate once, such as 5,15,30")
-    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length)
+    run = open_heldout(workdir, **rows)
     return measure(run, position_buckets(run.length), rates)
 
 

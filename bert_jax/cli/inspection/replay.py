@@ -2,7 +2,7 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -269,24 +269,20 @@ def label_texts(
     if (labels := batch.get("labels")) is None:
         return [""] * count
     names = np.array(spec.labels)
-    if objective == "single_label":
-        return [f"label {names[label]}" for label in labels]
-    if objective == "multi_label":
-        return [f"labels {' '.join(names[label > 0]) or 'none'}" for label in labels]
-    if objective == "regression":
-        return [f"score {label * spec.deviation + spec.mean:g}" for label in labels]
-    if objective == "span":
-        texts = zip(batch["tokens"], labels.tolist(), strict=True)
-        return [f"answer {_answer(tokenizer, tokens, *span)}" for tokens, span in texts]
-    if objective == "tags":
-        return [f"tags {' '.join(names[row[row != NO_LABEL]])}" for row in labels]
-    if objective == "arcs":
-        arcs = ([divmod(arc, len(names)) for arc in row[row != NO_LABEL]] for row in labels)
-        return [
-            f"heads {' '.join([f'{head}:{names[relation]}' for head, relation in row])}"
-            for row in arcs
-        ]
-    return [f"label {label:g}" for label in labels]
+
+    def arcs(row: np.ndarray) -> list[str]:
+        return [f"{arc // len(names)}:{names[arc % len(names)]}" for arc in row[row != NO_LABEL]]
+
+    say: dict[str, Callable[..., str]] = {
+        "single_label": lambda label, _: f"label {names[label]}",
+        "multi_label": lambda chosen, _: f"labels {' '.join(names[chosen > 0]) or 'none'}",
+        "regression": lambda score, _: f"score {score * spec.deviation + spec.mean:g}",
+        "span": lambda span, tokens: f"answer {_answer(tokenizer, tokens, *span.tolist())}",
+        "tags": lambda row, _: f"tags {' '.join(names[row[row != NO_LABEL]])}",
+        "arcs": lambda row, _: f"heads {' '.join(arcs(row))}",
+    }
+    one = say.get(objective, lambda label, _: f"label {label:g}")
+    return list(map(one, labels, batch["tokens"]))
 
 
 def _answer(tokenizer: Tokenizer, tokens: np.ndarray, first: int, last: int) -> str:

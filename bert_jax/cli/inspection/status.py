@@ -227,14 +227,16 @@ def _run_values(
     logged = row.get("perf/steps_per_second")
     rate = logged if _is_number(logged) and logged > 0 else None
     ended = num_steps is not None and step >= num_steps and num_steps in saved
-    started, stall_seconds = bool(rows or starts), config.training.stall_seconds
+    turns = [event["kind"] for event in events if event["kind"] in ("start", *_ENDS)]
+    known = silent if rows or starts or turns else None
+    soon, long = max(_SOON, 5 / rate if rate else 0.0), config.training.stall_seconds or _LONG
     left = None if rate is None or num_steps is None else max(0, num_steps - step) / rate
     return {
         "workdir": work.name,
         "version": str(record.get("bert_jax", "")),
         "num_steps": num_steps,
         "step": step,
-        "state": _state(events, silent, rate, stall_seconds, started=started, ended=ended),
+        "state": _state(turns, known, soon=soon, long=long, ended=ended),
         "heard": heard,
         "silent_seconds": silent,
         "steps_per_second": rate,
@@ -243,7 +245,7 @@ def _run_values(
         "seconds": total_seconds(starts),
         "down_seconds": down_seconds(starts),
         "num_starts": sum(start.count for start in starts),
-        "num_killed": _num_killed(events),
+        "num_killed": sum(pair == ("start", "start") for pair in itertools.pairwise(turns)),
         "errors": [e for e in events if e["kind"] not in _NO_ERRORS][-_MAX_ERRORS:],
     }
 
@@ -303,36 +305,18 @@ def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> 
 
 
 def _state(
-    events: Sequence[dict[str, Any]],
-    silent: float | None,
-    rate: float | None,
-    stall_seconds: float,
-    *,
-    started: bool,
-    ended: bool,
+    turns: Sequence[str], silent: float | None, *, soon: float, long: float, ended: bool
 ) -> State:
-    turns = [event["kind"] for event in events if event["kind"] in ("start", *_ENDS)]
+    """Decide the state by the starts and ends in the log, and by the seconds of silence."""
     if turns and turns[-1] in _ENDS:
         return _ENDS[turns[-1]]
     if not turns and ended:
         return "finished"
-    if silent is None or not (started or turns):
+    if silent is None:
         return "new"
-    if silent <= max(_SOON, 0.0 if rate is None else 5 / rate):
+    if silent <= soon:
         return "running"
-    return "silent" if silent <= (stall_seconds or _LONG) else "killed"
-
-
-def _num_killed(events: Sequence[dict[str, Any]]) -> int:
-    """Count the starts without a recorded end, as the next start found them."""
-    killed, open_start = 0, False
-    for event in events:
-        if event["kind"] == "start":
-            killed += open_start
-            open_start = True
-        elif event["kind"] in _ENDS:
-            open_start = False
-    return killed
+    return "silent" if silent <= long else "killed"
 
 
 def _last(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Evaluation of a translation run on pairs of files: scores, floors, losses, a table by length."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
-from bert_jax.infer.predictor import Given, shape_for
+from bert_jax.infer.predictor import shape_for
 from bert_jax.infer.records import PAUSE, read_records
 from bert_jax.infer.translate import Translator, decoded
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import SearchConfig
-from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.translation import best_constant, bleu, by_length, chrf
 from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
@@ -57,7 +56,9 @@ def evaluate_pairs(
     saved = on_device(read_model(workdir))
     saved.require("translate", "decoder")
     translator = Translator(saved, search=settings)
-    answers = list(_translations(translator, sources))
+    with tqdm(total=len(sources), desc="translating", unit=" lines", disable=None) as bar:
+        parts = translator.parts({"text": sources}, most=translator.CHUNK, advance=bar.update)
+        answers = [answer for part in parts for answer in translator.predict(part)]
     hypotheses = [answer["translation"] for answer in answers]
     ids = saved.tokenizer.encode_batch(references)
     found: dict[str, Any] = {"step": saved.origin.step, "pairs": len(sources)}
@@ -214,18 +215,6 @@ def _padded(rows: Sequence[np.ndarray], size: int, length: int) -> tuple[np.ndar
         tokens[n, : len(row)] = row
         segments[n, : len(row)] = 1
     return tokens, segments
-
-
-def _translations(translator: Translator, sources: Sequence[str]) -> Iterator[dict[str, Any]]:
-    with tqdm(total=len(sources), desc="translating", unit=" lines", disable=None) as bar:
-        for at in range(0, len(sources), translator.CHUNK):
-            texts = sources[at : at + translator.CHUNK]
-            examples = [
-                TextExample("", text, None, None, Given("line", at + n))
-                for n, text in enumerate(texts, 1)
-            ]
-            yield from translator.predict(translator.prepare(examples))
-            bar.update(len(texts))
 
 
 def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:

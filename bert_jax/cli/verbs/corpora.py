@@ -1,5 +1,6 @@
 """Verbs that turn text into a tokenizer and a corpus; imports are made when a verb runs."""
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -102,9 +103,8 @@ class Tokenizer(Sources, groups.IntoDirectory):
             options=self.reading(),
         )  # fmt: skip
         options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
-        given = {name: value for name in options if (value := getattr(self, name)) is not None}
-        if not self.keep_accents:
-            del given["keep_accents"]
+        values = {name: getattr(self, name) for name in options}
+        given = {name: value for name, value in values.items() if value not in (None, False)}
         show = sys.stderr.isatty()
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
@@ -206,7 +206,7 @@ class OfText(Cleaning):
     engine: Annotated[str, "ENGINE"] = "local"
     """Engine of the build. local: processes of this machine; ray: Ray on this machine;
     ray:HOST:PORT: the cluster whose head is there; ray:auto: this node's cluster."""
-    shard_mb: Annotated[float | None, "MB"] = None
+    shard_mb: Annotated[float | None, Above(0), "MB"] = None
     """Size of the input files of one shard; each shard is a task of the engine. Input below twice
     this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
@@ -258,11 +258,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         from bert_jax.data.corpus.workers import worker_count
         from bert_jax.tokenization.load import load_tokenizer
 
-        shard_bytes = SHARD_BYTES
-        if (size := self.shard_mb) is not None:
-            if size * 1e6 < 1:
-                raise UserError(f"--shard-mb is {size:g}; it must be a number above 0")
-            shard_bytes = int(size * (1 << 20))
+        size = self.shard_mb
+        shard_bytes = SHARD_BYTES if size is None else math.ceil(size * (1 << 20))
         rate = {} if self.heldout_rate is None else {"heldout_rate": self.heldout_rate}
         recipe = Recipe(
             load_tokenizer(self.tokenizer), splitter=self.splitter or "fast",

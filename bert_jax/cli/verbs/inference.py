@@ -1,18 +1,13 @@
 """Verbs that ask a model; imports are made when a verb runs."""
 
-import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import File, Given, Text
 from bert_jax.config.bounds import Count, Fraction
 from bert_jax.errors import UserError
-
-if TYPE_CHECKING:
-    from bert_jax.artefacts.saved.model import SavedModel
-    from bert_jax.infer.translate import Translator
 
 _MAX_CONTEXT_BYTES = 4 << 20
 
@@ -90,15 +85,11 @@ class Answer(groups.AskingRows, groups.Top):
             context = read_text(self.context_file, max_bytes=_MAX_CONTEXT_BYTES)
         if context is None and self.texts not in ((), ("-",)):
             raise UserError("a question needs a text: give --context TEXT or --context-file FILE")
-        threshold: float | str | None = None
-        if self.null_threshold != "none":
-            try:
-                threshold = self.null_threshold
-                threshold = threshold if threshold == "auto" else float(threshold)
-            except ValueError:
-                raise UserError(
-                    f"--null-threshold is {threshold!r}; give a number, none or auto"
-                ) from None
+        known, odds = {"none": None, "auto": "auto"}, self.null_threshold
+        try:
+            threshold = known[odds] if odds in known else float(odds)
+        except ValueError:
+            raise UserError(f"--null-threshold is {odds!r}; give a number, none or auto") from None
         make = partial(
             Answerer, top=self.top or 1, null_threshold=threshold,
             max_answer_tokens=self.max_answer_tokens,
@@ -136,22 +127,8 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
                         f"{option} does not fit into a line for each text: add --json, or name a "
                         ".jsonl file as --out"
                     )
-        translators: list[Translator] = []
-
-        def make(model: "SavedModel") -> "Translator":
-            translators.append(
-                Translator(model, search=self.settings(top), alignments=self.alignments)
-            )
-            return translators[-1]
-
-        code = run_verb(self, make, prefix=self.prefix)
-        if cut := translators[0].num_cut:
-            print(
-                f"Warning: {cut:,} translations reached the greatest length without an end and "
-                "were cut there; --max-length-rate and --max-length are the limits",
-                file=sys.stderr,
-            )
-        return code
+        make = partial(Translator, search=self.settings(top), alignments=self.alignments)
+        return run_verb(self, make, prefix=self.prefix)
 
 
 class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):

@@ -281,9 +281,8 @@ class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
         work = open_workdir(self.workdir)
         verdicts = audit(work.checkpoints, only=self.step, progress=sys.stderr.isatty())
         self.show([dataclasses.asdict(verdict) for verdict in verdicts], audit_report(verdicts))
-        if all(verdict.intact for verdict in verdicts):
-            return 0
-        return 1 if any(verdict.intact for verdict in verdicts) else 5
+        intact = [verdict.intact for verdict in verdicts]
+        return 0 if all(intact) else 1 if any(intact) else 5
 
 
 class Predict(groups.OfRun, groups.IntoDirectory):

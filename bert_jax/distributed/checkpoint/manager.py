@@ -21,7 +21,7 @@ import jax
 from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.agreement import all_agree, by_first
 from bert_jax.distributed.checkpoint.digest import leaf_digests
-from bert_jax.distributed.checkpoint.reading import Restored, restore_newest
+from bert_jax.distributed.checkpoint.reading import Restored, load_newest
 from bert_jax.distributed.checkpoint.record import (
     Record,
     RecordFaultError,
@@ -30,13 +30,7 @@ from bert_jax.distributed.checkpoint.record import (
     read_record,
 )
 from bert_jax.distributed.checkpoint.retention import Retention, kept_steps
-from bert_jax.distributed.checkpoint.storage import (
-    AnyPath,
-    as_path,
-    one_line,
-    save_fault,
-    saved_steps,
-)
+from bert_jax.distributed.checkpoint.storage import AnyPath, one_line, save_fault, saved_steps
 from bert_jax.distributed.checkpoint.verify import (
     Verdict,
     VerificationStoppedError,
@@ -76,7 +70,7 @@ class Checkpoints:
         The first save makes it if missing. Damaged checkpoints are moved to `damaged/` beside it.
         `max_failed_saves` in a row end the run. Process 0 calls `report`, from the main thread.
         """
-        self._directory = as_path(directory)
+        self._directory = storage.as_path(directory)
         self._aside = self._directory.parent / "damaged"
         self._retention = retention or Retention()
         self._max_failures, self._report = max_failed_saves, report
@@ -89,7 +83,7 @@ class Checkpoints:
 
     def restore(self, abstract: Any) -> Restored | None:
         """Restore the newest intact checkpoint; move damaged ones that are newer to `damaged/`."""
-        restored = restore_newest(self._directory, abstract)
+        restored = load_newest(self._directory, abstract)
         if restored is None:
             return None
 

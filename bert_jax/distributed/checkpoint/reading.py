@@ -20,7 +20,6 @@ from bert_jax.distributed.checkpoint.digest import leaf_digests
 from bert_jax.distributed.checkpoint.record import (
     Record,
     RecordFaultError,
-    filled,
     grouped,
     is_param,
     named_leaves,
@@ -71,16 +70,11 @@ class Restored:
         return f"Skipped damaged {noun} {what}. Using the checkpoint of step {self.step}."
 
 
-def load_newest(directory: AnyPath) -> Restored | None:
-    """Restore only the parameters of the newest intact checkpoint, onto one device."""
-    return restore_newest(directory, None)
-
-
-def restore_newest(directory: AnyPath, abstract: Any) -> Restored | None:
+def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
     """Restore the newest intact checkpoint, None if there is none; nothing on disk changes.
 
     `abstract` is the state with a `jax.ShapeDtypeStruct` per array, whose sharding the array gets;
-    the saved sharding may be another. None: as `load_newest`.
+    the saved sharding may be another. None: only the parameters, onto one device.
 
     Raises:
         DamagedCheckpointError: There are checkpoints and none is intact.
@@ -150,7 +144,10 @@ def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
         fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
         fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
         return record, {}, fault  # drop the arrays: memory may not hold the next checkpoint too
-    return record, nested_params(leaves) if abstract is None else filled(abstract, leaves), ""
+    if abstract is None:
+        return record, nested_params(leaves), ""
+    state = jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
+    return record, state, ""
 
 
 def _await_sight(path: epath.Path) -> None:

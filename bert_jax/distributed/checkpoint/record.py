@@ -89,13 +89,6 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     }
 
 
-def filled(abstract: Any, leaves: dict[str, Any]) -> Any:
-    """Replace the leaves of `abstract` by the leaves of the same names."""
-    return jax.tree.unflatten(
-        jax.tree.structure(abstract), [leaves[name] for name in named_leaves(abstract)]
-    )
-
-
 def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
     """Group leaves as they are stored: nested parameters, and the rest, if any, by name."""
     rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}

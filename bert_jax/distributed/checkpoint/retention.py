@@ -18,8 +18,9 @@ from pathlib import Path
 from etils import epath
 
 from bert_jax.config.bounds import Bounded, Count, Natural
-from bert_jax.distributed.checkpoint.storage import AnyPath, as_path, is_remote, read_object
+from bert_jax.distributed.checkpoint.storage import AnyPath, as_path, read_object
 from bert_jax.files.staging import replace_file
+from bert_jax.files.urls import is_url
 
 _MARK = re.compile(r"(\d+)\.branch-[0-9a-f]{8}\.json")
 
@@ -83,7 +84,7 @@ def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
         return False
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     content = json.dumps({"branch": branch, "step": step, "time": now}) + "\n"
-    if is_remote(mark):  # an object appears whole
+    if is_url(mark):  # an object appears whole
         mark.write_text(content)
     else:
         replace_file(Path(mark), content.encode())

@@ -5,10 +5,12 @@ rename on a file system, by a last file (`commit_success.txt`) in a bucket. Tens
 arrays on the host, for verification, without devices.
 """
 
+import errno
 import gc
 import itertools
 import json
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -20,7 +22,9 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
+from bert_jax.files.staging import REASONS
 from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.files.urls import is_url
 
 PARAMS, REST, RECORD = "params", "rest", "record"
 _COMMITTED = "commit_success.txt"
@@ -31,27 +35,17 @@ _ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
 """Orbax's description of an array in a nested dict."""
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
 _SAVE_FAULTS = {
-    "No space left": "the disk is full",
-    "Disk quota exceeded": "the quota is used up",
-    "Read-only file system": "the file system is read-only",
-    "Permission denied": "permission is denied",
-    "File too large": "the file is too large for the file system or a limit of this process",
-    "No such file or directory": "the directory is gone",
-    "Input/output error": "the disk reports an input/output error",
+    **{code: why for code, why in REASONS.items() if code not in (errno.ENOENT, errno.EEXIST)},
+    errno.ENOENT: "the directory is gone",
 }
 
 AnyPath: TypeAlias = epath.Path | Path
 """A local path, or one in a bucket (`gs://`)."""
 
 
-def is_remote(directory: AnyPath) -> bool:
-    """Return true for a directory in a bucket, where nothing can be renamed in one step."""
-    return "://" in str(directory)
-
-
 def as_path(directory: AnyPath | str) -> epath.Path:
     """Return an absolute path that works locally and in a bucket."""
-    return epath.Path(directory if is_remote(epath.Path(directory)) else Path(directory).absolute())
+    return epath.Path(directory if is_url(epath.Path(directory)) else Path(directory).absolute())
 
 
 def saved_steps(directory: AnyPath) -> list[int]:
@@ -60,7 +54,7 @@ def saved_steps(directory: AnyPath) -> list[int]:
     if not directory.is_dir():
         return []
     steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
-    commits = is_remote(directory)
+    commits = is_url(directory)
     return sorted(int(p.name) for p in steps if not commits or (p / _COMMITTED).exists())
 
 
@@ -74,7 +68,7 @@ def remove_unfinished(directory: AnyPath) -> None:
             leftover.rmtree()
         else:
             leftover.unlink()
-    if is_remote(directory):
+    if is_url(directory):
         complete = saved_steps(directory)
         for path in directory.iterdir():
             if path.name.isdigit() and int(path.name) not in complete:
@@ -83,7 +77,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 def try_to_write(directory: AnyPath) -> None:
     """Check that a local directory can be written, or raise an OSError; ignore buckets."""
-    if not is_remote(directory):
+    if not is_url(directory):
         probe = as_path(directory) / "probe.deleted"
         probe.mkdir(exist_ok=True)
         probe.rmdir()
@@ -92,7 +86,7 @@ def try_to_write(directory: AnyPath) -> None:
 def delete(checkpoint: AnyPath) -> None:
     """Delete a checkpoint; if interrupted, the rest no longer counts as a checkpoint."""
     checkpoint = as_path(checkpoint)
-    if is_remote(checkpoint):
+    if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
         checkpoint.rmtree()
     else:
@@ -107,7 +101,7 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
     target.mkdir(parents=True, exist_ok=True)
     taken = len(list(target.glob(f"{checkpoint.name}.*")))
     aside = target / f"{checkpoint.name}.{taken}"
-    if is_remote(checkpoint):
+    if is_url(checkpoint):
         import fsspec
 
         (checkpoint / _COMMITTED).unlink(missing_ok=True)  # a half-moved one must not count
@@ -220,7 +214,7 @@ def damage(error: Exception, path: AnyPath) -> str:
 
     If a bucket is out of reach or denied, raise a ConnectionError instead: its files may be intact.
     """
-    if is_remote(path) and (
+    if is_url(path) and (
         type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")
         or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError))
         or re.search(_OUT_OF_REACH, str(error))
@@ -237,10 +231,8 @@ def save_fault(error: BaseException) -> str:
         chain.append(known)
         known = known.__cause__ or known.__context__
     messages = "\n".join(map(str, chain))
-    for pattern, meaning in _SAVE_FAULTS.items():
-        if re.search(pattern, messages):
-            return meaning
-    return one_line(error)
+    found = (reason for code, reason in _SAVE_FAULTS.items() if os.strerror(code) in messages)
+    return next(found, one_line(error))
 
 
 def one_line(error: BaseException) -> str:

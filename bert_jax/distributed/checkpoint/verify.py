@@ -13,20 +13,14 @@ from typing import Any
 from etils import epath
 from tqdm import tqdm
 
+from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.digest import block_digest, text
 from bert_jax.distributed.checkpoint.record import RecordFaultError, group_of, read_record
-from bert_jax.distributed.checkpoint.storage import (
-    AnyPath,
-    as_path,
-    damage,
-    host_blocks,
-    is_remote,
-    listed_arrays,
-    saved_steps,
-)
+from bert_jax.distributed.checkpoint.storage import AnyPath, as_path, damage, saved_steps
 from bert_jax.errors import UserError
 from bert_jax.files.checks import json_crc
 from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.files.urls import is_url
 
 _MARK = "verified.json"
 _BLOCK = 8 << 20
@@ -87,7 +81,7 @@ def verify_checkpoint(
     for name, (_, _, digest) in record.arrays.items():
         total = 0
         try:
-            for block, start, shape in host_blocks(checkpoint, *group_of(name)):
+            for block, start, shape in storage.host_blocks(checkpoint, *group_of(name)):
                 if stopped():
                     raise VerificationStoppedError
                 total += block_digest(block, start, shape)
@@ -189,7 +183,7 @@ def file_fault(
 def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
     """Describe a fault in Orbax's lists of arrays, which only Orbax uses; "" if there is none."""
     try:
-        listed = listed_arrays(checkpoint)
+        listed = storage.listed_arrays(checkpoint)
     except Exception as error:  # whatever is in them
         return f"the list of its arrays cannot be read: {damage(error, checkpoint)}"
     wrong = ", ".join("/".join(array) for array in sorted(listed ^ recorded)[:3])
@@ -206,7 +200,7 @@ def _write_mark(checkpoint: epath.Path) -> None:
         for path in files_below(checkpoint)
     }
     content = json.dumps({"files": files, "crc32": json_crc(files)})
-    if is_remote(checkpoint):  # an object appears whole
+    if is_url(checkpoint):  # an object appears whole
         (checkpoint / _MARK).write_text(content)
     else:
         temporary = checkpoint.with_name(f"{checkpoint.name}.{_MARK}.deleted")

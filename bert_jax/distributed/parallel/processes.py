@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
 import jax
@@ -170,15 +171,7 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-@dataclass
-class _Here:
-    """State of this process in a run."""
-
-    joined: bool = False
-    index: int = 0
-
-
-_here = _Here()
+_here = SimpleNamespace(joined=False, index=0)  # state of this process in a run
 
 
 def _on_tpu() -> bool:

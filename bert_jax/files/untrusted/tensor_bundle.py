@@ -14,12 +14,14 @@ each data block. In a block, a key is stored as the number of bytes that it shar
 key, and the rest. After each block come a byte that names its compression and a CRC-32C.
 """
 
+import functools
 import itertools
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import ml_dtypes
@@ -47,26 +49,12 @@ _MASK_DELTA = 0xA282EAD8
 _PIECE = 1 << 18
 
 
-class _Shards:
-    """The data files of a checkpoint, each mapped when it is first used."""
-
-    def __init__(self, index: Path, number: int) -> None:
-        self.index, self.number = index, number
-        self._mapped: dict[int, tuple[Path, np.ndarray]] = {}
-
-    def __getitem__(self, n: int) -> tuple[Path, np.ndarray]:
-        if n not in self._mapped:
-            path = self.index.with_name(f"{self.index.stem}.data-{n:05}-of-{self.number:05}")
-            mapped = map_bytes(path, f"{self.index.name} names it")
-            self._mapped[n] = (path, np.asarray(mapped))
-        return self._mapped[n]
-
-
 @dataclass(frozen=True)
 class BundleTensor:
     """One tensor; its bytes are read when `array` is used."""
 
     name: str
+    _mapped: Callable[[int], tuple[Path, np.ndarray]]
     shape: tuple[int, ...]
     _type: int
     _slices: int
@@ -74,12 +62,12 @@ class BundleTensor:
     _offset: int
     _size: int
     _crc: int
-    _shards: _Shards
+    _where: str
 
     @property
     def array(self) -> np.ndarray:
         """Read-only view of the mapped file; a UserError if damaged or of an unknown type."""
-        where = f"{self._shards.index}, tensor {self.name!r}"
+        where = self._where
         if self._slices:
             raise UserError(
                 f"{where} is stored in {self._slices} slices (a partitioned variable), which are "
@@ -93,7 +81,7 @@ class BundleTensor:
                 f"{where}: {dtype} of shape {self.shape!r:.80} takes {needed:,} bytes, the index "
                 f"says {self._size:,}"
             )
-        path, mapped = self._shards[self._shard]
+        path, mapped = self._mapped(self._shard)
         if self._offset + self._size > len(mapped):
             raise UserError(
                 f"{path} has {len(mapped):,} bytes and is cut off: the tensor {self.name!r} ends "
@@ -120,7 +108,13 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
     )
     if b"" not in table:
         raise UserError(f"{index} has no header: it is no index of a TensorFlow checkpoint")
-    shards = _Shards(index, _num_shards(table.pop(b""), f"{index}, header"))
+    number = _num_shards(table.pop(b""), f"{index}, header")
+
+    @functools.cache  # a data file is mapped when it is first used
+    def mapped(n: int) -> tuple[Path, np.ndarray]:
+        path = index.with_name(f"{index.stem}.data-{n:05}-of-{number:05}")
+        return path, np.asarray(map_bytes(path, f"{index.name} names it"))
+
     tensors: dict[str, BundleTensor] = {}
     for key, value in table.items():
         if key.startswith(b"\0"):  # one slice of a partitioned variable
@@ -131,12 +125,13 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
             raise UserError(f"{index}: the tensor name {key[:80]!r} is not UTF-8") from error
         if not name.isprintable():
             raise UserError(f"{index}: the tensor name {name[:80]!r} is not printable")
-        tensors[name] = _tensor(name, value, shards)
+        fields = _fields_of_tensor(value, f"{index}, tensor {name!r}", number)
+        tensors[name] = BundleTensor(name, mapped, *fields)
     return tensors
 
 
-def _tensor(name: str, raw: bytes, shards: _Shards) -> BundleTensor:
-    where = f"{shards.index}, tensor {name!r}"
+def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...]:
+    """Return the fields of a `BundleTensor` from its shape to its place in messages."""
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0
@@ -148,11 +143,11 @@ def _tensor(name: str, raw: bytes, shards: _Shards) -> BundleTensor:
         elif number in numbers and isinstance(value, int):
             numbers[number] = value
     kind, shard, offset, size, crc = numbers.values()
-    if not (slices or shard < shards.number):
-        raise UserError(f"{where} is in shard {shard:,}; the last shard is {shards.number - 1:,}")
+    if not (slices or shard < num_shards):
+        raise UserError(f"{where} is in shard {shard:,}; the last shard is {num_shards - 1:,}")
     if offset + size > _MAX_BYTES:
         raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
-    return BundleTensor(name, shape, kind, slices, shard, offset, size, crc, shards)
+    return shape, kind, slices, shard, offset, size, crc, where
 
 
 def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
@@ -211,9 +206,8 @@ def _shape(raw: bytes, where: str) -> tuple[int, ...]:
 
 def masked_crc32c(data: bytes | memoryview) -> int:
     """Compute a CRC-32C as LevelDB and TensorFlow store it: rotated by 15 bits plus a constant."""
-    crc = 0
-    for begin in range(0, len(data), _PIECE):  # the library takes nothing but `bytes`
-        crc = int(google_crc32c.extend(crc, bytes(data[begin : begin + _PIECE])))
+    pieces = (bytes(data[begin : begin + _PIECE]) for begin in range(0, len(data), _PIECE))
+    crc = functools.reduce(google_crc32c.extend, pieces, 0)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 

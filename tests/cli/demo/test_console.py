@@ -4,8 +4,9 @@ import sys
 from bert_jax.cli.demo import console
 
 
-def test_commands_are_quoted_for_a_shell():
-    (line,) = console.command_lines([["fill-mask", "my work/run", "a [MASK]"]])
+def test_commands_are_quoted_for_a_shell(capsys):
+    console.verdict(True, [["fill-mask", "my work/run", "a [MASK]"]], "Read on.")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "fill-mask" in line)
     assert shlex.split(line)[-3:] == ["fill-mask", "my work/run", "a [MASK]"]
 
 

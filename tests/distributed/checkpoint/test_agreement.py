@@ -19,7 +19,7 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.distributed.checkpoint import Checkpoints, agreement, reading, saved_steps, storage
 from bert_jax.distributed.checkpoint.agreement import ElsewhereError, all_agree, by_first
-from bert_jax.distributed.checkpoint.reading import OutOfSightError, restore_newest
+from bert_jax.distributed.checkpoint.reading import OutOfSightError, load_newest
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files.remote import open_workdir
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -119,7 +119,7 @@ def saved(tmp_path_factory):
 
 
 def restored_by(pair, directory, state) -> list[Any]:
-    return pair.run(*[lambda: restore_newest(directory, abstract(state))] * 2)
+    return pair.run(*[lambda: load_newest(directory, abstract(state))] * 2)
 
 
 def stale(pair, monkeypatch, module, steps):

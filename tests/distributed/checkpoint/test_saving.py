@@ -193,7 +193,7 @@ def test_an_error_before_orbax_is_a_failed_save_too(tmp_path, monkeypatch):
 
     monkeypatch.setattr(manager.storage, "write_async", refuse)
     assert not run.save(1)
-    assert "permission is denied. There is none." in run.reports[0][2]
+    assert "the directory is not writable. There is none." in run.reports[0][2]
     run.checkpoints.close()
 
 

@@ -21,7 +21,6 @@ from bert_jax.distributed.checkpoint import (
     load_newest,
     verify_checkpoint,
 )
-from bert_jax.distributed.checkpoint.reading import restore_newest
 from bert_jax.distributed.checkpoint.record import read_record
 from bert_jax.distributed.checkpoint.verify import audit, audit_report
 from bert_jax.errors import UserError
@@ -102,11 +101,11 @@ def test_every_digest_is_compared_in_verification_and_in_a_restore(saved, tmp_pa
     for name in names:
         change_a_digest(path, name)
         assert verify_checkpoint(path).fault == f"array {name} differs from its digest"
-        restored = restore_newest(copy / "checkpoints", abstract(states[10]))
+        restored = load_newest(copy / "checkpoints", abstract(states[10]))
         (damaged,) = restored.damaged
         assert damaged.fault == f"1 of 11 arrays differ from their digest: {name}"
         change_a_digest(path, name)  # as it was
-    assert restore_newest(copy / "checkpoints", abstract(states[10])).damaged == ()
+    assert load_newest(copy / "checkpoints", abstract(states[10])).damaged == ()
     change_a_digest(path, "params/nsp/w")
     (damaged,) = load_newest(copy / "checkpoints").damaged
     assert damaged.fault == "1 of 3 arrays differ from their digest: params/nsp/w"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -285,7 +286,7 @@ def on_tpu_vm(monkeypatch):
     for name in ("TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(processes, "_on_tpu", lambda: True)
-    monkeypatch.setattr(processes, "_here", processes._Here())
+    monkeypatch.setattr(processes, "_here", SimpleNamespace(joined=False, index=0))
 
     def answer(error):
         def initialize(**_):
