@@ -71,11 +71,16 @@ def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
 
 
 def evaluate_by_position(
-    workdir: Path | str, *, rates: Sequence[float] = DEFAULT_RATES, **rows: Any
+    workdir: Path | str,
+    *,
+    corpus: str | None = None,
+    max_rows: int | None = None,
+    length: int | None = None,
+    rates: Sequence[float] = DEFAULT_RATES,
 ) -> PositionLosses:
     """Evaluate the newest checkpoint of a run by position and masking rate.
 
-    `rows` and further errors as in `open_heldout`.
+    Arguments and further errors as in `open_heldout`.
 
     Raises:
         UserError: A rate is not in (0, 1] or comes twice, or the run's objective is not masked_lm.
@@ -87,7 +92,7 @@ def evaluate_by_position(
             )
     if not rates or len(set(rates)) < len(rates):
         raise UserError("--masking-rates must name each rate once, such as 5,15,30")
-    run = open_heldout(workdir, **rows)
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length)
     return measure(run, position_buckets(run.length), rates)
 
 

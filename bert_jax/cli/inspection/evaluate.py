@@ -163,18 +163,20 @@ def evaluate_run(
     return values if baseline is None else values | {"unigram_entropy": baseline}
 
 
-def compared_lines(names: Sequence[str], **rows: Any) -> Iterator[str]:
+def compared_lines(
+    names: Sequence[str], *, corpus: str | None = None, max_rows: int | None = None
+) -> Iterator[str]:
     """Yield a line for each of several checkpoints of one model, with its metrics on held-out text.
 
     All checkpoints are evaluated on the same rows: the last checkpoint's, from its corpus.
 
-    `names` are checkpoints as WORKDIR@STEP or WORKDIR; `rows` as in `open_heldout`.
+    `names` are checkpoints as WORKDIR@STEP or WORKDIR; other arguments as in `open_heldout`.
 
     Raises:
         UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.
     """
     workdir, step = split_name(names[-1])
-    run = open_heldout(workdir, step=step, **rows)
+    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, step=step)
     objective = run.settings.objective
     eval_step, width = make_eval_step(run.settings, run.mesh, EVAL_SEED), max(map(len, names))
     for name in names:

@@ -104,7 +104,11 @@ class Tokenizer(Sources, groups.IntoDirectory):
         )  # fmt: skip
         options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
         values = {name: getattr(self, name) for name in options}
-        given = {name: value for name, value in values.items() if value not in (None, False)}
+        given = {
+            name: value
+            for name, value in values.items()
+            if value is not None and value is not False
+        }
         show = sys.stderr.isatty()
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
