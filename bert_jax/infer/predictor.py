@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.distributed.parallel.sharding import in_flight
+from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import task_logits
 from bert_jax.infer.records import PAUSE, Record

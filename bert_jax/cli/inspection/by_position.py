@@ -10,7 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_jax.cli.inspection.evaluate import HeldOutRun, open_heldout
-from bert_jax.distributed.parallel.sharding import in_flight, place_batch
+from bert_jax.distributed.parallel.in_flight import in_flight
+from bert_jax.distributed.parallel.sharding import place_batch
 from bert_jax.errors import UserError
 from bert_jax.objectives.masked_lm import MaskedLM, MaskedLMByPosition, position_buckets
 from bert_jax.objectives.objective import Batch

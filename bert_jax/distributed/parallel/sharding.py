@@ -1,10 +1,9 @@
-"""The device mesh, how every array of training is sharded over it, and a loop over batches."""
+"""The device mesh, and how every array of training is sharded over it."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -15,8 +14,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
 from bert_jax.errors import UserError
 from bert_jax.model.layout import LogicalAxes
-
-Item = TypeVar("Item")
 
 AXES = ("data", "fsdp", "tensor")
 TRIAL = "trial"
@@ -296,20 +293,6 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
         name: jax.make_array_from_process_local_data(sharding, np.ascontiguousarray(rows))
         for name, rows in batch.items()
     }
-
-
-def in_flight(
-    dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
-) -> Iterator[tuple[Item, Any]]:
-    """Yield items and results as numpy arrays, in order, with at most `ahead` later under way."""
-    waiting: deque[tuple[Item, Any]] = deque()
-    for item in items:
-        waiting.append((item, dispatch(item)))
-        if len(waiting) > ahead:
-            first, result = waiting.popleft()
-            yield first, jax.device_get(result)
-    for first, result in waiting:
-        yield first, jax.device_get(result)
 
 
 def _nearest_multiples(size: int, unit: int) -> str:

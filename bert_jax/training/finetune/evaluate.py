@@ -17,7 +17,8 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.data.corpus.overlap.evaluation import text_key
 from bert_jax.data.corpus.overlap.search import merged, read_report, share_of
-from bert_jax.distributed.parallel.sharding import MeshConfig, in_flight, make_trial_mesh
+from bert_jax.distributed.parallel.in_flight import in_flight
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.objectives.objective import Forward, Objective

@@ -16,10 +16,10 @@ from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import PhaseConfig
 from bert_jax.data.pipeline import EvalBatches
 from bert_jax.data.store import TokenStore
+from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.distributed.parallel.sharding import (
     MeshConfig,
     data_shard,
-    in_flight,
     make_mesh,
     num_batch_shards,
     place_batch,

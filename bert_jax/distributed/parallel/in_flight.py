@@ -1,0 +1,23 @@
+"""A loop that keeps a device busy: results are read while later ones are computed."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+Item = TypeVar("Item")
+
+
+def in_flight(
+    dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
+) -> Iterator[tuple[Item, Any]]:
+    """Yield items and results as numpy arrays, in order, with at most `ahead` later under way."""
+    waiting: deque[tuple[Item, Any]] = deque()
+    for item in items:
+        waiting.append((item, dispatch(item)))
+        if len(waiting) > ahead:
+            first, result = waiting.popleft()
+            yield first, jax.device_get(result)
+    for first, result in waiting:
+        yield first, jax.device_get(result)
