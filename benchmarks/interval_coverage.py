@@ -19,7 +19,7 @@ import numpy as np
 
 from bert_jax.tasks.reports.classes import class_statistic
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
-from bert_jax.tasks.tagging.metrics import entity_report
+from bert_jax.tasks.tagging.metrics import entity_grounds
 from bert_jax.tasks.text.metrics import text_grounds
 from bert_jax.tasks.translation import bleu, chrf
 from bert_jax.training.sweep.statistics import student_interval
@@ -124,7 +124,7 @@ def tags(documents: int) -> Grounds:
     wrong = RANDOM.random(gold.shape) >= np.where(gold == "O", 1 - (1 - rates) / 4, rates)
     guess = np.where(wrong, np.where(gold == "O", "B-X", "O"), gold).tolist()
     units = np.repeat(np.arange(documents), sizes)
-    return entity_report(gold.tolist(), guess, guess, units)[0]
+    return entity_grounds(gold.tolist(), guess, units)
 
 
 def trees(sentences: int) -> Grounds:

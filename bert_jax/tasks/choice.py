@@ -64,7 +64,7 @@ class ChoiceSplit(Split):
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data from which the accuracy's confidence interval is computed."""
         hits = self._logits(outputs).argmax(axis=1) == np.array(self._gold)
-        return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits), {})
+        return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 
     def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> Iterable[dict[str, Any]]:
         """Return the choice of each example, its text, and all probabilities."""

@@ -286,12 +286,12 @@ class EmbeddingSplit(Split):
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
             truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
-            return Examined(text_grounds("regression", truth, cosines, self.units), {})
+            return Examined(text_grounds("regression", truth, cosines, self.units))
         values = self._of_queries(vectors)
         each = np.stack([values[name] for name in self._score_names], axis=1)
         units, right = np.arange(len(each)), each.mean(axis=1)
         found = Grounds(means(self._score_names, each), units, right)
-        return Examined(found, {"queries": len(each), "units": ["queries", len(each)]})
+        return Examined(found, lambda: {"queries": len(each), "units": ["queries", len(each)]})
 
     def _of_queries(
         self, vectors: Float[np.ndarray, "N G D"]

@@ -35,10 +35,11 @@ G); for embeddings vectors (N, D) or, in groups, (N, G, D)."""
 
 
 class Examined(NamedTuple):
-    """Data for the confidence intervals of a split's scores, and report details as JSON values."""
+    """Data for the confidence intervals of a split's scores, and the details of its report."""
 
     grounds: Grounds
-    details: dict[str, Any]
+    details: Callable[[], dict[str, Any]] = dict
+    """Computes the details, JSON values; only a report needs them, not each evaluation."""
 
 
 class Split(ABC):
@@ -150,7 +151,7 @@ class Split(ABC):
             "no_intervals": {name: why for name, why in found.missing.items() if name in scores},
             "units": [self.unit_names[0], len(set(self.units.tolist()))],
             "constant": _null(self.constant_score),
-            **details,
+            **details(),
         }
 
     @property

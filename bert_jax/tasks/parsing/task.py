@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -68,19 +69,19 @@ class ParsingSplit(Split):
             words, heads, both = (w @ each).T
             return {"las": both / words, "uas": heads / words}
 
-        gold, said, right = Counter[str](), Counter[str](), Counter[str]()
-        for truth, guess in zip(self._gold, trees, strict=True):
-            names = [[universal(name) for name in tree.relations] for tree in (truth, guess)]
-            gold.update(names[0])
-            said.update(names[1])
-            for a, b, ours, theirs in zip(truth.heads, guess.heads, *names, strict=True):
-                right[ours] += a == b and ours == theirs
-        found = sorted(gold.keys() | said.keys())
-        counts = ([each[name] for name in found] for each in (right, said, gold))
-        return Examined(
-            Grounds(score, self.units, each[:, 2] / each[:, 0]),
-            {"classes": class_rows(found, *counts)},
-        )
+        def details() -> dict[str, Any]:
+            gold, said, right = Counter[str](), Counter[str](), Counter[str]()
+            for truth, guess in zip(self._gold, trees, strict=True):
+                names = [[universal(name) for name in tree.relations] for tree in (truth, guess)]
+                gold.update(names[0])
+                said.update(names[1])
+                for a, b, ours, theirs in zip(truth.heads, guess.heads, *names, strict=True):
+                    right[ours] += a == b and ours == theirs
+            found = sorted(gold.keys() | said.keys())
+            counts = ([each[name] for name in found] for each in (right, said, gold))
+            return {"classes": class_rows(found, *counts)}
+
+        return Examined(Grounds(score, self.units, each[:, 2] / each[:, 0]), details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]

@@ -100,7 +100,7 @@ class SpanSplit(Split):
         predictions = self._predictions(outputs, self._task.config.num_best)
         rules = self._task.spec.rules
         threshold = scores.get(_THRESHOLD)
-        return Examined(*answer_report(self._examples, predictions, threshold, rules, self.units))
+        return answer_report(self._examples, predictions, threshold, rules, self.units)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
@@ -171,7 +171,7 @@ def answer_report(
     threshold: float | None,
     rules: SquadRules,
     units: np.ndarray,
-) -> tuple[Grounds, dict[str, Any]]:
+) -> Examined:
     """Return the data for intervals, and the details of a report.
 
     Questions have reference answers; predictions are in the order of the questions, and `units` are
@@ -190,15 +190,16 @@ def answer_report(
                 found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
         return found
 
-    groups = [
-        row
-        for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
-        for row in _groups(questions, each, units, what, name_of)
-    ]
-    return Grounds(score, units, each[:, 1] / 100, most=100.0), {
-        "groups": groups,
-        "mistakes": _mistakes(questions, predictions, texts, each[:, 1], threshold),
-    }
+    def details() -> dict[str, Any]:
+        groups = [
+            row
+            for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
+            for row in _groups(questions, each, units, what, name_of)
+        ]
+        mistakes = _mistakes(questions, predictions, texts, each[:, 1], threshold)
+        return {"groups": groups, "mistakes": mistakes}
+
+    return Examined(Grounds(score, units, each[:, 1] / 100, most=100.0), details)
 
 
 def _asks(question: Question) -> str:

@@ -67,10 +67,8 @@ def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None
     return {"classes": rows, "micro": micro, "macro": macro(rows)}
 
 
-def entity_report(
-    gold: _Tags, predicted: _Tags, raw: _Tags, units: np.ndarray
-) -> tuple[Grounds, dict[str, Any]]:
-    """Return the data for intervals, and the details of a report on entities.
+def entity_details(gold: _Tags, predicted: _Tags, raw: _Tags) -> dict[str, Any]:
+    """Return the details of a report on entities.
 
     The strict reading follows seqeval's `mode="strict"` with IOB2 on the model's raw tags; the
     lenient reading follows the CoNLL script, which scores the task.
@@ -80,13 +78,24 @@ def entity_report(
     details = entity_scores(gold, predicted)
     labels = [row["label"] for row in details["classes"]]
     details["strict"] = entity_scores(gold, raw, scheme="iob2")
-    pairs = list(zip(gold, predicted, strict=True))
-    found = [(set(entities(truth)), set(entities(guess))) for truth, guess in pairs]
     if labels:
+        found = _entity_sets(gold, predicted)
         details["confusion"] = confusion([*labels, _NONE], *_confused(found, labels))
+    return details
+
+
+def _entity_sets(gold: _Tags, predicted: _Tags) -> list[tuple[set[Entity], set[Entity]]]:
+    pairs = zip(gold, predicted, strict=True)
+    return [(set(entities(truth)), set(entities(guess))) for truth, guess in pairs]
+
+
+def entity_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
+    """Return the data for confidence intervals of scores of entities; tags are valid IOB2."""
     each = np.array([
         (len(ours & theirs), len(theirs), len(ours), sum(map(eq, truth, guess)), len(truth))
-        for (ours, theirs), (truth, guess) in zip(found, pairs, strict=True)
+        for (ours, theirs), truth, guess in zip(
+            _entity_sets(gold, predicted), gold, predicted, strict=True
+        )
     ], float)  # fmt: skip
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
@@ -99,27 +108,29 @@ def entity_report(
         }
 
     rarest = int((each[:, 2] > 0).sum())
-    return Grounds(score, units, ratio(each[:, 3], each[:, 4]), rarest), details
+    return Grounds(score, units, ratio(each[:, 3], each[:, 4]), rarest)
 
 
-def tag_report(
-    gold: _Tags, predicted: _Tags, labels: Sequence[str], units: np.ndarray
-) -> tuple[Grounds, dict[str, Any]]:
-    """Return the data for intervals, and the details of a report on plain tags.
+def tag_details(gold: _Tags, predicted: _Tags, labels: Sequence[str]) -> dict[str, Any]:
+    """Return the details of a report on plain tags.
 
     Words with an empty tag are left out; gold tags that are not among the learned `labels` are
     counted as one class.
     """
     number = {name: n for n, name in enumerate(labels)}
-    pairs = [
-        [(number.get(a, len(labels)), number[b]) for a, b in zip(*both, strict=True) if a]
-        for both in zip(gold, predicted, strict=True)
-    ]
-    truth, guess = np.array(list(chain.from_iterable(pairs)), int).reshape(-1, 2).T
+    words = zip(chain(*gold), chain(*predicted), strict=True)
+    pairs = [(number.get(a, len(labels)), number[b]) for a, b in words if a]
+    truth, guess = np.array(pairs, int).reshape(-1, 2).T
     names = [*labels, _UNKNOWN] if (truth == len(labels)).any() else labels
-    each = np.array([(sum(a == b for a, b in pair), len(pair)) for pair in pairs], float)
-    grounds = Grounds(lambda w: {"accuracy": ratio(*(w @ each).T)}, units, ratio(*each.T))
-    return grounds, of_classes(names, truth, guess)
+    return of_classes(names, truth, guess)
+
+
+def tag_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
+    """Return the data for confidence intervals of the accuracy over words that have a tag."""
+    hits = [[a == b for a, b in zip(*both, strict=True) if a]
+            for both in zip(gold, predicted, strict=True)]  # fmt: skip
+    each = np.array([(sum(right), len(right)) for right in hits], float)
+    return Grounds(lambda w: {"accuracy": ratio(*(w @ each).T)}, units, ratio(*each.T))
 
 
 def tag_mistakes(

@@ -12,7 +12,13 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaggingConfig
 from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TaggedExample, file_name, listed
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.tagging.metrics import entity_report, tag_mistakes, tag_report
+from bert_jax.tasks.tagging.metrics import (
+    entity_details,
+    entity_grounds,
+    tag_details,
+    tag_grounds,
+    tag_mistakes,
+)
 from bert_jax.tasks.tagging.schemes import (
     convert,
     detect_scheme,
@@ -93,16 +99,18 @@ class TaggingSplit(Split):
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data for intervals, scores by entity type or tag, confusion and mistakes."""
-        raw, predicted = self._best_tags(outputs), self._predicted(outputs)
-        if self._task.spec.scheme == "plain":
-            labels = self._task.spec.labels
-            grounds, details = tag_report(self._gold, predicted, labels, self.units)
-        else:
-            grounds, details = entity_report(self._gold, predicted, raw, self.units)
-        sure = self._windows.gather(
-            [softmax(np.asarray(logits, np.float64), axis=-1).max(axis=-1) for logits in outputs]
-        )
-        details["mistakes"] = tag_mistakes(self._examples, predicted, sure)
+        predicted, plain = self._predicted(outputs), self._task.spec.scheme == "plain"
+
+        def details() -> dict[str, Any]:
+            if plain:
+                found = tag_details(self._gold, predicted, self._task.spec.labels)
+            else:
+                found = entity_details(self._gold, predicted, self._best_tags(outputs))
+            shares = [softmax(np.asarray(each, np.float64), axis=-1) for each in outputs]
+            sure = self._windows.gather([each.max(axis=-1) for each in shares])
+            return {**found, "mistakes": tag_mistakes(self._examples, predicted, sure)}
+
+        grounds = (tag_grounds if plain else entity_grounds)(self._gold, predicted, self.units)
         return Examined(grounds, details)
 
     def _prediction_files(

@@ -83,14 +83,17 @@ class TextSplit(Split):
         task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)
-        found = text_grounds(task.objective, labels, predicted, self.units)
-        details = text_details(
-            task.objective, task.spec.labels, self._examples, labels,
-            logits / decisions.temperature, predicted,
-        )  # fmt: skip
-        if task.fits["calibrate"]:
-            details["calibration"] = decisions.calibration(logits, labels)
-        return Examined(found, details)
+
+        def details() -> dict[str, Any]:
+            found = text_details(
+                task.objective, task.spec.labels, self._examples, labels,
+                logits / decisions.temperature, predicted,
+            )  # fmt: skip
+            if task.fits["calibrate"]:
+                found["calibration"] = decisions.calibration(logits, labels)
+            return found
+
+        return Examined(text_grounds(task.objective, labels, predicted, self.units), details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
