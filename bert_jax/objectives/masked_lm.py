@@ -15,6 +15,8 @@ from bert_jax.model.flops import train_flops
 from bert_jax.model.heads import (
     Projection,
     encode,
+    init_params,
+    logical_axes,
     pair_logits,
     vocabulary_logits,
     vocabulary_projection,
@@ -92,6 +94,14 @@ class MaskedLM(Teachable):
     def metrics(self) -> tuple[Metric, ...]:
         """Metrics of the objective."""
         return self.metrics_of(self.pairs)
+
+    def init(self, key: Array) -> Any:
+        """Make fresh parameters: encoder, mlm, nsp."""
+        return init_params(self.model, key)
+
+    def axes(self) -> Any:
+        """Name the logical axes of each parameter."""
+        return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Mask tokens, at any `masking_rates` (B,) given; add positions, labels, weights (B, P)."""

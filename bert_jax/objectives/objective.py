@@ -111,13 +111,13 @@ class Objective(ABC):
     def metrics(self) -> tuple[Metric, ...]:
         """Metrics of the objective; the first is monitored, plotted, compared with `baseline`."""
 
+    @abstractmethod
     def init(self, key: Array) -> Tree:
-        """Make fresh parameters: a nested dict of float32 arrays; here, of a pretraining model."""
-        return init_params(self.model, key)
+        """Make fresh parameters: a nested dict of float32 arrays."""
 
+    @abstractmethod
     def axes(self) -> Tree:
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
-        return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Make model inputs and labels of the whole batch on the device, such as by masking."""
