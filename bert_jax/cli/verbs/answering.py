@@ -87,12 +87,8 @@ def run_verb(
                 yield chunk
 
         write_answers(predictor, chunks(), kept or out, form=answer_form(asked))
-    if cut := getattr(predictor, "num_cut", 0):  # of a Translator
-        print(
-            f"Warning: {cut:,} translations reached the greatest length without an end and were "
-            "cut there; --max-length-rate and --max-length are the limits",
-            file=sys.stderr,
-        )
+    if warning := asked.warning(predictor):
+        print(f"Warning: {warning}", file=sys.stderr)
     if skipped:
         print(f"{skipped:,} of {count:,} records were skipped", file=sys.stderr)
     if out is not None:

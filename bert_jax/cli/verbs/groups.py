@@ -248,6 +248,11 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     VECTORS: ClassVar[bool] = False
     """Whether answers are vectors."""
 
+    def warning(self, predictor: Any) -> str:
+        """Return a warning about the answers that `predictor` gave; by default none."""
+        del predictor
+        return ""
+
 
 class AskingRows(Asking):
     """A verb that answers texts of a limited length."""

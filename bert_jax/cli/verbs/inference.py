@@ -2,12 +2,15 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import File, Given, Text
 from bert_jax.config.bounds import Count, Fraction
 from bert_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from bert_jax.infer.translate import Translator
 
 _MAX_CONTEXT_BYTES = 4 << 20
 
@@ -129,6 +132,15 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
                     )
         make = partial(Translator, search=self.settings(top), alignments=self.alignments)
         return run_verb(self, make, prefix=self.prefix)
+
+    def warning(self, predictor: "Translator") -> str:
+        """Count the translations that were cut."""
+        if not predictor.num_cut:
+            return ""
+        return (
+            f"{predictor.num_cut:,} translations reached the greatest length without an end and "
+            "were cut there; --max-length-rate and --max-length are the limits"
+        )
 
 
 class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):
