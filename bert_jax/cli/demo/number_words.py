@@ -4,7 +4,6 @@ import dataclasses
 import re
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,11 +66,15 @@ def run_demo(config_name: str, workdir: Path) -> int:
 
     heading(2, "A vocabulary of words and digits, and the token store")
     vocabulary, corpus = workdir / "tokenizer", workdir / "corpus"
-    words = [words for words, _ in known.lines()]
-    make_once(vocabulary, lambda: words_and_digits(words).save(vocabulary))
-    pairs = [open_pairs([str(path) for path in sides]) for sides in (known, unseen)]
-    build = partial(build_pairs, pairs[:1], out=corpus, heldout=pairs[1:])
-    make_once(corpus, lambda: build(load_tokenizer(vocabulary)).summary(), is_corpus)
+
+    def build() -> str:
+        pairs = [open_pairs([str(path) for path in sides]) for sides in (known, unseen)]
+        tokenizer = load_tokenizer(vocabulary)
+        return build_pairs(pairs[:1], tokenizer, corpus, heldout=pairs[1:]).summary()
+
+    texts = (words for words, _ in known.lines())
+    make_once(vocabulary, lambda: words_and_digits(texts).save(vocabulary))
+    make_once(corpus, build, is_corpus)
 
     heading(3, "Training: the next digit, from the words and the digits before")
     data = dataclasses.replace(config.data, corpus=str(corpus))

@@ -244,6 +244,7 @@ def _cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 def _nearest(vectors: np.ndarray) -> np.ndarray:
     """Return the index of the most similar other vector for each of the vectors (N, D)."""
-    similar = unit(vectors) @ unit(vectors).T
+    vectors = unit(vectors)
+    similar = vectors @ vectors.T
     np.fill_diagonal(similar, -np.inf)
     return similar.argmax(1)
