@@ -30,6 +30,7 @@ class _Archive(FileSource):
     """A file that can only be read from its beginning, record by record."""
 
     has_cuts = False
+    has_records = True
 
     def _needs(self, package: str) -> contextlib.AbstractContextManager[None]:
         said = f"reading such a file needs {package}: pip install 'bert_jax[corpora]'."

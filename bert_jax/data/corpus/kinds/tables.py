@@ -94,6 +94,7 @@ class DelimitedSource(FileSource):
     """
 
     has_cuts = False  # a quoted field may hold any line end
+    has_records = True
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -42,6 +42,8 @@ class FileSource(Source):
     options: ReadOptions
     has_cuts = True
     """Whether the file can be cut after a line end, or a blank line, and read from there."""
+    has_records = False
+    """Whether the format of the file is one of records, such as rows of a table."""
 
     def __init__(self, name: str, options: ReadOptions, *, is_json: bool = False) -> None:
         self.state = file_state(name)
@@ -51,8 +53,8 @@ class FileSource(Source):
 
     @property
     def is_prose(self) -> bool:
-        """Whether the lines are running text; a subclass reads records."""
-        return type(self) is FileSource and not self.is_json
+        """Whether the lines are running text, not records."""
+        return not (self.has_records or self.is_json)
 
     @property
     def _begin(self) -> int:
