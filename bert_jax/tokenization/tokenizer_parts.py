@@ -127,7 +127,7 @@ class Reading:
         return [self.mapping(f"{name}[{i}]", each) for i, each in enumerate(listed)]
 
     def normalizers(self) -> tuple[dict[str, Any], ...]:
-        """Check the normalizers, of which few may make a text longer, and return them."""
+        """Return the normalizers; refuse the pipeline if too many make a text longer."""
         parts = self.parts("normalizer", "normalizers")
         found = tuple(self._normalizer(part) for part in parts)
         places = [p for p in found if _PLACE.fullmatch(p.get("pattern", {}).get("Regex", ""))]

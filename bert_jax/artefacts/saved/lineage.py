@@ -51,7 +51,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
     found = _look(f"{place}", step, near, ())
     if found is None:
         raise UserError(
-            f"{place} is no directory with a lineage; give a work directory, an output of "
+            f"{place} has no recorded lineage; give a work directory, an output of "
             "`bert-jax export`, `import`, `grow` or `average`, a corpus, or a model in Hugging "
             "Face's format"
         )

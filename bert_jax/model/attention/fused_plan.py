@@ -12,7 +12,7 @@ LANES = 128
 SHORT_LENGTH = 512
 """Longest row whose kernel is unrolled. Beyond, loops are as fast and compile in less time."""
 MAX_LENGTH = 8192
-"""Longest row of which one head, with its gradients, fits in VMEM."""
+"""Longest row for which VMEM holds one head and its gradients."""
 LOG2_E = math.log2(math.e)
 SCORES_PER_CHUNK = 512 * 512
 """Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""

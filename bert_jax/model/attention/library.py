@@ -51,8 +51,8 @@ def local_gpu() -> Gpu:
 def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
     """Name the requirement that the arrays or the local GPU do not meet; None if all are met.
 
-    Requirements are those of JAX's `check_is_flash_attention` for training with a mask, and the
-    compute capability, which JAX does not check.
+    Checked are the requirements of JAX's `check_is_flash_attention` for training with a mask, and
+    the compute capability, which JAX does not check.
     """
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"model.dtype 'bfloat16', not {np.dtype(dtype).name}"

@@ -59,7 +59,7 @@ class Recurrent(nnx.Module):
     def memory(
         self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
-        """Return what the decoder reads: the source for attention, or else its summary vector."""
+        """Return the decoder's source: encoder states if it attends, else one summary vector."""
         if not self.settings.attends:
             return summary
         return self.decoder.attention.remember(states, source.segment_ids)

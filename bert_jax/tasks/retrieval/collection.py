@@ -24,7 +24,7 @@ _HEADER = ["query-id", "corpus-id", "score"]
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, queries, and judgements of which documents are relevant to a query."""
+    """Documents, queries, and relevance judgements that link them."""
 
     documents: Mapping[str, str]
     """Texts by id, after their titles and a blank."""

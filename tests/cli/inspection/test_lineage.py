@@ -271,4 +271,4 @@ def test_a_malformed_record_is_named(tmp_path: Path, content: dict[str, Any], sa
 
 def test_no_directory_with_a_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lineage", str(tmp_path)]) == 2
-    assert "is no directory with a lineage; give a work directory" in capsys.readouterr().err
+    assert "has no recorded lineage; give a work directory" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Return which words are covered, (num_words,) bool, by n-grams given as (size, places)."""
+    """Mark the words, (num_words,) bool, that an n-gram covers; `ngrams` are (size, places)."""
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
