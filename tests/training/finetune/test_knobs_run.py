@@ -266,7 +266,10 @@ def test_a_head_of_scores_goes_on_in_their_units(files, tmp_path):
         ({"training__freeze": "3"}, "training.freeze is 3, and the model has 2 layers"),
         ({"training__freeze": "half"}, "training.freeze is 'half'; it must be 'embeddings'"),
         ({"training__freeze": "1", "lora": LORA}, "lora.rank 2 trains low-rank updates"),
-        ({"lora": {"rank": 2, "targets": ("gate",)}}, "the layers of this model have no such matrix"),
+        (
+            {"lora": {"rank": 2, "targets": ("gate",)}},
+            "the layers of this model have no such matrix",
+        ),
         ({"lora": {"rank": 2, "targets": ("queries",)}}, "it must be one of .query., .key."),
         ({"optimizer__layer_decay": 1.5}, "optimizer.layer_decay is 1.5"),
         ({"optimizer__head_learning_rate": 0.0}, "optimizer.head_learning_rate is 0.0"),
