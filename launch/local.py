@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -33,6 +34,8 @@ from typing import IO
 _POLL_SECONDS = 0.1
 _TAIL_LINES = 20
 _LOOPBACK = "127.0.0.1"
+_PORTS = range(20_000, 32_000)
+"""Ports below the range from which Linux and macOS take the ports of outgoing connections."""
 _FINAL = {0, 2, 3, 4, 5, 7, 8, 130}
 """Exit codes after which another try would do the same again, or nothing."""
 
@@ -151,10 +154,12 @@ def _variables(number: int, processes: int, devices: int, port: int) -> dict[str
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_LOOPBACK, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a port that is free, and that no outgoing connection gets before the pod binds it."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((_LOOPBACK, port))
+            return port
 
 
 def _program(name: str) -> str:

@@ -150,7 +150,7 @@ def test_a_peer_that_stops_and_one_that_dies(pods):
     stop, kill = ("batch", 8, signal.SIGSTOP, 1), ("batch", 3, signal.SIGKILL, 1)
     code, messages = pods.run("lost", stop, kill)
     assert code == 0, messages
-    assert tries(messages) == [6, 137]
+    assert tries(messages) == [6, 137], messages + pods.log("lost", 0) + pods.log("lost", 1)
     assert "process 0 ended with exit code 6" in messages
 
     first = pods.log("lost", 0).split("[local.py] try 2")[0]
