@@ -22,6 +22,7 @@ import bert_jax
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.cli import main as cli
 from bert_jax.infer.predictor import Predictor
+from bert_jax.training.finetune import train
 
 DOCS = Path(__file__).parents[2] / "docs" / "inference.md"
 
@@ -333,6 +334,16 @@ def test_the_example_of_asking_runs_and_is_short(home, monkeypatch, capsys):
     names = run_example(asking)
     assert names["vectors"].shape == (2, 16)
     assert capsys.readouterr().out.count("\n") == 3
+
+
+def test_the_example_of_fine_tuning_is_a_configuration(monkeypatch):
+    tuning, _, _ = examples()
+    asked = []
+    monkeypatch.setattr(train, "finetune", lambda config, workdir: asked.append((config, workdir)))
+    run_example(tuning)
+    ((config, workdir),) = asked
+    assert (config.task.kind, config.task.train) == ("table", "reviews.csv")
+    assert (config.init, workdir) == ("work/tiny", "work/reviews")
 
 
 @pytest.mark.skipif("BERT_JAX_CHAOS" not in os.environ, reason="takes half a minute")
