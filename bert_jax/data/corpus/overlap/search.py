@@ -89,8 +89,8 @@ class Report:
         return [
             f"{self.evaluation} in {self.corpus}: {ngram}-grams of normalised words",
             *table_lines([head, *rows]),
-            f"seen: the corpus has one of its {ngram}-grams or, with {shortest} to {ngram - 1} words, "
-            f"the whole text; with fewer than {shortest} words it is too short to judge",
+            f"seen: the corpus has one of its {ngram}-grams or, with {shortest} to {ngram - 1} "
+            f"words, the whole text; with fewer than {shortest} words it is too short to judge",
         ]
 
     def summary(self) -> dict[str, Any]:
