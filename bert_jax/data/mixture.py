@@ -7,7 +7,7 @@ permuted together.
 
 A shard's number of rows is known only once they are planned. The order therefore uses quotas, which
 are estimates: in every epoch a shard fills as many places as its quota, and its place j in epoch e
-is row (e * quota + j) mod n of its n rows. So all its rows come equally often, for any estimate.
+is row (e * quota + j) mod n of its n rows. Whatever the estimate, all rows come equally often.
 
 Rows of a mixture come in blocks of 1,000. The corpora divide the interval [0, 1) by their shares.
 In block b, each of the points (p + t) / 1000, p = 0 to 999, is a row of the corpus in whose part
@@ -80,7 +80,7 @@ class ShardOrder:
         self._windows = Kept(self._make_windows, _EPOCHS)
 
     def places(self, numbers: np.ndarray) -> Places:
-        """Return the places of rows, given by their (n,) int64 numbers over all epochs."""
+        """Return the places of the rows with these numbers, (n,) int64, over all epochs."""
         shards, visits = np.empty((2, numbers.size), np.int64)
         epochs, positions = np.divmod(numbers, self.num_rows)
         for epoch in np.unique(epochs):
@@ -156,7 +156,7 @@ class StoreRows:
 
     @cached_property
     def quotas(self) -> list[int]:
-        """Number of rows of each shard: counted for the first, estimated by tokens for the others."""
+        """Number of rows of each shard, counted for the first and estimated for the others."""
         counts = self.store.counts
         rows, tokens = len(self.plan(0)), counts[0].num_tokens
         others = [max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:]]
@@ -254,7 +254,7 @@ class Mixing:
         self._blocks = Kept(self._make_block, _BLOCKS)
 
     def split(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the corpora of rows, and the rows' numbers there; all are (n,) int64."""
+        """Return the corpora of rows, given by number, and the rows' numbers there, (n,) int64."""
         corpora, rows = np.empty((2, numbers.size), np.int64)
         blocks, positions = np.divmod(numbers, BLOCK)
         for block in np.unique(blocks):

@@ -51,7 +51,7 @@ class PackedPlan:
         return self.row_offsets.size - 1
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with these numbers, (B,) int64, each [CLS] piece [SEP] ... and padding.
+        """Build the rows with these numbers, (B,) int64: [CLS] piece [SEP], repeated, and padding.
 
         `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
         """

@@ -58,7 +58,7 @@ class DataConfig(Bounded, section="data"):
     cache_gb: NonNegative = 20.0
     """Gigabytes of local disk for cached shards of corpora in buckets; must hold two windows."""
     cache_dir: str = ""
-    """Directory of cached shards, which a host's processes share; by default in ~/.cache/bert_jax."""
+    """Directory of cached shards, shared by a host's processes; by default in ~/.cache/bert_jax."""
     read_timeout: NonNegative = 600.0
     """Seconds for which a bucket may be out of reach before the run ends, with exit code 6."""
     num_passes: Count = 1

@@ -3,8 +3,8 @@
 `nsp` is the next-sentence task of Devlin et al. 2018 (section 3.1 and appendix A.2, with the rules
 of the published data creation). A chunk is consecutive sentences of a document, up to a target
 length, divided at a random sentence into A and B. Half of the time, and always if the chunk is one
-sentence, B is replaced by text from a random sentence on in another document, and its sentences
-are used next. A pair longer than the row loses tokens of the longer side, each at a random end.
+sentence, text of another document, from a random sentence on, replaces B, whose own sentences begin
+the next chunk. A pair longer than the row loses tokens of the longer side, each at a random end.
 Whether the target is short is drawn for each chunk; the published code draws it per document.
 
 `sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1): with the same chunks, B
@@ -41,8 +41,8 @@ _POOL = 1 << 15  # lanes that advance together, which bounds memory
 _BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 _HIGH_UNHELD, _HIGH_RANDOM, _MANY_ALONE = 0.25, 0.75, 0.1
-"""Shares above which `losses` warns: tokens in no row, random pairs, documents of one sentence.
-Books in rows of 128 have 0.07, 0.52 and 0.00."""
+"""Shares above which `losses` warns of tokens in no row and of random pairs, and names documents of
+one sentence as a cause. Books in rows of 128 have 0.07, 0.52 and 0.00."""
 _LONGEST = 128  # tokens; twice what `bert-jax corpus` makes (`corpus.encode.LONGEST_SENTENCE`)
 
 # Purposes of random numbers, which are part of their keys.
@@ -325,7 +325,7 @@ def _random_partners(
     """Return the first token and length of each row's random B, which is from another document.
 
     B begins at a random sentence, and goes on until it has `target` tokens or the document ends.
-    The document is uniform among the other n - 1: numbers from the row's own on move up by 1.
+    The document is a random number below n - 1, plus 1 from the row's own document on.
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)

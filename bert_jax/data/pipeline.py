@@ -43,7 +43,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
-_MOST = 2**32  # rows of a batch, and steps of a phase
+_MOST = 2**32  # most rows of a batch, and most steps of a phase
 
 _BLOCK_POSITIONS = (1 << 20, 1 << 18, 1 << 23)
 """Positions (rows x L) to build at once: the fewest, the number per shard in use, and the most. In

@@ -88,7 +88,7 @@ class TokenStore:
     special_ids: SpecialIds
     tokenizer_fingerprint: str
     fingerprint: str
-    """sha256 over everything that determines the content; equal stores have equal ones."""
+    """sha256 over everything that determines the content; it is equal for equal stores."""
     path: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of `corpus.json`."""
@@ -253,7 +253,7 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    `check` looks at the first of the shard's offsets, together with `verify` at all of them.
+    `check` looks at the beginning of the shard's offsets; with `verify` too, at all of them.
 
     Raises:
         UserError: The shard, which the message names, is missing or damaged.

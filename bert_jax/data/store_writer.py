@@ -82,7 +82,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         Args:
             tokens: (n,) ids of all sentences, one after the other.
             sentence_lengths: (s,) number of tokens in each sentence, at least 1; they sum to n.
-            document_lengths: (d,) number of sentences in each document, at least 1; sum s.
+            document_lengths: (d,) number of sentences in each document, at least 1; sum is s.
 
         Raises:
             ValueError: The lengths do not add up, or one is below 1.

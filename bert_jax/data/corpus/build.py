@@ -142,7 +142,7 @@ def build_corpora(
 
     The result does not depend on the engine or the number of its processes. Small sources become
     one shard, made here. Larger ones become tasks with a shard each (`plan_tasks`); if such a build
-    ends early, complete tasks stay beside `out`, and the next build with equal settings goes on.
+    ends early, complete tasks stay beside `out`, and a build with equal settings does the rest.
 
     Args:
         sources: see `resolve_sources`.
@@ -211,7 +211,7 @@ def iter_texts(
 ) -> Iterator[str]:
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes`, yield a sample of at most about so many bytes, evenly spread over the corpus,
+    With `max_bytes`, yield a sample of at most about this size, evenly spread over the corpus,
     which is read once; memory holds the sample. Without it, yield all text as it is read.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())

@@ -69,7 +69,7 @@ class BuiltPairs(NamedTuple):
     text_bytes: int
     seconds: float
     duplicates: Cases
-    """Repeats of earlier pairs, without those in held-out files."""
+    """Repeats of earlier pairs; pairs of held-out files are not counted."""
     findings: Sequence[str]
     """Notable properties of the pairs, one per line."""
     warnings: Sequence[str]

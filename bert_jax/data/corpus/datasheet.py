@@ -26,7 +26,7 @@ from bert_jax.terminal import markdown_table
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 OTHER = "digits and signs"
-"""Name that replaces a script's for text without a letter."""
+"""Name under which text without a letter is counted, instead of a script."""
 _HAN = ("CJK", "IDEOGRAPHIC", "KANGXI")
 _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 _NO_SCRIPT = ("COMBINING", "MATHEMATICAL", "MODIFIER", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")
@@ -162,7 +162,7 @@ class Tally:
             self.counts["scripts"][script].update(counts)
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add another tally, given by its `as_json`."""
+        """Add another tally, given as the result of its `as_json`."""
         for name, counts in self.counts.items():
             for key, more in values[name].items():
                 counts[key].update(more)

@@ -27,7 +27,7 @@ class Document(NamedTuple):
     number: int
     """Number, from 1, among the non-empty documents of the source, or of its part."""
     fields: Mapping[str, Any] = NO_FIELDS
-    """Further fields, such as a language: those in `ReadOptions.keep`, or those of the format."""
+    """Further fields, such as a language, which `ReadOptions.keep` names or the format has."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 
 
 def missing_field(field: str, present: list[str]) -> str:
-    """Say that a field is missing; name the fields present and the one with the nearest name."""
+    """Return a message that a field is missing, with the names present and the nearest name."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
     hint = f" Did you mean {near!r}?" if (near := nearest(field, present)) else ""
     return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

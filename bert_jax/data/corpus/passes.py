@@ -22,7 +22,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 BLOCK_BYTES = 1 << 20
 PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
-"""Smallest number to hold out: the random partner in a sentence pair is from another document."""
+"""Smallest number to hold out, since random partners of sentences are from another document."""
 MAX_CORPORA = 100
 """Largest number of values of `Recipe.by_field`; each value keeps files open during a pass."""
 _MIN_DOCUMENTS = 4  # if fewer are distinct, none is held out

@@ -81,7 +81,7 @@ def split_fast(paragraph: str) -> list[str]:
 
 
 def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
-    """Return true if a sentence ends at `end`; it began at `start`, its mark is at `terminator`."""
+    """Return true if a sentence from `start` ends at `end`, with its mark at `terminator`."""
     # The next sentence must begin with something that can begin one.
     first = text[end : end + 1]
     position = end

@@ -38,7 +38,7 @@ def match_hub(spec: str) -> list[str]:
     path. The URLs name the commit, so that later pushes change nothing.
 
     Raises:
-        UserError: The data set, configuration or split does not exist, or no file may be read.
+        UserError: The data set, configuration or split is missing, or has no readable file.
     """
     match = _NAME.fullmatch(spec)
     if match is None:
@@ -173,7 +173,7 @@ def resolve_sources(
     sorted by name; a file named twice is read once. A `Source` among the names is kept as it is.
 
     Raises:
-        UserError: `specs` is empty, or a name matches nothing, a directory or an unknown format.
+        UserError: `specs` is empty, or a name matches nothing, a directory or an unknown kind.
     """
     options = options or ReadOptions()
     if not specs:

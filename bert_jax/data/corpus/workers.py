@@ -30,7 +30,7 @@ _LEAVE_SECONDS = 5.0
 
 
 def worker_count(asked: int | None) -> int:
-    """Return `asked`, by default the cores this process may use; UserError if out of range."""
+    """Return `asked`, by default the number of usable cores; UserError if it is out of range."""
     if asked is not None and not 1 <= asked <= _MAX_WORKERS:
         raise UserError(f"num_workers is {asked}; it must be 1 to {_MAX_WORKERS}.")
     known = hasattr(os, "sched_getaffinity")

@@ -1,8 +1,8 @@
 """Rules for cleaning documents, and the cleaner that applies them, one document at a time.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-A search reads each task twice: `duplicates.scan` writes signatures of the documents that pass the
-filters, `duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` does it.
+A search reads each task twice: `duplicates.scan` writes signatures of documents that pass filters,
+`duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` drops them.
 """
 
 import functools
@@ -33,7 +33,7 @@ from bert_jax.errors import UserError, nearest, needs_package
 from bert_jax.files.staging import replace_file, staged_file
 
 _MAX_CHARS = 1000
-"""Number of leading characters that decide the language, at about the cost of tokenizing."""
+"""Number of leading characters that decide the language, which takes as long as tokenizing."""
 
 
 @functools.cache
@@ -81,15 +81,13 @@ class CleaningConfig:
     language_threshold: float = 0.8
     """Lowest probability of that language at which a document is kept."""
     duplicates: bool = False
-    """Whether to drop documents with exactly the words of an earlier one; the next two imply it."""
+    """Whether to drop documents with exactly an earlier one's words; the next two imply it."""
     duplicate_paragraphs: bool = False
     """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Jaccard similarity of word 5-shingles to an earlier document from which a document is
-    dropped; None drops none."""
+    """Lowest Jaccard similarity (word 5-shingles) to drop the later document; None drops none."""
     without: tuple[str, ...] = ()
-    """Evaluation texts, in the forms that `bert-jax contamination --against` accepts; paragraphs
-    that share an n-gram with them are left out."""
+    """Evaluation texts (see `read_evaluation`); paragraphs with an n-gram of them are left out."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
@@ -159,7 +157,7 @@ class CleaningReport:
     """Number of samples to keep for each reason."""
     documents: Counter[str] = field(default_factory=Counter)
     lines: Counter[str] = field(default_factory=Counter)
-    """Number of lines left out, by reason, also from documents that were dropped afterwards."""
+    """Number of lines left out, by reason, including lines of documents that are dropped later."""
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Dropped documents kept as samples, by reason: those whose texts have the smallest hashes."""
 
@@ -203,19 +201,19 @@ class Drops(NamedTuple):
     """Decisions about the documents of one task; a document is named by its number in the task."""
 
     filtered: np.ndarray
-    """(k,) int64, documents that filters drop, ascending."""
+    """(k,) int64, numbers of the documents that filters drop, ascending."""
     duplicates: np.ndarray
-    """(n,) int64, duplicates of documents that are kept, ascending."""
+    """(n,) int64, numbers of the duplicates that are dropped, ascending."""
     exact: np.ndarray
     """(n,) bool, whether each duplicate has exactly the words of the document that is kept."""
     firsts: np.ndarray
-    """(n, 2) int64, task and number of the document that is kept instead of each duplicate."""
+    """(n, 2) int64, for each duplicate, task and number of the document that is kept instead."""
     paragraphs: np.ndarray
     """(m, 2) int64, document and number of each paragraph to leave out, ascending."""
 
     @classmethod
     def load(cls, path: Path) -> "Drops":
-        """Read what `save` wrote."""
+        """Read the decisions that `save` wrote."""
         with np.load(path) as arrays:
             return cls(**arrays)
 
@@ -229,7 +227,7 @@ class Drops(NamedTuple):
         return bool(self.filtered[_rows(self.filtered, number)].size)
 
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return (is exact, task and number of the document kept instead); None if no duplicate."""
+        """Return (is exact, task and number of the document kept), or None if not a duplicate."""
         for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
             task, first = self.firsts[at].tolist()
             return bool(self.exact[at]), task, first
@@ -247,7 +245,7 @@ def _rows(numbers: np.ndarray, number: int) -> slice:
 
 NO_LINES = "no-lines-left"
 EVALUATION = "evaluation-text"
-"""Reason for leaving out paragraphs, or whole documents, with an n-gram of evaluation texts."""
+"""Reason for leaving out paragraphs or documents that share an n-gram with evaluation texts."""
 
 
 class Dropped(NamedTuple):
@@ -286,7 +284,7 @@ class Cleaner:
         """Counts and samples of what has been dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Return the text, cleaned, or why it is dropped; `number` counts the task's documents."""
+        """Return the cleaned text, or why it is dropped; `number` is the document's in the task."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
@@ -346,7 +344,7 @@ class Cleaner:
 
 @functools.lru_cache(1)
 def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> NgramTable:
-    """Return the n-grams of evaluation texts; `digests` serve only as a key of the cache."""
+    """Return the n-grams of evaluation texts; `digests` only serves as a cache key."""
     del digests
     sets = (read_evaluation(spec) for spec in specs)
     texts = {text for each in sets for example in each.examples for text in example.texts}

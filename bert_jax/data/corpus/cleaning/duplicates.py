@@ -4,7 +4,7 @@ A scan writes the signatures of a task's documents, without those that filters d
 of arrays. The arrays form an index sorted by key, so that reading a range of keys takes few reads.
 
 The search divides the keys into ranges. For each range, a worker reads the entries of all scans,
-finds pairs of documents with equal keys, and compares the two; memory holds one range. Pairs join
+finds pairs of documents with equal keys, and compares them; memory holds one range. Pairs join
 documents into groups, and the first document of each group stays. The result therefore does not
 depend on the number of ranges, tasks or processes.
 """
@@ -140,7 +140,7 @@ def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
 
 
 RANGE_ENTRIES = 1 << 22
-"""Number of index entries in a range; the search takes about 0.5 GB for them."""
+"""Number of index entries in a range, for which the search needs about 0.5 GB."""
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """Function like `map`, maybe over processes; it returns results in the order of the items."""
@@ -200,7 +200,7 @@ class _Work:
             self.document_keys += len(scan.document_keys)
             self.paragraph_keys += len(scan.paragraph_keys)
         self.bases = np.cumsum(rows)
-        """(tasks + 1,), number in the whole corpus of each task's first row; last, of all rows."""
+        """(tasks + 1,), number of rows in the tasks before each task; last, in all tasks."""
 
     def scan(self, task: int) -> Scan:
         """Return the scan of a task."""
@@ -246,7 +246,7 @@ def _ranges(num_entries: int) -> list[tuple[int, int]]:
 
 
 def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find the pairs (later, earlier) of similar or equal rows in a range; return their file."""
+    """Find equal or similar rows in a range; return the file of the pairs (later, earlier)."""
     keys, places = work.entries("document", span)
     documents, local = np.unique(places[:, 0], return_inverse=True)
     tasks, rows = work.locate(documents)
@@ -292,7 +292,7 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find a range's repeats of earlier paragraphs, as (row, number); return their file."""
+    """Find the paragraphs of a range that repeat others; return the file of (row, number)."""
     keys, places = work.entries("paragraph", span)
     parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
     stays = parents[places[:, 0]] == places[:, 0]

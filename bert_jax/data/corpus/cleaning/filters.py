@@ -37,7 +37,7 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
 def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
     """Return the largest share of characters that a repeated n-gram has; 0 if none is repeated.
 
-    `hashes`, (n,) uint64, are the hashes of the words; `lengths`, (n,) int64, count characters.
+    `hashes`, (n,) uint64, are the hashes of the words; `lengths`, (n,) int64, their characters.
     """
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):

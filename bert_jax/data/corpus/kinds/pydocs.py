@@ -386,7 +386,7 @@ def _docstring(node: Any) -> _Paragraphs:
 
 def _added_docstring(node: ast.Expr) -> _Paragraphs:
     """Return the prose of docstrings that numpy and scipy set by a call, such as `add_newdoc`."""
-    function = getattr(node.value, "func", None)  # if it is a call
+    function = getattr(node.value, "func", None)  # None unless a call
     if "doc" not in getattr(function, "id", getattr(function, "attr", "")):
         return []
     found: _Paragraphs = []

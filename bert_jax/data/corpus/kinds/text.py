@@ -37,7 +37,7 @@ _Blocks = Iterable[tuple[int, list[str]]]
 
 
 class FileSource(Source):
-    """A text or JSON lines file, maybe compressed; only an uncompressed file can have a `part`."""
+    """A text or JSON lines file, maybe compressed; `part` needs an uncompressed one."""
 
     options: ReadOptions
     has_cuts = True

@@ -1,4 +1,4 @@
-"""Conversion of wikitext to running text; a time limit stops markup of quadratic parsing time."""
+"""Conversion of wikitext to running text, with a time limit: parsing may take quadratic time."""
 
 import json
 import signal

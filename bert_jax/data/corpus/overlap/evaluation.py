@@ -41,7 +41,7 @@ class EvaluationSet:
     """Examples of an evaluation, in the order of its files."""
 
     name: str
-    """Name of the file or, after `glue:`, of the directory, without its parents."""
+    """Name of the file, or `glue:` and the name of the directory."""
     files: tuple[tuple[str, str], ...]
     """Name and sha256 of each file."""
     examples: tuple[Example, ...]
@@ -88,7 +88,7 @@ def read_evaluation(spec: str) -> EvaluationSet:
 
 @functools.lru_cache(4)
 def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
-    """Read evaluation texts; `states`, the sizes and times of the files, only key the cache."""
+    """Read evaluation texts; `states`, sizes and times of the files, only serves as a cache key."""
     del states
     if kind == "glue":
         return _glue(path, spec)
@@ -161,7 +161,7 @@ def _examples(path: Path) -> Iterator[Example]:
     def is_long(fields: Sequence[str]) -> bool:
         return any(len(normalised_words(field)) >= MIN_WORDS for field in fields)
 
-    # Names of columns are short texts; some row below them has a longer one.
+    # A header, with names of columns, has only short texts, unlike some row below it.
     has_names = kind in (".csv", ".tsv") and not is_long(first) and any(map(is_long, others))
     yield from (Example(path.name, tuple(row)) for row in (others if has_names else rows))
 

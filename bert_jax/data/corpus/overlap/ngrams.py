@@ -66,7 +66,7 @@ def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
 def several_ngram_hashes(
     hashes: np.ndarray, sizes: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (size, hashes as of `ngram_hashes`) for each of several sizes, from the smallest up.
+    """Yield each of `sizes`, from the smallest up, with its hashes as in `ngram_hashes`.
 
     The hashes of a size are computed from the hashes of the next smaller size.
     """
@@ -119,7 +119,7 @@ class NgramTable:
         self._entries: dict[int, np.ndarray] = {}
         """By size, the index in `_grams` of each n-gram of the texts."""
         self._filters: dict[int, np.ndarray] = {}
-        """(2^22,) bool by size, true at the numbers that are the first bits of an n-gram's hash."""
+        """(2^22,) bool by size: whether the hash of an n-gram begins with these 22 bits."""
         for size in self._sizes:
             self._grams[size], self._entries[size] = np.unique(
                 np.concatenate(hashes[size]), return_inverse=True
@@ -131,8 +131,8 @@ class NgramTable:
         """Find n-grams of the texts in a document whose words have the (n,) `hashes`.
 
         Returns:
-            For each size of n-gram found, the positions of first words and the indices in `_grams`,
-            (k,) each.
+            For each size of n-gram found, the positions of their first words and their indices in
+            `_grams`, (k,) each.
         """
         found = {}
         for size, grams in several_ngram_hashes(hashes, self._sizes):
@@ -188,13 +188,13 @@ class Signatures(NamedTuple):
     sketches: list[np.ndarray]
     """(s,) uint32 for each document, the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
-    """(m, 3) uint64, for each paragraph with words: hash, document and number, both from 0."""
+    """(m, 3) uint64, for each paragraph with words: hash, document (from 0), number there."""
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are joined by newlines.
 
-    Bands and sketches are empty without `near`, `Signatures.paragraphs` without `paragraphs`.
+    Bands and sketches are empty unless `near` is set, paragraphs unless `paragraphs` is.
 
     Raises:
         UserError: `near` is set, but rensa is not installed.
@@ -242,7 +242,7 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all shingles, and the bounds, (n + 1,), of the documents among them.
+    """Return the hashes of all shingles, and the bounds, (n + 1,), of each document's.
 
     A document with fewer than `SHINGLE` words is one shingle.
     """

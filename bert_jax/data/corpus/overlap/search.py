@@ -60,7 +60,7 @@ class Report:
     """Smallest number of words of a text that is searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return the share of each example's n-grams that the corpus has, by split; NaN: short."""
+        """Return, by split, the share of each example's n-grams that the corpus has; NaN if short."""
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
@@ -155,7 +155,7 @@ def reports_of(store: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Return (n-grams, seen n-grams) of each text, by key, from the report that has most seen."""
+    """Return (n-grams, seen n-grams) of each text, by key, from the report with most seen."""
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():

@@ -185,7 +185,7 @@ def _scan_key(recipe: Recipe, task: Task) -> str:
 def _scan_task(
     recipe: Recipe, scans: Workspace, task: Task, num_workers: int = 1, advance: object = None
 ) -> dict[str, Any]:
-    del advance  # a scan reads far ahead of the work done
+    del advance  # a scan reads far ahead of what it has done
     with scans.scratch() as root:
         (root / MARKS / f"{task.name}.json").unlink(missing_ok=True)
         shutil.rmtree(root / task.name, ignore_errors=True)
@@ -206,7 +206,7 @@ def _run(
     description: str,
     progress: bool,
 ) -> list[dict[str, Any]]:
-    """Run `work(task, num_workers, advance)` for tasks whose mark lacks `key(task)`, with a bar.
+    """Run `work(task, num_workers, advance)` for tasks whose mark lacks `key(task)`; show a bar.
 
     A few tasks run one after another, each with all processes of this machine.
 

@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 NAMES = ("local", "ray")
 _RETRIES = 20
-"""Number of times that Ray repeats a task whose process or node was killed, as spot nodes are."""
+"""Number of times that Ray repeats a task whose process or node, such as a spot node, is killed."""
 _REACH_SECONDS = 30.0
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Variable that makes Ray use 127.0.0.1 as this machine's address, so that no other machine reaches
@@ -73,7 +73,7 @@ a Ray that was started here."""
 
 
 class Engine:
-    """Engine of local processes, by default one per core; a UserError if out of range."""
+    """Engine of `num_workers` local processes, by default one per core; UserError out of range."""
 
     is_local = True
 

@@ -159,7 +159,7 @@ def is_corpora(path: Path) -> bool:
 def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
     """Yield the workspace of a build, which becomes the corpus if the block succeeds.
 
-    With `resume`, a block that fails leaves its complete tasks to the next build.
+    With `resume`, if the block fails, its complete tasks stay for the next build.
 
     Raises:
         UserError: `out` may not be replaced or written, or another build uses it.
