@@ -60,7 +60,7 @@ class Report:
     """Smallest number of words of a text that is searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return, by split, the share of each example's n-grams that the corpus has; NaN if short."""
+        """Return, by split, the share of each example's n-grams in the corpus; NaN if too short."""
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
