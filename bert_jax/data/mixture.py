@@ -340,7 +340,7 @@ class PhaseRows:
         return [num_rows] if self._mixing is None else self._mixing.counts(num_rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with these numbers, (n,) int64, in the phase; all arrays but `row_index`.
+        """Build the phase's rows with these numbers, (n,) int64: all arrays except `row_index`.
 
         The next window of each corpus is planned ahead.
         """

@@ -1,6 +1,6 @@
 """French number words and their digits: a language pair in which each translation is known.
 
-The spelling is that of France (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
+The spelling is French usage (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
 join only the parts of a number below 100, unless "et" joins them.
 """
 

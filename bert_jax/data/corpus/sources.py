@@ -87,7 +87,7 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
 def _by_card(
     spec: str, configs: Sequence[Mapping[str, Any]], config: str, split: str, present: Sequence[str]
 ) -> list[str] | None:
-    """Return the files that the card names for a configuration and a split; None if it has none."""
+    """Return the files that the card names for a configuration and split; None if it names none."""
     by_name = {str(each.get("config_name")): each for each in configs if "data_files" in each}
     if not by_name:
         return None

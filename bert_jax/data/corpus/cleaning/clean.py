@@ -33,7 +33,7 @@ from bert_jax.errors import UserError, nearest, needs_package
 from bert_jax.files.staging import replace_file, staged_file
 
 _MAX_CHARS = 1000
-"""Number of leading characters that decide the language, which takes as long as tokenizing."""
+"""Number of leading characters that decide the language; deciding takes as long as tokenizing."""
 
 
 @functools.cache
@@ -81,11 +81,11 @@ class CleaningConfig:
     language_threshold: float = 0.8
     """Lowest probability of that language at which a document is kept."""
     duplicates: bool = False
-    """Whether to drop documents with exactly an earlier one's words; the next two imply it."""
+    """Whether to drop documents with the same words as an earlier one; the next two imply this."""
     duplicate_paragraphs: bool = False
     """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Lowest Jaccard similarity (word 5-shingles) to drop the later document; None drops none."""
+    """Jaccard similarity of word 5-shingles from which a document is dropped; None drops none."""
     without: tuple[str, ...] = ()
     """Evaluation texts (see `read_evaluation`); paragraphs with an n-gram of them are left out."""
 
@@ -284,7 +284,7 @@ class Cleaner:
         """Counts and samples of what has been dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Return the cleaned text, or why it is dropped; `number` is the document's in the task."""
+        """Return the cleaned text, or why it is dropped; `number` counts the task's documents."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)

@@ -200,7 +200,7 @@ class _Work:
             self.document_keys += len(scan.document_keys)
             self.paragraph_keys += len(scan.paragraph_keys)
         self.bases = np.cumsum(rows)
-        """(tasks + 1,), number of rows in the tasks before each task; last, in all tasks."""
+        """(tasks + 1,), number of rows in the tasks before each task; the last entry counts all."""
 
     def scan(self, task: int) -> Scan:
         """Return the scan of a task."""

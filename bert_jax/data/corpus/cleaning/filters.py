@@ -37,7 +37,7 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
 def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
     """Return the largest share of characters that a repeated n-gram has; 0 if none is repeated.
 
-    `hashes`, (n,) uint64, are the hashes of the words; `lengths`, (n,) int64, their characters.
+    `hashes`, (n,) uint64, and `lengths`, (n,) int64, are the words' hashes and character counts.
     """
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):
@@ -80,7 +80,7 @@ _TERMINAL = (".", "!", "?", '"', "\u201d")
 
 
 class Prose:
-    """A document, each line of which is a paragraph, with the properties that filters measure."""
+    """A document with the properties that filters measure; each line is a paragraph."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -112,7 +112,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Filter:
-    """A measure of a document, and bounds outside of which a document is dropped."""
+    """A measure with bounds; a document whose value is outside the bounds is dropped."""
 
     measure: Callable[[Prose], float]
     what: str

@@ -19,7 +19,7 @@ _HEADERS = {
     "date": "WARC-Date",
     "lang": "WARC-Identified-Content-Language",
 }
-"""WARC headers, by the document's field that each fills."""
+"""WARC header that each field of a document comes from."""
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000

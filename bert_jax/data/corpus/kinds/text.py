@@ -37,7 +37,7 @@ _Blocks = Iterable[tuple[int, list[str]]]
 
 
 class FileSource(Source):
-    """A text or JSON lines file, maybe compressed; `part` needs an uncompressed one."""
+    """A text or JSON lines file, maybe compressed; only an uncompressed file is read in parts."""
 
     options: ReadOptions
     has_cuts = True
