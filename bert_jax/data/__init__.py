@@ -1,4 +1,4 @@
-"""Raw text to a token store (`corpus/`), and a token store to batches; on the host, without jax.
+"""Data on the host, without jax: token stores from raw text (`corpus/`), batches from stores.
 
 An example is a pure function of (corpus, seed, index).
 May import tasks (tables, evaluation texts), tokenization and files. Read first: store.py,

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Cache of a pure function's results by argument; keeps the `most` that were used last.
+    """Cache of a pure function's results by argument; it keeps the `most` results used last.
 
     Safe to call from several threads: a call for a result that is being computed waits for it. A
     result that was dropped, or whose computation failed, is computed again.
@@ -23,7 +23,7 @@ class Kept(Generic[Key, Value]):
         self._lock = threading.Lock()
 
     def __call__(self, key: Key) -> Value:
-        """Return the result for an argument; raises the exceptions of the function."""
+        """Return the result for an argument; exceptions of the function are raised."""
         with self._lock:
             found = self._kept.get(key)
             future = found or Future()

@@ -1,20 +1,20 @@
-"""Order of the rows of a phase: shards of a store, plans of their rows, and mixtures of corpora.
+"""Order of a phase's rows: shards of a store, plans of their rows, and mixtures of corpora.
 
 An epoch reads all shards once. The shards are permuted and divided into windows, and the rows are
-permuted within each window. So a host holds the plans and files of only two windows, the current
-one and the next, whatever the size of the corpus. If all shards are one window, all rows are
+permuted within each window. A host thus holds the plans and files of only two windows, the current
+one and the next, whatever the size of the corpus. If one window holds all shards, all rows are
 permuted together.
 
-The number of a shard's rows is known only once they are planned. So the order uses quotas, which
-are estimates: a shard has its quota of places in every epoch, and its place j in epoch e is row
-(e * quota + j) mod n of its n rows. So all its rows come equally often, whatever the estimate.
+A shard's number of rows is known only once they are planned. The order therefore uses quotas, which
+are estimates: in every epoch a shard fills as many places as its quota, and its place j in epoch e
+is row (e * quota + j) mod n of its n rows. Whatever the estimate, all rows come equally often.
 
-Rows of a mixture come in blocks of 1,000. In block b the corpora divide the interval [0, 1) by
-their shares, and each of the points (p + t) / 1000, p = 0 to 999, is a row of the corpus in whose
-part it lies; t is the b-th number of van der Corput's sequence. So each corpus has its share of
-every block, exact within one row, and of all blocks together (the discrepancy of the sequence grows
-with the logarithm of b; Niederreiter 1992, section 3.1). The number of a corpus's rows before a
-block has a closed form, and a keyed permutation mixes the rows within a block.
+Rows of a mixture come in blocks of 1,000. The corpora divide the interval [0, 1) by their shares.
+In block b, each of the points (p + t) / 1000, p = 0 to 999, is a row of the corpus in whose part
+the point lies; t is number b of van der Corput's sequence. So each corpus has its share of every
+block, exact within one row, and of all blocks together (the discrepancy of the sequence grows with
+the logarithm of b; Niederreiter 1992, section 3.1). The number of a corpus's rows before a block
+has a closed form, and a keyed permutation mixes the rows within a block.
 """
 
 import contextlib
@@ -40,21 +40,21 @@ _EPOCHS = 4
 
 
 class Places(NamedTuple):
-    """Rows, given by their shards and their places there."""
+    """Rows, each given by its shard and the number of the shard's earlier rows."""
 
     shards: np.ndarray
-    """(n,) int64."""
+    """(n,) int64 numbers of shards."""
     visits: np.ndarray
-    """(n,) int64: number of rows of the shard that were read before, over all epochs."""
+    """(n,) int64: number of the shard's rows that come earlier, counted over all epochs."""
 
 
 class Window(NamedTuple):
     """Shards that are read together."""
 
     shards: np.ndarray
-    """(w,) int64 numbers."""
+    """(w,) int64 numbers of shards."""
     first_row: int
-    """Number, in its epoch, of the window's first row."""
+    """Number of the window's first row, counted in the epoch."""
     begins: np.ndarray
     """(w + 1,) int64: shard i has the rows `begins[i]` to `begins[i + 1]` of the window."""
 
@@ -63,24 +63,24 @@ class ShardOrder:
     """Order of the rows of all epochs; a pure function of quotas, window and key.
 
     Args:
-        quotas: Places of each shard in an epoch, at least 1.
-        window: Number of shards that are read together; 0: all.
-        shuffle: Numbers that the key of the order is hashed from.
+        quotas: Number of places of each shard in an epoch, at least 1.
+        window: Number of shards that are read together; 0 means all.
+        shuffle: Numbers from which the key of the order is hashed.
     """
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:
         self.quotas = np.array(quotas, np.int64)
         self.num_rows = int(self.quotas.sum())
-        """Number of rows of an epoch."""
+        """Number of rows in an epoch."""
         self.window = min(window or len(self.quotas), len(self.quotas))
-        """Number of shards of a window."""
+        """Number of shards in a window."""
         self.num_windows = -(-len(self.quotas) // self.window)
-        """Number of windows of an epoch."""
+        """Number of windows in an epoch."""
         self._shuffle = tuple(shuffle)
         self._windows = Kept(self._make_windows, _EPOCHS)
 
     def places(self, numbers: np.ndarray) -> Places:
-        """Return the places of rows, given by their (n,) int64 numbers over all epochs."""
+        """Return the places of the rows with these numbers, (n,) int64, over all epochs."""
         shards, visits = np.empty((2, numbers.size), np.int64)
         epochs, positions = np.divmod(numbers, self.num_rows)
         for epoch in np.unique(epochs):
@@ -98,14 +98,14 @@ class ShardOrder:
         return Places(shards, visits)
 
     def window_of(self, number: int) -> int:
-        """Return the number of the window, over all epochs, that holds a row."""
+        """Return the window that holds a row; both are numbered over all epochs."""
         epoch, position = divmod(number, self.num_rows)
         first_rows = [window.first_row for window in self._windows(epoch)]
         at = int(np.searchsorted(first_rows, position, side="right")) - 1
         return epoch * self.num_windows + at
 
     def shards_of(self, window: int) -> list[int]:
-        """Return the shards of a window, given by its number over all epochs."""
+        """Return the shards of a window, which is numbered over all epochs."""
         epoch, number = divmod(window, self.num_windows)
         return self._windows(epoch)[number].shards.tolist()
 
@@ -147,7 +147,7 @@ class StoreRows:
         self._plans = Kept(self._make_plan, num_plans)
 
     def plan(self, shard: int) -> ExamplePlan:
-        """Return the rows of a shard.
+        """Return the plan of a shard's rows.
 
         Raises:
             UserError: The length is too short, the shard is damaged, or has no row.
@@ -156,7 +156,7 @@ class StoreRows:
 
     @cached_property
     def quotas(self) -> list[int]:
-        """Rows of each shard: counted for the first shard, estimated by tokens for the others."""
+        """Number of rows of each shard, counted for the first and estimated for the others."""
         counts = self.store.counts
         rows, tokens = len(self.plan(0)), counts[0].num_tokens
         others = [max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:]]
@@ -180,7 +180,7 @@ class StoreRows:
             order.append(chosen[lie])
         place = np.empty(shards.size, np.int64)
         place[np.concatenate(order)] = np.arange(shards.size)
-        # `take` copies rows twice as fast as a store by index does.
+        # `take` copies rows twice as fast as an assignment by index.
         return {
             name: np.concatenate([part[name] for part in parts]).take(place, axis=0, mode="clip")
             for name in parts[0]
@@ -198,7 +198,7 @@ class StoreRows:
 
     def _make_plan(self, shard: int) -> ExamplePlan:
         try:
-            # The first shard has the key from the time when a store was one shard.
+            # The first shard keeps the key from the time when a store had only one shard.
             seed = hash_key(self._seed, _PLAN, *([shard] if shard else []))
             return self._pairing.plan(self.store.shards[shard], self._config, self._length, seed)
         except UserError as error:
@@ -218,7 +218,7 @@ class Mixture:
     """Corpora and their weights."""
 
     names: tuple[str, ...]
-    """Directories, as given."""
+    """Directories, as the configuration names them."""
     stores: tuple[TokenStore, ...]
     weights: tuple[float, ...]
     """Positive weights; a corpus's share is its weight divided by their sum."""
@@ -243,7 +243,7 @@ def weights_of(
 
 
 class Mixing:
-    """The corpus of each row; a pure function of positive weights and key."""
+    """Choice of a corpus for each row; a pure function of positive weights and a key."""
 
     def __init__(self, weights: Sequence[float], key: int) -> None:
         total = math.fsum(weights)
@@ -254,7 +254,7 @@ class Mixing:
         self._blocks = Kept(self._make_block, _BLOCKS)
 
     def split(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return corpora, and row numbers there, (n,) int64 each, for (n,) numbers in the phase."""
+        """Return the corpora of rows, given by number, and the rows' numbers there, (n,) int64."""
         corpora, rows = np.empty((2, numbers.size), np.int64)
         blocks, positions = np.divmod(numbers, BLOCK)
         for block in np.unique(blocks):
@@ -287,14 +287,14 @@ class Mixing:
 
 
 def _van_der_corput(number: int) -> int:
-    """Return a number of van der Corput's sequence in base 2, times 2^32 and rounded down."""
+    """Return a term of van der Corput's sequence in base 2, times 2^32 and rounded down."""
     return int(f"{number % _ONE:032b}"[::-1], 2)
 
 
 def _points_below(end: int, blocks: int) -> int:
     """Count the points below `end`, in units of 1 / _ONE, in the first `blocks` blocks."""
     whole, part = divmod(end, _ONE)
-    periods, rest = divmod(blocks, _ONE)  # the sequence, rounded down, has each value once
+    periods, rest = divmod(blocks, _ONE)  # a period has each rounded value once
     count = blocks * whole + periods * part
     first = 0
     for bit in reversed(range(32)):
@@ -307,7 +307,7 @@ def _points_below(end: int, blocks: int) -> int:
 
 
 class CorpusRows(NamedTuple):
-    """A corpus of a phase."""
+    """A corpus that a phase reads, with its rows and their order."""
 
     name: str
     rows: StoreRows
@@ -315,32 +315,32 @@ class CorpusRows(NamedTuple):
 
 
 class CorpusProgress(NamedTuple):
-    """Amount of a corpus that was read up to a step."""
+    """Amount of text read from a corpus before a step."""
 
     name: str
-    """Directory, as given; empty for the run's corpus."""
+    """Directory, as the configuration names it; the empty string for the run's corpus."""
     rows: int
     tokens: int
-    """Tokens of text that were read: `epochs` times the tokens of the corpus."""
+    """Number of tokens of text that were read: `epochs` times the tokens of the corpus."""
     epochs: float
-    """Number of passes over the text; each of `data.num_passes` plans counts as one."""
+    """Number of passes over the text; each of the `data.num_passes` plans counts as one."""
 
 
 class PhaseRows:
-    """Rows of a phase by number, from one corpus (`mixing` is None) or several."""
+    """Rows of a phase by number, from one corpus (then `mixing` is None) or several."""
 
     def __init__(self, corpora: Sequence[CorpusRows], mixing: Mixing | None) -> None:
         self.corpora, self._mixing = tuple(corpora), mixing
         self._prepared = [0] * len(corpora)
         self.most_shards = sum(corpus.order.window for corpus in corpora)
-        """Number of shards that are read at a time: a window of each corpus."""
+        """Number of shards that are read at a time: one window of each corpus."""
 
     def counts(self, num_rows: int) -> list[int]:
         """Count the rows of each corpus among the first `num_rows` of the phase."""
         return [num_rows] if self._mixing is None else self._mixing.counts(num_rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows, given by (n,) int64 numbers in the phase; all arrays except `row_index`.
+        """Build the phase's rows with these numbers, (n,) int64: all arrays except `row_index`.
 
         The next window of each corpus is planned ahead.
         """

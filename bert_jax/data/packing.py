@@ -1,16 +1,16 @@
 """Rows of consecutive text for masked language modelling without pairs (pairing `none`).
 
-Each document becomes pieces of at most L - 2 tokens, each wrapped as [CLS] piece [SEP]. Pieces
-that fill a row are rows; the rest, tails of long documents and whole short ones, are packed
-several to a row, each its own segment: tokens attend within their segment only. (RoBERTa's
+Each document is cut into pieces of at most L - 2 tokens, each wrapped as [CLS] piece [SEP]. A piece
+that fills a row is a row. The other pieces, tails of long documents and whole short documents, are
+packed several to a row; each is a segment, and tokens attend only within their segment. (RoBERTa's
 FULL-SENTENCES, Liu et al. 2019, section 4.2, lets a row run on into the next document and attend
 to it. Here no target is predicted from unrelated text.)
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
 without cross-contamination"), so that its cost depends on L, not on the corpus. Lengths are placed
 from the longest down, each into the rows with the least room that still holds it: best-fit
-decreasing, their longest-pack-first. Equal lengths are interchangeable: a hash of (seed, pass)
-decides which pieces meet in a row.
+decreasing, in the paper longest-pack-first. Pieces of equal length are interchangeable; a hash of
+(seed, pass) decides which meet in a row.
 """
 
 import itertools
@@ -36,22 +36,22 @@ def segment_dtype(length: int) -> np.dtype:
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """Plan of packed rows: 6 bytes a piece and 8 a row (10 a piece above 2^32 tokens)."""
+    """Plan of packed rows: 6 bytes per piece (10 above 2^32 tokens) and 8 bytes per row."""
 
     length: int
-    """L, special tokens included."""
+    """L, including special tokens."""
     row_offsets: np.ndarray
     """(num_rows + 1,) int64: row r holds the pieces `row_offsets[r]` to `row_offsets[r + 1]`."""
     piece_start: np.ndarray
     """(num_pieces,) uint32 or int64: first token in the shard."""
     piece_len: np.ndarray
-    """(num_pieces,) uint16, without special tokens, at least 1."""
+    """(num_pieces,) uint16: tokens of the piece, without special tokens, at least 1."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows, (B,) int64 numbers, as [CLS] piece [SEP], repeated, and padding.
+        """Build the rows with these numbers, (B,) int64: [CLS] piece [SEP], repeated, and padding.
 
         `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
@@ -73,7 +73,7 @@ class PackedPlan:
 
 
 def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces in rows, (n,) numbers row by row, and the number of them per row, (B,)."""
+    """Return the numbers of the pieces in `rows`, (n,) row by row, and how many each has, (B,)."""
     first = row_offsets[rows]
     counts = row_offsets[rows + 1] - first
     before = np.cumsum(counts) - counts
@@ -94,10 +94,10 @@ def lay_out(
 
     Args:
         starts: (n,) first token of each piece in the shard.
-        lens: (n,) tokens of each piece.
-        counts: (B,) pieces of each row, at least 1; of sum n.
+        lens: (n,) number of tokens in each piece.
+        counts: (B,) number of pieces in each row, at least 1; their sum is n.
         length: L.
-        dtype: type of the segment ids; holds the largest number of pieces in a row.
+        dtype: type of the segment ids, which holds the largest number of pieces in a row.
 
     Returns:
         Tokens (B, L) of the shard's dtype, and segment ids (B, L): 0 padding, 1.. pieces.
@@ -124,11 +124,11 @@ def lay_out(
 def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 1) -> PackedPlan:
     """Plan rows of consecutive text; every token is in exactly one piece of each pass.
 
-    The first pass cuts documents from their beginning. Later ones cut documents longer than a row
-    at a random offset first, so that the same rows do not come again.
+    The first pass cuts documents from their beginning. A later pass makes the first cut in a
+    document longer than a row at a random offset, so that the same rows do not come again.
 
     Raises:
-        UserError: the length is not 3 to 65,535, or the corpus is empty.
+        UserError: The length is not from 3 to 65,535, or the corpus is empty.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -150,7 +150,7 @@ def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 
 
 
 def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return first token and length of each piece of up to `room` tokens, in the shard's order."""
+    """Return the first token and length of pieces of up to `room` tokens, in the shard's order."""
     first_token = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
     document_len = np.diff(first_token)
     head = np.zeros(document_len.size, np.int64)  # tokens before the first full piece
@@ -160,7 +160,7 @@ def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.nd
     num_pieces = -(-(document_len - head) // room) + (head > 0)
     document = np.repeat(np.arange(document_len.size), num_pieces)
     number = np.arange(document.size) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    # With a head, piece 0 begins `room - head` tokens before the document and is cut at its start.
+    # With a head, piece 0 would begin `room - head` tokens before the document; it is cut there.
     begin = number * room - np.where(head > 0, room - head, 0)[document]
     end = np.minimum(begin + room, document_len[document])
     begin = np.maximum(begin, 0)
@@ -182,10 +182,10 @@ def deal(
     Args:
         kinds: (n,) kind of each piece, such as its length.
         histogram: number of pieces of each kind.
-        patterns: number of rows, and the kinds of the pieces in each; equal kinds adjacent.
+        patterns: (number of rows, kinds of the pieces in each of them, equal kinds adjacent).
 
     Returns:
-        (n,) numbers of the pieces, row by row, and (num_rows,) number of pieces in each row.
+        Numbers of the pieces, (n,) row by row, and the number of pieces in each row, (num_rows,).
     """
     # Sorted by kind and, within a kind, by hash: pieces of a kind are dealt in this order.
     width = np.uint64(max(16, (histogram.size - 1).bit_length()))
@@ -218,10 +218,10 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
     A piece of length k takes k + 2 positions.
 
     Returns:
-        Number of rows, and the lengths of the pieces in each of these rows, longest first.
+        Items (number of rows, lengths of the pieces in each of these rows, longest first).
     """
-    # Equal rows so far, as (number of rows, their pieces), by the positions still free in them, the
-    # room. Rooms are in the order in which they were first looked at, and so are the rows.
+    # Equal rows so far, as (number of rows, their pieces), by their room, the number of positions
+    # still free. Rooms, and so the rows, are in the order in which a room was first looked at.
     open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     done: list[tuple[int, tuple[int, ...]]] = []
     has_rows = looked_at = 0  # bit r stands for the room r
@@ -236,7 +236,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
         looked_at |= 1 << room
 
     def least_room(size: int) -> int:
-        """Return the least room of rows that hold `size` positions; `length` + 1 for none."""
+        """Return the least room that holds `size` positions; `length` + 1 if no row has one."""
         nonlocal looked_at
         fitting = has_rows >> size << size
         room = _lowest_bit(fitting) if fitting else length + 1
@@ -252,7 +252,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
         left = int(histogram[piece_length])
         while left:
             room = least_room(size)
-            if room > length:  # new rows, each filled with as many of these as it holds
+            if room > length:  # new rows, each filled with as many of these pieces as it holds
                 per_row = length // size
                 repeat, last = divmod(left, per_row)
                 for rows, each in ((repeat, per_row), (1, last)):

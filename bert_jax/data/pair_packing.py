@@ -1,18 +1,18 @@
 """Rows of translations, packed on both sides (pairing `translation`).
 
 A pair is a document of two sentences, source and target. In a row of S source places and T target
-places a source is [CLS] text [SEP] and a target is [CLS] text, the decoder's input; the end of a
-target is a label only. Pair i of a row is segment i on both sides, so that a target attends only
+places, a source is [CLS] text [SEP] and a target is [CLS] text, the decoder's input; the end of a
+target is only a label. Pair i of a row is segment i on both sides, so that a target attends only
 to its own source.
 
 A pair that is longer than a row on either side is left out. Cutting it would teach wrong labels: a
 cut target ends where the text goes on, and a target whose source was cut says more than its source.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
-row begins with the largest pair left, then takes, again and again, the pair that leaves the least
-room on the side with more room left: both sides fill up together (a heuristic for vector bin
-packing; Panigrahy et al. 2011). A row so found is repeated while there are pairs for it, so that
-the cost depends on the number of different sizes, not on the number of pairs.
+row begins with the largest pair left; then, again and again, it takes the pair that leaves the
+least room on the side with more room, so that both sides fill up together (a heuristic for vector
+bin packing; Panigrahy et al. 2011). The row is repeated while there are pairs of these sizes, so
+that the cost depends on the number of different sizes, not on the number of pairs.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ MIN_LENGTH = SOURCE_SPECIAL + 1
 MIN_TARGET_LENGTH = TARGET_SPECIAL + 1
 
 _MANY_LEFT_OUT = 0.01
-"""Share of pairs left out, above which `losses` warns."""
+"""Share of pairs left out above which `losses` warns."""
 
 
 def pair_segment_dtype(length: int, target_length: int) -> np.dtype:
@@ -40,12 +40,12 @@ def pair_segment_dtype(length: int, target_length: int) -> np.dtype:
 
 @dataclass(frozen=True)
 class TranslationPlan:
-    """Plan of packed pairs: 8 bytes a pair and 8 a row (12 a pair above 2^32 tokens)."""
+    """Plan of packed pairs: 8 bytes per pair (12 above 2^32 tokens) and 8 bytes per row."""
 
     length: int
-    """S, places of the source side of a row, special tokens included."""
+    """S, number of places on the source side of a row, including special tokens."""
     target_length: int
-    """T, places of the target side."""
+    """T, number of places on the target side."""
     row_offsets: np.ndarray
     """(num_rows + 1,) int64: row r holds the pairs `row_offsets[r]` to `row_offsets[r + 1]`."""
     source_start: np.ndarray
@@ -55,7 +55,7 @@ class TranslationPlan:
     target_len: np.ndarray
     """(num_pairs,) uint16: tokens of the target, without special tokens, at least 1."""
     num_left_out: int
-    """Number of pairs of the shard that are in no row, because they are longer than a row."""
+    """Number of the shard's pairs that are in no row because they are longer than a row."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
@@ -69,7 +69,7 @@ class TranslationPlan:
         return source / (rows * self.length), target / (rows * self.target_length)
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows, (B,) int64 numbers.
+        """Build the rows with these numbers, (B,) int64.
 
         `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
@@ -132,10 +132,10 @@ def plan_translations(
 ) -> TranslationPlan:
     """Plan rows of pairs; every pair that fits a row is in exactly one row of each pass.
 
-    Each pass plans the whole shard, and other pairs meet in its rows. Passes follow one another.
+    Passes follow one another; each plans the whole shard, with other pairs together in a row.
 
     Raises:
-        UserError: a length, special tokens included, is out of range, the shard does not hold
+        UserError: A length (including special tokens) is out of range, the shard does not hold
             pairs, or no pair fits a row.
     """
     lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
@@ -183,7 +183,7 @@ def pack_pairs(
     the number of such pairs; all are (k,).
 
     Returns:
-        Number of rows, and the kinds of the pairs in each of these rows, in rising order.
+        Items (number of rows, kinds of the pairs in each of these rows, in rising order).
     """
     # Largest pairs first, by the side on which a pair takes the larger share of a row.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")

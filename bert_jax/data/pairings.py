@@ -1,7 +1,7 @@
 """Ways to make rows from a token store, and the section `data` that names one of them.
 
-A pairing is an entry of `PAIRINGS`: its demands on a store, its plan of rows, the arrays of its
-batches and its messages. The pipeline, the run's first lines and `plan` use only this interface.
+A pairing, an entry of `PAIRINGS`, checks stores, plans rows, and describes the arrays of batches
+and the text in no row. The pipeline, the run's first lines and `plan` use only this interface.
 """
 
 from abc import ABC, abstractmethod
@@ -33,14 +33,14 @@ MAX_LENGTH = 65535
 
 @dataclass(frozen=True)
 class DataConfig(Bounded, section="data"):
-    """Source of the examples and the way they are made."""
+    """Source of the examples, and how they are made from it."""
 
     RENAMED: ClassVar = {"objective": "pairing"}
 
     corpus: str = ""
     """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
     mixture: tuple[MixtureConfig, ...] = ()
-    """Corpora to mix, with weights, in place of the training text of `corpus`; its tokenizer and
+    """Corpora to mix, with weights, instead of the training text of `corpus`, whose tokenizer and
     held-out text are still used."""
     mixture_temperature: Fraction = 0.0
     """Exponent of a corpus's tokens in its share, weight x tokens^temperature: 0 uses the weights
@@ -49,22 +49,22 @@ class DataConfig(Bounded, section="data"):
     """Content of a row. nsp: next-sentence pairs; sop: sentence-order pairs; none: consecutive
     text; translation: sources and targets of a corpus of pairs."""
     target_length: Annotated[int, AtLeast(MIN_TARGET_LENGTH), AtMost(MAX_LENGTH), Or(0)] = 0
-    """Tokens per row on the target side of translations; 0: the phase's length."""
+    """Tokens per row on the target side of translations; 0 means the phase's length."""
     short_rate: Fraction = 0.1
     """Share of sentence pairs that get a random, shorter target length (BERT: 0.1)."""
     window: Natural = 0
-    """Number of shards whose rows are shuffled together; 0: all. A host holds the plans of this
+    """Number of shards whose rows are shuffled together; 0 means all. A host holds the plans of one
     window and the next, and caches their files if the corpus is in a bucket."""
     cache_gb: NonNegative = 20.0
     """Gigabytes of local disk for cached shards of corpora in buckets; must hold two windows."""
     cache_dir: str = ""
-    """Directory of the cached shards, shared by a host's processes; empty: in ~/.cache/bert_jax."""
+    """Directory of cached shards, shared by a host's processes; by default in ~/.cache/bert_jax."""
     read_timeout: NonNegative = 600.0
-    """Seconds for which a bucket may be out of reach; then the run ends with exit code 6."""
+    """Seconds for which a bucket may be out of reach before the run ends, with exit code 6."""
     num_passes: Count = 1
     """Number of different plans of the corpus before they repeat (BERT's dupe_factor: 10)."""
     num_threads: Natural = 2
-    """Number of threads that build batches ahead; 0: each batch is built when it is needed."""
+    """Number of threads that build batches ahead; with 0, each batch is built when needed."""
     prefetch_batches: Count = 8
     """Number of finished batches that are kept ahead."""
 
@@ -85,10 +85,10 @@ class ExamplePlan(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows, (B,) int64 numbers: all arrays of a batch except `row_index`."""
+        """Build the rows with these numbers, (B,) int64: all arrays except `row_index`."""
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe the text in no row: a clause, and a warning with causes if it is much."""
+        """Describe the text in no row: a clause and, if it is much, a warning with its causes."""
 
 
 class Column(NamedTuple):
@@ -117,7 +117,7 @@ class Pairing(ABC):
 
     @abstractmethod
     def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
-        """Plan the rows of one length of a shard; a pure function of its arguments."""
+        """Plan rows of a shard, of `length` tokens each; a pure function of the arguments."""
 
     def segment_dtype(self, config: DataConfig, length: int) -> np.dtype:
         """Return the smallest integer type that holds the segment ids."""
@@ -206,4 +206,4 @@ PAIRINGS: dict[str, Pairing] = {
     "none": PackedText(),
     "translation": Translations(),
 }
-"""Pairings by name: adding one is an entry here and a name in `DataConfig.pairing`."""
+"""Pairings by name; a new one needs an entry here and a name in `DataConfig.pairing`."""

@@ -1,17 +1,17 @@
 """Sentence pairs: the token ranges of each row, planned only from offsets.
 
 `nsp` is the next-sentence task of Devlin et al. 2018 (section 3.1 and appendix A.2, with the rules
-of the published data creation). A chunk is the sentences of one document up to a target length,
-cut at a random sentence into A and B. Half of the time, and always when the chunk is one sentence,
-B comes from a random sentence of another document instead, and the sentences of B go back to be
-used next. Pairs longer than the row lose tokens from the longer one, each from a random end.
-A short target is drawn for each chunk; the published code draws one for each document.
+of the published data creation). A chunk is consecutive sentences of a document, up to a target
+length, divided at a random sentence into A and B. Half of the time, and always if the chunk is one
+sentence, text of another document, from a random sentence on, replaces B, whose own sentences begin
+the next chunk. A pair longer than the row loses tokens of the longer side, each at a random end.
+Whether the target is short is drawn for each chunk; the published code draws it per document.
 
-`sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1): the same chunks, B always
-follows A, and the two are swapped half of the time. A chunk of one sentence is cut at a random
-token; one of a single token has no order and is left out.
+`sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1): with the same chunks, B
+always follows A, and the two are swapped half of the time. A chunk of one sentence is cut at a
+random token; a chunk of a single token has no order and is left out.
 
-To plan in arrays, every document is a lane, and all lanes advance together, one row a turn.
+To plan in arrays, every document is a lane, and all lanes advance together, by one row per turn.
 Documents longer than `_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a document.
 Every random number is a hash of (seed, pass, first sentence of the chunk).
 """
@@ -41,8 +41,8 @@ _POOL = 1 << 15  # lanes that advance together, which bounds memory
 _BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 _HIGH_UNHELD, _HIGH_RANDOM, _MANY_ALONE = 0.25, 0.75, 0.1
-"""Shares above which `losses` warns: tokens in no row, random pairs, documents of one sentence.
-Books in rows of 128 have 0.07, 0.52 and 0.00."""
+"""Shares above which `losses` warns of tokens in no row and of random pairs, and names documents of
+one sentence as a cause. Books in rows of 128 have 0.07, 0.52 and 0.00."""
 _LONGEST = 128  # tokens; twice what `bert-jax corpus` makes (`corpus.encode.LONGEST_SENTENCE`)
 
 # Purposes of random numbers, which are part of their keys.
@@ -52,18 +52,18 @@ _SHORT, _TARGET, _SPLIT, _COIN, _DOCUMENT, _SENTENCE, _FRONT_A, _FRONT_B = range
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Plan of sentence pairs, as columns: 13 bytes a row, 21 above 2^32 tokens."""
+    """Plan of sentence pairs, as columns: 13 bytes per row, 21 above 2^32 tokens."""
 
     length: int
-    """L, special tokens included."""
+    """L, including special tokens."""
     a_start: np.ndarray
     """(num_rows,) uint32 or int64: first token of A in the shard."""
     a_len: np.ndarray
     """(num_rows,) uint16: tokens of A, at least 1."""
     b_start: np.ndarray
-    """(num_rows,) as `a_start`: first token of B."""
+    """(num_rows,), typed as `a_start`: first token of B."""
     b_len: np.ndarray
-    """(num_rows,) as `a_len`: tokens of B."""
+    """(num_rows,), typed as `a_len`: tokens of B."""
     label: np.ndarray
     """(num_rows,) uint8. nsp: 0 next, 1 random. sop: 0 in order, 1 swapped."""
     pairing: Literal["nsp", "sop"] = "nsp"
@@ -72,17 +72,17 @@ class PairPlan:
         return self.label.size
 
     def unheld_rate(self, num_tokens: int) -> float:
-        """Compute the share of the shard's tokens that are cut off in every pass."""
+        """Compute the share of the shard's tokens that are in no row of any pass."""
         starts = np.concatenate([self.a_start, self.b_start]).astype(np.uint64)
         spans = starts << np.uint64(16) | np.concatenate([self.a_len, self.b_len])
-        spans.sort()  # by start; one array of integers, an argsort takes 10 times as long
+        spans.sort()  # by start; an argsort of two arrays takes 10 times as long
         starts = (spans >> np.uint64(16)).astype(np.int64)
         ends = np.maximum.accumulate(starts + (spans & np.uint64(0xFFFF)).astype(np.int64))
         new = ends - np.maximum(starts, np.concatenate([[0], ends[:-1]]))
         return 1 - int(np.maximum(new, 0).sum()) / num_tokens
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows, (B,) int64 numbers, as [CLS] A [SEP] B [SEP] and padding.
+        """Build the rows with these numbers, (B,) int64, each [CLS] A [SEP] B [SEP] and padding.
 
         `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
         """
@@ -104,9 +104,9 @@ class PairPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe the tokens in no row and the labels: a clause, and a warning if there are many.
+        """Describe the shares of tokens in no row and of random pairs: a clause, maybe a warning.
 
-        The warning names the likely causes in this shard, and what helps.
+        The warning, if a share is high, names the likely causes in this shard and what helps.
         """
         unheld, random = self.unheld_rate(shard.num_tokens), float(self.label.mean())
         clause = f"{unheld:.1%} of the tokens in no row"
@@ -142,7 +142,7 @@ class PairPlan:
 
 
 def check_documents(path: Path | None, num_documents: int) -> None:
-    """Raise a UserError for text without a second document for random partners."""
+    """Raise a UserError if there is no second document for random partners."""
     if num_documents < 2:
         raise UserError(
             f"the corpus {path or 'in memory'} has {num_documents} document(s); pairing 'nsp' "
@@ -162,11 +162,11 @@ def plan_pairs(
 ) -> PairPlan:
     """Plan sentence pairs of at most `length` tokens over a whole shard.
 
-    A share of `short_rate` of the chunks has a target uniform in [2, L - 3] instead of L - 3. Each
-    pass plans the whole shard with other random numbers; passes follow one another.
+    A share `short_rate` of the chunks has a target length uniform in [2, L - 3] instead of L - 3.
+    Passes follow one another; each plans the whole shard with other random numbers.
 
     Raises:
-        UserError: the length is not 5 to 65,535, or the corpus cannot make pairs.
+        UserError: The length is not from 5 to 65,535, or the corpus cannot make pairs.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -197,10 +197,10 @@ def truncate(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Cut pairs to `room` tokens as BERT does, token by token, but in closed form.
 
-    BERT takes tokens from the longer side (from B when equal), each at a random end. This first
-    levels the two sides and then alternates, so the final lengths are determined. Each cut token is
-    a fair coin between front and back, so the number cut at the front is binomial: a count of
-    random bits. These are hashes of the keys and of the (k,) counters `rows`.
+    BERT takes tokens from the longer side (from B if both are equal), each at a random end. This
+    first levels the two sides and then alternates, so the final lengths are determined. A fair coin
+    decides between front and back for each cut token, so the number cut at the front is binomial: a
+    count of random bits, which are hashes of the keys and of the (k,) counters `rows`.
 
     Returns:
         Tokens cut at A's front, A's new length, tokens cut at B's front, B's new length.
@@ -236,7 +236,7 @@ def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each lane's first sentence, and the sentence after its last."""
+    """Return the first sentence of each lane, and the sentence after its last one."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     first_token = sentences[documents]
     num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
@@ -252,7 +252,7 @@ def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
 def _plan_pass(
     shard: Shard, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
 ) -> Iterator[list[np.ndarray]]:
-    """Yield columns of rows: all lanes of the pool advance by one chunk a turn."""
+    """Yield columns of rows; all lanes of the pool advance by one chunk per turn."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL
@@ -322,15 +322,15 @@ def _random_partners(
     target: np.ndarray,
     keys: list[int],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return first token and length of each row's random B, from a sentence of another document.
+    """Return the first token and length of each row's random B, which is from another document.
 
-    B goes on until it has `target` tokens or the document ends. The document is uniform over all
-    but the row's own: a number below n - 1 is drawn; numbers from the row's own on move up by 1.
+    B begins at a random sentence, and goes on until it has `target` tokens or the document ends.
+    The document is a random number below n - 1, plus 1 from the row's own document on.
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)
     other += other >= own
-    # Looked up in the order they lie in memory: 2 times faster on 39 M sentences.
+    # Looked up in the order of memory, which is 2 times faster on 39 M sentences.
     order = np.argsort(other)
     other = other[order]
     first, last = documents[other], documents[other + 1]

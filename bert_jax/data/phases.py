@@ -27,7 +27,7 @@ class MixtureConfig:
     """A corpus of a mixture."""
 
     corpus: Annotated[str, Given("the directory of a corpus")] = ""
-    """Directory of the corpus, with the run's tokenizer."""
+    """Directory of the corpus, which must have the run's tokenizer."""
     weight: Positive = 1.0
     """Share of the rows, relative to the other corpora; see also `mixture_temperature`."""
 
@@ -40,39 +40,39 @@ class PhaseConfig:
     """
 
     length: Annotated[int, AtLeast(8)] = 128
-    """Tokens per row, special tokens included."""
+    """Tokens per row, including special tokens."""
     batch_size: Count = 256
     """Rows per step, over all devices and micro-batches."""
     share: Part = 1.0
     """Share of the run's steps; the shares of all phases sum to 1."""
     steps: Count | None = None
-    """Number of steps, in place of `share`: in all phases, with the sum training.num_steps, or in
-    none."""
+    """Number of steps, instead of `share`. Set it in all phases, so that the sum is
+    training.num_steps, or in none."""
     accumulation: Count | None = None
-    """Micro-batches per step; None: `training.accumulation`."""
+    """Micro-batches per step; by default `training.accumulation`."""
     masking_rate: Part | None = None
-    """Share of a row's tokens that are predicted; None: `masking.rate`."""
+    """Share of a row's tokens that are predicted; by default `masking.rate`."""
     learning_rate: Positive | None = None
-    """Peak of the learning rate; None: `optimizer.learning_rate`."""
+    """Peak of the learning rate; by default `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
-    """Shape of the learning rate from the first to the last step of the phase; empty: the run's
+    """Shape of the learning rate from the first to the last step of the phase; by default the run's
     schedule continues. The warm-up is always the run's."""
     end_rate: NonNegative | None = None
-    """Learning rate at the end of `decay`; None: `optimizer.end_share` of the phase's peak."""
+    """Learning rate at the end of `decay`; by default `optimizer.end_share` x the phase's peak."""
     rope_theta: Positive | None = None
-    """Base of the rotations' wavelengths in global layers; None: `model.rope_theta`."""
+    """Base of the rotations' wavelengths in global layers; by default `model.rope_theta`."""
     local_rope_theta: Positive | None = None
-    """Base of the rotations' wavelengths in local layers; None: `model.local_rope_theta`."""
+    """Base of the rotations' wavelengths in local layers; by default `model.local_rope_theta`."""
     corpus: str = ""
-    """Directory of the training text, with the run's tokenizer; empty: `data.mixture` or
-    `data.corpus`. Held-out text is `data.corpus`'s in all phases."""
+    """Directory of the training text, with the run's tokenizer; by default `data.mixture` or
+    `data.corpus`. All phases use the held-out text of `data.corpus`."""
     mixture: tuple[MixtureConfig, ...] = ()
-    """Corpora of the phase and their weights; empty: `data.mixture`."""
+    """Corpora of the phase and their weights; by default `data.mixture`."""
     mixture_temperature: Fraction | None = None
-    """Exponent of a corpus's tokens in its share; None: `data.mixture_temperature`."""
+    """Exponent of a corpus's tokens in its share; by default `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0
-    """Number of first steps with fewer rows: a third of them with an eighth of `batch_size`, a
-    third with a quarter, a third with half. If larger than the phase: a tenth of the phase."""
+    """Number of steps with fewer rows at the start: a third of them has an eighth of `batch_size`,
+    a third a quarter, a third half. If it exceeds the phase, a tenth of the phase is used."""
 
     def check(self, number: int) -> None:
         """Raise a UserError if fields contradict each other; `number` counts phases from 0."""
@@ -93,12 +93,12 @@ class PhaseConfig:
 
 
 def scaled(warmup: int, num_steps: int) -> int:
-    """Return the steps of a warm-up, or a tenth of `num_steps` if the warm-up is longer."""
+    """Return the steps of a warm-up: `warmup`, or a tenth of `num_steps` if `warmup` is larger."""
     return warmup if warmup <= num_steps else -(-num_steps // 10)
 
 
 def scaling(name: str, warmup: int, num_steps: int) -> list[str]:
-    """Report in a line that the warm-up of field `name` is scaled; an empty list if it is not."""
+    """Report in a line that the warm-up of field `name` is scaled; return [] if it is not."""
     kept = scaled(warmup, num_steps)
     said = f"{name} is {warmup:,}, longer than the {num_steps:,} steps: scaled to {kept:,}"
     return [] if kept == warmup else [f"warm-up  {said}"]
@@ -122,14 +122,14 @@ class Phase:
     """A stretch of training with one shape."""
 
     length: int
-    """L, special tokens included."""
+    """L, including special tokens."""
     batch_size: int
     """B, rows of a step over all processes."""
     num_steps: int
     batch_warmup_steps: int = 0
     """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
     unit: int = 1
-    """Number that must divide the rows of each of these steps."""
+    """Divisor of the number of rows in each of these steps."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -145,7 +145,7 @@ class Phase:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all steps."""
+        """Number of rows of all steps."""
         return sum(steps * rows for steps, rows in self.stages)
 
     def rows_of(self, step: int) -> tuple[int, int]:
@@ -184,7 +184,7 @@ class Share(NamedTuple):
         return batch_size // self.process_count
 
     def rows(self, phase: Phase, step: int) -> tuple[int, int]:
-        """Return the process's first row of a step, counted from the phase's, and its row count."""
+        """Return (the process's first row of a step, counted in the phase; its number of rows)."""
         start, batch_size = phase.rows_of(step)
         count = self.of(batch_size)
         return start + self.process_index * count, count

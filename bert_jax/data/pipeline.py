@@ -1,16 +1,16 @@
-"""From a token store to batches: which rows make step n, and their delivery in time.
+"""Batches from a token store: which rows make up step n, and their delivery in time.
 
 A batch is a dict of numpy arrays, B rows of length L::
 
   tokens       (B, L) the store's dtype
   type_ids     (B, L) uint8: sentence A 0, sentence B 1
-  segment_ids  (B, L) uint8, of packed rows above 767 tokens uint16: 0 padding, 1.. packed segments;
-                      a sentence pair is all 1
+  segment_ids  (B, L) uint8, or uint16 for packed rows longer than 767 tokens: 0 padding, 1.. packed
+                      segments; a sentence pair is all 1
   pair_labels   (B,)   int32: 0 as in the text, 1 random or swapped; -1 no label
   row_index    (B,)   uint32: the row's number in the stream of examples (see `row_keys`), which
                       keys its masking and dropout
 
-Rows of translations hold sources of type 0, packed, no pair_labels, and the targets:
+Rows of translations have packed sources of type 0, no pair_labels, and the targets:
 
   target_tokens       (B, T) the store's dtype: [CLS] text of each target, the decoder's input
   target_segment_ids  (B, T) as segment_ids: 0 padding, else the number of the target's source
@@ -43,13 +43,13 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
-_MOST = 2**32  # rows of a batch, and steps of a phase
+_MOST = 2**32  # most rows of a batch, and most steps of a phase
 
 _BLOCK_POSITIONS = (1 << 20, 1 << 18, 1 << 23)
-"""Positions (rows x L) that are built at once: at least, for each shard in use, and at most. Large
-blocks let rows that are neighbours in a shard be read together."""
-_BLOCK_STEPS = 4096  # at most
-_BLOCKS = 4  # kept
+"""Positions (rows x L) to build at once: the fewest, the number per shard in use, and the most. In
+large blocks, rows that are neighbours in a shard are read together."""
+_BLOCK_STEPS = 4096  # most steps in a block
+_BLOCKS = 4  # number of blocks that are cached
 
 # Purposes of random numbers, which are part of their keys; `data.mixture` has 0.
 _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
@@ -58,7 +58,7 @@ _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 def row_keys(first: int, count: int) -> np.ndarray:
     """Return the `row_index` of consecutive rows of the stream, (count,) uint32.
 
-    For the first 2^32 rows it is the row's number. Each later 2^32 rows have the same keys in
+    The first 2^32 rows have their numbers as keys. Each later 2^32 rows have the same keys in
     another order, so that repeated text gets other masks.
     """
     if first + count <= 1 << 32:
@@ -86,11 +86,11 @@ class ExampleStream:
         seed: int = 0,
         stores: Mapping[int, TokenStore | Mixture] | None = None,
     ) -> None:
-        """Check the phases; `stores` replaces `store` in some phases, by the number of the phase.
+        """Check the phases; `stores`, by number of the phase, replace `store` in some phases.
 
         Raises:
-            UserError: no phase; a length, batch size or step count out of range; a store that the
-                pairing cannot serve.
+            UserError: There is no phase, a length, batch size or number of steps is out of range,
+                or the pairing cannot use a store.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
         texts = [(stores or {}).get(number, store) for number in range(len(phases))]
@@ -131,11 +131,11 @@ class ExampleStream:
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
     def store(self, phase: int) -> TokenStore:
-        """Return the store that a phase reads, the first one of a mixture."""
+        """Return the store that a phase reads, or the first store of its mixture."""
         return self._texts[phase].stores[0]
 
     def plan(self, phase: int) -> ExamplePlan:
-        """Return the rows of the first shard that a phase reads."""
+        """Return the plan of the rows of the first shard that a phase reads."""
         return self.corpora(phase)[0].rows.plan(0)
 
     def corpora(self, phase: int) -> tuple[CorpusRows, ...]:
@@ -143,7 +143,7 @@ class ExampleStream:
         return self._of_phase(phase).corpora
 
     def rows_of_corpora(self, phase: int) -> list[int]:
-        """Count the rows that a phase reads of each of its corpora."""
+        """Count the rows that a phase reads from each of its corpora."""
         return self._of_phase(phase).counts(self.phases[phase].num_rows)
 
     def first_row(self, step: int) -> int:
@@ -174,7 +174,7 @@ class ExampleStream:
         """Return one process's rows of a step: a contiguous slice, without building the others.
 
         Raises:
-            UserError: the batch does not divide among the processes, or the store is damaged.
+            UserError: The batch does not divide among the processes, or the store is damaged.
         """
         number = self.phase_of(step)
         step -= self._first_step[number]
@@ -187,7 +187,7 @@ class ExampleStream:
         return batch
 
     def wait_for_checks(self) -> None:
-        """Wait until all text that was read is compared with its digests; UserError if wrong."""
+        """Wait until all text read so far is compared with its digests; UserError if it differs."""
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
@@ -218,7 +218,7 @@ class ExampleStream:
     def _make_row_block(
         self, key: tuple[int, int, Share]
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Build the rows of several steps: where each step begins, and the arrays."""
+        """Build the rows of several steps; return where each step begins, and the arrays."""
         number, block, share = key
         phase, steps = self.phases[number], self._block_steps(number, share)
         first = block * steps
@@ -231,7 +231,7 @@ class ExampleStream:
 class TrainBatches:
     """Batches of one process from a step to the end, built ahead in threads by Grain.
 
-    The state is `next_step`, one integer for any number of processes: to resume, start there.
+    The state is `next_step`, the same integer in all processes; to resume, start at this step.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Begin to read; a UserError if a batch does not divide, or the step is beyond the end."""
+        """Begin to read; a UserError if a batch does not divide or the step is out of range."""
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)
@@ -269,14 +269,14 @@ class TrainBatches:
         return batch
 
     def close(self) -> None:
-        """End the threads; without it they end when the iterator is collected."""
+        """End the threads, which otherwise end when the iterator is garbage-collected."""
         if hasattr(self._batches, "close"):
             self._batches.close()
         self._batches = iter(())
 
 
 class EvalBatches:
-    """One pass over a held-out store, which may be iterated many times; the plan is made once.
+    """One pass over a held-out store; it may be iterated many times, and is planned once.
 
     The last batch is filled up with rows of segment ids 0 and pair_label -1. All processes see the
     same number of batches.
@@ -297,16 +297,16 @@ class EvalBatches:
         """Plan the rows.
 
         Args:
-            config: pairing, target_length and short_rate are used.
-            batch_size: B over all processes.
-            max_rows: largest number of rows, a fixed random sample.
+            config: settings; only pairing, target_length and short_rate are used.
+            batch_size: B, summed over all processes.
+            max_rows: largest number of rows; if there are more, a fixed random sample is read.
             process_index, process_count: slice of each batch to read, and number of slices.
-            seed: seed of the rows; not the training seed, so that runs are compared on the same
+            seed: seed of the rows, not of the training, so that runs are compared on the same
                 rows.
 
         Raises:
-            UserError: the batch does not divide among the processes, or the store cannot serve the
-                pairing.
+            UserError: The batch does not divide among the processes, or the pairing cannot use the
+                store.
         """
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
         self._share = Share(process_index, process_count).of(batch_size)
@@ -316,13 +316,13 @@ class EvalBatches:
         self._ends = np.cumsum([len(self._store_rows.plan(shard)) for shard in shards])
         rows = int(self._ends[-1])
         self.num_rows = rows if max_rows is None else min(max_rows, rows)
-        """Real rows over all batches and processes."""
+        """Number of real rows in all batches of all processes."""
 
     def __len__(self) -> int:
         return -(-self.num_rows // self._batch_size)
 
     def _rows(self, start: int, stop: int) -> Places:
-        """Return rows `start` to `stop` of a fixed random order, so the first are a sample."""
+        """Return rows `start` to `stop` of a fixed random order, whose first rows are a sample."""
         rows = permute(np.arange(start, stop), int(self._ends[-1]), self._key)
         shards = np.searchsorted(self._ends, rows, side="right")
         return Places(shards, rows - np.concatenate([[0], self._ends])[shards])

@@ -1,4 +1,4 @@
-"""A shard of a token store: its arrays as memory maps, and the checks that they are whole."""
+"""A shard of a token store: memory-mapped arrays, and checks that they are complete and right."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
 MAX_HEADER_BYTES = 256 << 20
-"""Largest corpus.json in bytes, for about a million entries of sources or shards."""
+"""Largest corpus.json in bytes; it has room for about a million sources or shards."""
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
 """Number of offsets that are checked when a shard is opened; `verify` checks all of them."""
@@ -38,13 +38,13 @@ class StoreTokenizer(Protocol):
 class Shard:
     """Sentences in documents, over one flat array of token ids.
 
-    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`, document d is the
-    sentences `document_offsets[d]` to `document_offsets[d + 1]`. No special tokens are stored, no
-    sentence and no document is empty.
+    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`; document d has the
+    sentences from `document_offsets[d]` to below `document_offsets[d + 1]`. No special tokens are
+    stored, and no sentence or document is empty.
     """
 
     tokens: np.ndarray
-    """(num_tokens,) uint16, or uint32 where the vocabulary is above 65,536; a memory map."""
+    """(num_tokens,) uint16, or uint32 for a vocabulary above 65,536; a memory map."""
     sentence_offsets: np.ndarray
     """(num_sentences + 1,) int64 token positions."""
     document_offsets: np.ndarray
@@ -54,7 +54,7 @@ class Shard:
     path: Path | None = None
     """Directory of the arrays, for messages."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """The rest of the store's `corpus.json`."""
+    """Further entries of the store's `corpus.json`."""
 
     @property
     def num_tokens(self) -> int:
@@ -84,26 +84,26 @@ class Shard:
         Span i fills the next `spans[i]` positions with the tokens from `starts[i]` on.
 
         Args:
-            starts: (k,) int64 first token of each span. Positions of special tokens read any token,
-                even beyond the ends of the array; the caller overwrites them.
-            spans: (k,) int64, of sum B * L.
-            used: (B, 1) positions of each row that are not padding.
+            starts: (k,) int64 first token of each span. Where special tokens will stand, any token
+                is read, even beyond the ends of the array; the caller overwrites it.
+            spans: (k,) int64 lengths, whose sum is B * L.
+            used: (B, 1) number of positions in each row that are not padding.
 
         Returns:
             Tokens (B, L) of the store's dtype, and (B, L) bool, false for padding.
 
         Raises:
-            UserError: an id is outside the vocabulary; jax would read it as another id.
+            UserError: An id is outside the vocabulary; jax would read it as another id.
         """
         # Indices stay int64, because numpy would convert narrower ones.
         index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
         index += np.arange(index.size)
         rows = np.empty((used.size, length), self.tokens.dtype)
-        # "clip" is numpy's fastest mode, and what an out-of-range index reads is overwritten.
+        # "clip" is numpy's fastest mode; whatever an out-of-range index reads is overwritten.
         np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
         highest = int(rows.max(initial=0))
         if highest >= self.vocab_size:
-            said = f"it has the id {highest}, and its vocabulary has {self.vocab_size} ids"
+            said = f"it has the id {highest}, but its vocabulary has {self.vocab_size} ids"
             raise damaged(self.path, said)
         real = np.arange(length, dtype=np.int32) < used.astype(np.int32)
         np.copyto(rows, np.asarray(self.special_ids.pad, rows.dtype), where=~real)
@@ -139,7 +139,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map an array file of a store or shard; a UserError if it is missing or of another size."""
+    """Map an array file of a store or shard; UserError if it is missing or has another size."""
     file = path / f"{name}.bin"
     size = file.stat().st_size if file.is_file() else None
     if size != length * dtype.itemsize:
@@ -149,9 +149,9 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 
 
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
-    """Raise a UserError for offsets, (n,), that do not rise strictly from 0 to `end`.
+    """Raise a UserError if the offsets, (n,), do not rise strictly from 0 to `end`.
 
-    `name` is sentence or document. Unless `whole`, only the beginning of the offsets is read.
+    `name` is "sentence" or "document". Unless `whole`, only the first of the offsets are read.
     """
     if offsets[0] != 0 or offsets[-1] != end:
         ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"
@@ -166,17 +166,17 @@ def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole
 
 
 def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
-    """Read all tokens; a UserError for the first id outside the vocabulary."""
+    """Read all tokens; raise a UserError for the first id outside the vocabulary."""
     for begin in range(0, len(tokens), _CHECK_BLOCK):
         block = tokens[begin : begin + _CHECK_BLOCK]
         if block.max() >= vocab_size:
             at = begin + int(np.argmax(block >= vocab_size))
-            said = f"the id {tokens[at]} at position {at}, and vocab_size is {vocab_size}"
+            said = f"the id {tokens[at]} at position {at}, but vocab_size is {vocab_size}"
             raise damaged(path, f"tokens.bin has {said}")
 
 
 def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
-    """Raise a UserError if the manifest or a small file differs from the manifest's digests."""
+    """Raise a UserError if the manifest, or a file whose digest it names, has changed."""
     header = dict(header)
     if header.pop("crc32", None) not in (None, json_crc(header)):
         why = "corpus.json was changed (if on purpose, remove its entry crc32)"
@@ -185,13 +185,13 @@ def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def check_digests(path: Path, digests: Any) -> None:
-    """Raise a UserError if a file differs from its digest, by name, in the manifest."""
+    """Raise a UserError if a file differs from its digest; `digests` are by file name."""
     if name := differing(path, digests):
         raise damaged(path, f"{name} does not have the digest that corpus.json names")
 
 
 def damaged(path: Path | None, what: str) -> UserError:
-    """Make the error for a store, or a shard, that cannot be read."""
+    """Make the error for a damaged store or shard."""
     if path is not None and path.parent.name == "shards":
         return UserError(
             f"the shard {path.name} of the token store {path.parent.parent} is damaged: {what}. "

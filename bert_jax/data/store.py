@@ -45,7 +45,7 @@ ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
 COUNTS = "unigram_counts"
 """Array file of a store, and of each shard: the number of times that each id occurs."""
 MAX_VOCAB = 1 << 22
-"""Largest vocabulary: the counts of all ids are read when a store is opened."""
+"""Largest vocabulary; it is limited since opening a store reads the counts of all ids."""
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # of a shard's directory
 
 
@@ -58,18 +58,18 @@ class ShardEntry(NamedTuple):
     num_sentences: int
     num_documents: int
     sha256: Mapping[str, str] = {}
-    """sha256 of each array, by its name; the store's fingerprint depends on them."""
+    """sha256 of each array, by name; the store's fingerprint depends on these digests."""
     crc32c: Mapping[str, str] = {}
-    """CRC-32C of each array and of `COUNTS`, by name; faster to compare."""
+    """CRC-32C of each array and of `COUNTS`, by name; faster to compare than sha256."""
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "ShardEntry":
-        """Make an entry from its JSON; errors for malformed JSON as in `_described`."""
+        """Make an entry from its JSON; malformed JSON raises the errors of `_described`."""
         name, *numbers = (entry[field] for field in cls._fields[:4])
         if not _NAME.fullmatch(name) or not all(
             type(number) is int and 0 < number < 1 << 48 for number in numbers
         ):
-            raise ValueError(f"the shard {name!r} with the counts {numbers}")
+            raise ValueError(f"the shard {name!r} has the counts {numbers}")
         sha256 = {array: str(entry["sha256"][array]) for array in ARRAYS}
         crc32c = {array: str(entry[DIGESTS][array]) for array in (*ARRAYS, COUNTS)}
         return cls(name, *numbers)._replace(sha256=sha256, crc32c=crc32c)
@@ -88,10 +88,10 @@ class TokenStore:
     special_ids: SpecialIds
     tokenizer_fingerprint: str
     fingerprint: str
-    """sha256 over all that determines the content; equal stores have equal fingerprints."""
+    """sha256 over everything that determines the content; it is equal for equal stores."""
     path: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """The rest of `corpus.json`."""
+    """Further entries of `corpus.json`."""
     checks: Checks = field(default_factory=Checks)
     """Comparisons of the shards' arrays with their digests; see `open_store`."""
 
@@ -107,21 +107,21 @@ class TokenStore:
 
     @functools.cached_property
     def num_tokens(self) -> int:
-        """Tokens of all shards."""
+        """Number of tokens in all shards."""
         return sum(shard.num_tokens for shard in self.counts)
 
     @functools.cached_property
     def num_sentences(self) -> int:
-        """Sentences of all shards."""
+        """Number of sentences in all shards."""
         return sum(shard.num_sentences for shard in self.counts)
 
     @functools.cached_property
     def num_documents(self) -> int:
-        """Documents of all shards."""
+        """Number of documents in all shards."""
         return sum(shard.num_documents for shard in self.counts)
 
     def shard_path(self, shard: ShardEntry) -> Path:
-        """Return the directory of a shard of a store on disk."""
+        """Return the directory of a shard; the store must be on disk."""
         assert self.path is not None
         return self.path / "shards" / shard.name
 
@@ -137,7 +137,7 @@ class TokenStore:
 
     @property
     def target_entropy(self) -> float | None:
-        """Entropy in nats of the target tokens of pairs, one end token each; None without pairs.
+        """Entropy in nats of the targets' tokens, including one end token each; None without pairs.
 
         It is the loss of a model that knows only how frequent each target token is.
         """
@@ -146,7 +146,7 @@ class TokenStore:
 
     @functools.cached_property
     def unigram_entropy(self) -> float:
-        """Entropy in nats of the distribution of the tokens that are not special.
+        """Entropy in nats of the distribution of tokens, special tokens left out.
 
         It is the masked-LM loss of a model that knows only how frequent each token is.
         """
@@ -162,10 +162,10 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def is_store(path: str | Path) -> bool:
-    """Return true when `path` is a directory that holds a complete token store.
+    """Return true if `path` is a directory that holds a complete token store.
 
-    A store of version 1, which has its arrays beside the manifest, counts too, so that opening it
-    explains why it is refused.
+    A store of version 1, whose arrays lie beside the manifest, counts as complete, so that opening
+    it explains why it is refused.
     """
     path = Path(path)
     has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
@@ -173,8 +173,8 @@ def is_store(path: str | Path) -> bool:
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Compute the fingerprint of a store from its tokenizer's and the sha256 of shards by array."""
-    # Records of old runs hold fingerprints, so these version numbers stay as they once were.
+    """Compute a store's fingerprint from its tokenizer's and each shard's sha256 by array."""
+    # Records of old runs hold fingerprints, so these version numbers must never change.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -189,18 +189,18 @@ def open_store(
     fetch: Callable[[str], None] = lambda name: None,
     num_open: int = OPEN_SHARDS,
 ) -> TokenStore:
-    """Open a store without reading it: arrays are memory maps, and shards are opened when used.
+    """Open a store without reading it: arrays are memory maps, and shards are opened on use.
 
     Args:
-        path: directory.
-        tokenizer: refuse a store that another tokenizer built.
-        verify: read everything and compare with the fingerprint (about 1 GB/s).
-        background: compare a shard with its digests while it is used; `store.checks.wait()` raises.
-        fetch: function that brings the files of a shard, by name, before the shard is opened.
-        num_open: shards to keep open.
+        path: directory of the store.
+        tokenizer: refuse a store that was built with another tokenizer.
+        verify: read everything and compare it with the fingerprint (about 1 GB/s).
+        background: compare a shard with its digests during use; `store.checks.wait()` raises.
+        fetch: function that fetches the files of a shard, by name, before the shard is opened.
+        num_open: number of shards to keep open.
 
     Raises:
-        UserError: nothing there, incomplete, damaged, of another version or another tokenizer.
+        UserError: The store is missing, incomplete, damaged, or of another version or tokenizer.
     """
     store = read_manifest(path, tokenizer)
     checked: set[int] = set()
@@ -227,7 +227,7 @@ def open_store(
 
 
 def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> TokenStore:
-    """Read the manifest of a store and its counts of ids, without shards; see `open_store`."""
+    """Read a store's manifest and counts of ids, but no shards; errors as for `open_store`."""
     path = Path(path)
     header = _read_header(path)
     try:
@@ -253,10 +253,10 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    `check` looks at the beginning of the shard's offsets, `verify` at all of them.
+    `check` looks at the beginning of the shard's offsets; with `verify` too, at all of them.
 
     Raises:
-        UserError: missing or cut off; names the shard.
+        UserError: The shard, which the message names, is missing or damaged.
     """
     entry = store.counts[number]
     path = store.shard_path(entry)
@@ -296,10 +296,10 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
     shards = tuple(map(ShardEntry.read, header["shards"]))
     whole = tuple(header[name] for name in ShardEntry._fields[1:4])
     sums = tuple(map(sum, zip(*(shard[1:4] for shard in shards), strict=True)))
-    if sums != whole:  # also refuses an empty list of shards
+    if sums != whole:  # true for an empty list of shards, too
         raise ValueError(f"the shards add up to {sums}, not {whole}")
     if len({shard.name for shard in shards}) < len(shards):
-        raise ValueError("two shards of one name")
+        raise ValueError("two shards have the same name")
     vocab_size = header["vocab_size"]
     if type(vocab_size) is not int or not 0 < vocab_size <= MAX_VOCAB:
         raise ValueError(f"vocab_size {vocab_size}; the limit is {MAX_VOCAB}")

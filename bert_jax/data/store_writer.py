@@ -1,4 +1,4 @@
-"""Writing a token store; `bert_jax.data.store` describes its layout and reads it."""
+"""Writers of token stores; `bert_jax.data.store` describes their layout and reads them."""
 
 import contextlib
 import hashlib
@@ -21,10 +21,10 @@ _SUMS = ("num_tokens", "num_sentences", "num_documents")
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Check that ids, (n,) integers, can be stored: jax would read past a table silently.
+    """Check that ids, (n,) integers, can be stored; jax would read past a table silently.
 
     Raises:
-        UserError: an id outside the vocabulary, or a special one other than [UNK].
+        UserError: An id is outside the vocabulary, or special and not [UNK].
     """
     if not tokens.size:
         return
@@ -44,14 +44,14 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 
 
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
-    """A shard that is written block by block, in memory that does not grow with the shard.
+    """Writer of a shard, block by block, whose memory does not grow with the shard.
 
     A context manager. The shard is built in `path.tmp-<process>` beside `path`; `finish` renames it
-    and replaces an older shard. Leaving the block without `finish`, by an error or not, removes
-    what was written. `write_manifest` makes a store from shards.
+    and replaces an older shard. Leaving the block without `finish`, with or without an error,
+    removes what was written. `write_manifest` makes a store from shards.
 
     Raises:
-        UserError: `path` holds something else, or cannot be written.
+        UserError: `path` holds something else than a shard, or cannot be written.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:
@@ -81,12 +81,12 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
 
         Args:
             tokens: (n,) ids of all sentences, one after the other.
-            sentence_lengths: (s,) tokens in each sentence; each at least 1, sum n.
-            document_lengths: (d,) sentences in each document; each at least 1, sum s.
+            sentence_lengths: (s,) number of tokens in each sentence, at least 1; they sum to n.
+            document_lengths: (d,) number of sentences in each document, at least 1; sum is s.
 
         Raises:
-            ValueError: the lengths do not add up, or one is below 1.
-            UserError: see `check_ids`, or the disk is full.
+            ValueError: The lengths do not add up, or one is below 1.
+            UserError: An id cannot be stored (see `check_ids`), or the disk is full.
         """
         tokens = np.asarray(tokens)
         sentence_lengths = np.asarray(sentence_lengths, OFFSET_DTYPE)
@@ -105,7 +105,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             )
         check_ids(tokens, self._tokenizer)
         stored = np.ascontiguousarray(tokens, self._dtype)
-        # Before anything is written: a refused block leaves no trace in the counts.
+        # Counted before anything is written, so that a refused block leaves no trace.
         self.unigram_counts += np.bincount(stored, minlength=len(self.unigram_counts))
         self._write("tokens", stored)
         self._write("sentence_offsets", self.num_tokens + np.cumsum(sentence_lengths))
@@ -126,7 +126,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         """Complete the shard, make it appear at `path`, and return its entry for the manifest.
 
         Raises:
-            UserError: there are no documents, or the disk is full.
+            UserError: There are no documents, or the disk is full.
         """
         if not self.num_documents:
             raise UserError(f"no documents to write to {self.path}: the corpus is empty.")
@@ -166,12 +166,12 @@ def write_manifest(
 ) -> None:
     """Make one store from complete shards, in their order; `meta` are further manifest entries.
 
-    `corpus.json` is written last: without it there is no store. Rename the directory only
-    afterwards (`StagedDirectory`). `counts` are the contents of each shard's `unigram_counts.bin`,
-    None where it is missing; by default the files are read below `directory`.
+    `corpus.json` is written last, since without it there is no store; rename the directory only
+    afterwards (`StagedDirectory`). `counts` has the content of each shard's `unigram_counts.bin`,
+    None for a missing file; by default the files below `directory` are read.
 
     Raises:
-        UserError: No shards, a shard with other counts of ids than its entry, or a full disk.
+        UserError: There are no shards, a shard's counts of ids have changed, or the disk is full.
     """
     if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")
@@ -183,7 +183,7 @@ def write_manifest(
         unigram_counts += np.frombuffer(found, OFFSET_DTYPE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "corpus.json").unlink(missing_ok=True)  # of a build that was cut off
+        (directory / "corpus.json").unlink(missing_ok=True)  # left by an interrupted build
         (directory / f"{COUNTS}.bin").write_bytes(unigram_counts.tobytes())
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)
         tokenizer.save(directory / "tokenizer")

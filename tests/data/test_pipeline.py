@@ -370,7 +370,7 @@ def test_an_id_outside_the_vocabulary_is_not_handed_on():
     shard = random_shard(30)
     store = store_of(replace(shard, tokens=np.full_like(shard.tokens, shard.vocab_size)))
     stream = ExampleStream(store, DataConfig(), [Phase(32, 8, 3)])
-    with pytest.raises(UserError, match=f"damaged: it has the id {store.vocab_size}, and"):
+    with pytest.raises(UserError, match=f"damaged: it has the id {store.vocab_size}, but"):
         stream.batch(2)
     with pytest.raises(UserError, match="damaged"):
         list(EvalBatches(store, DataConfig(), 32, 4))

@@ -368,7 +368,7 @@ def test_verify_finds_ids_outside_the_vocabulary_whatever_the_fingerprint_says(t
         array[3] = 100
 
     rewrite(tmp_path / "s" / ONE, "tokens", "<u2", change)
-    with pytest.raises(UserError, match=r"tokens.bin has the id 100 at position 3, and"):
+    with pytest.raises(UserError, match=r"tokens.bin has the id 100 at position 3, but"):
         open_store(tmp_path / "s", verify=True)
 
 

@@ -1,1 +1,1 @@
-"""From sources of raw text to a token store."""
+"""Building of token stores from sources of raw text."""

@@ -1,8 +1,8 @@
-"""Raw text to a corpus: two token stores, `train` and `heldout`.
+"""Build of a corpus from raw text: two token stores, `train` and `heldout`.
 
-Sources are divided into tasks, and each task makes one shard (`sharded`). One process reads,
-decompresses and divides into documents; workers split blocks of about a megabyte into sentences and
-tokenize them; the process appends their results, in order. The number of workers changes nothing.
+Sources are divided into tasks, and each task makes one shard (`sharded`). A task's process reads
+documents; its workers split blocks of about a megabyte into sentences and tokenize them; the
+process appends the results in order. The number of workers does not change the corpus.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from bert_jax.files.urls import is_url
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 128
-"""Tokens in a row of the first phase of `PretrainConfig`."""
+"""Number of tokens in a row of `PretrainConfig`'s first phase, by default."""
 _SCRATCH = "duplicates"
 
 
@@ -45,8 +45,8 @@ class BuiltCorpus:
     train: TokenStore | None
     """Training store; None in a bucket."""
     heldout: TokenStore | None
-    """None in a bucket, and where nothing was held out: a rate of 0, or fewer than four distinct
-    documents."""
+    """Held-out store; None in a bucket, or if nothing was held out (the rate is 0, or fewer than
+    four documents are distinct)."""
     written: Written
     seconds: float
 
@@ -60,7 +60,7 @@ class BuiltCorpus:
         return cls(path, open_store(path / "train"), heldout, written, seconds)
 
     def summary(self) -> str:
-        """Return counts, rate, and the loss of text in sentence pairs of the default length."""
+        """Return counts, speed, and how much text sentence pairs of the default length lose."""
         lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
@@ -95,7 +95,7 @@ def rate_line(path: str | Path, what: str, text_bytes: int, seconds: float) -> s
 
 
 def is_corpus(path: Path) -> bool:
-    """Return true when `path` holds what `build_corpus` makes."""
+    """Return true if `path` holds a corpus, as `build_corpus` makes it."""
     return is_store(path / "train")
 
 
@@ -111,8 +111,8 @@ def build_corpus(
 ) -> BuiltCorpus:
     """Make the directory `out` with the token stores `train` and `heldout`.
 
-    `tokenizer`, `heldout_rate` and `splitter` are as in `Recipe`, other options and errors as in
-    `build_corpora`. `num_workers` processes do the work (default: one a core; 1: only this one).
+    For `tokenizer`, `heldout_rate` and `splitter` see `Recipe`, for other options and errors
+    `build_corpora`. `num_workers` is by default one per core; 1 means only this process.
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     engine = Engine(num_workers)
@@ -134,38 +134,38 @@ def build_corpora(
     scratch: Path | None = None,
     provenance: Provenance | None = None,
 ) -> list[BuiltCorpus]:
-    """Make a corpus of sources, or one for each value of a field: token stores of documents.
+    """Make a corpus from sources, or one corpus for each value of a field.
 
-    A document is held out by a hash of its content, so that equal documents are never on both
-    sides and a corpus that grows keeps its division. Where the rate would hold out fewer than two
+    A hash of its content decides whether a document is held out, so that equal documents are never
+    on both sides and a growing corpus keeps its division. If the rate would hold out fewer than two
     of at least four distinct documents, the two with the smallest hashes are held out.
 
     The result does not depend on the engine or the number of its processes. Small sources become
-    one shard, made here. Larger ones become tasks with a shard each (`plan_tasks`); when such a
-    build ends early, what is complete stays beside `out`, and an equal build does the rest.
+    one shard, made here. Larger ones become tasks with a shard each (`plan_tasks`); if such a build
+    ends early, complete tasks stay beside `out`, and a build with equal settings does the rest.
 
     Args:
         sources: see `resolve_sources`.
-        recipe: settings.
-        out: directory, or gs://BUCKET/DIRECTORY, with `train` and `heldout`, or with a directory of
-            both for each value of `recipe.by_field`.
-        engine: processes that do the work; by default processes of this machine.
-        shard_bytes: size of the files of one shard.
+        recipe: settings that determine the content.
+        out: directory, or gs://BUCKET/DIRECTORY, for `train` and `heldout`; with `recipe.by_field`,
+            for one directory per value, which has both.
+        engine: processes that do the work; by default local ones.
+        shard_bytes: number of bytes of input files per shard.
         options: how the sources are read.
-        overwrite: replace a corpus that is there already, once the new one is complete.
-        progress: whether a bar is shown on a terminal.
+        overwrite: whether to replace an existing corpus once the new one is complete.
+        progress: whether to show a bar on a terminal.
         keep_dropped: new directory for samples of the documents that cleaning dropped.
-        scratch: directory that all processes reach, for the search for duplicates; by default
+        scratch: directory for the search for duplicates, which all processes reach; by default
             below the unfinished corpus.
         provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
-        UserError: bad input (see `sources`), no text at all, `out` exists or another build has it,
-            disk full, or a worker was killed.
+        UserError: The input is bad (see `sources`) or has no text, `out` exists or is used by
+            another build, the disk is full, or a worker was killed.
     """
     begin = time.perf_counter()
     engine = engine or Engine()
-    get_splitter(recipe.splitter)  # raises now if it is missing
+    get_splitter(recipe.splitter)  # raises early if it is missing
     options = options or ReadOptions()
     wanted = (*options.keep, recipe.by_field, *itertools.chain(*FIELDS.values()))
     options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
@@ -183,8 +183,8 @@ def build_corpora(
             directory = scratch or space.local
             if directory is None:
                 raise UserError(
-                    f"the search for duplicates keeps its files in a directory, and {out} is in a "
-                    "bucket; name one that all nodes reach (--scratch)."
+                    f"the search for duplicates keeps its files in a directory, but {out} is in a "
+                    "bucket; name a directory that all nodes reach (--scratch)."
                 )
             directory = directory / _SCRATCH
             drops = find_drops(recipe, tasks, directory, engine, progress=progress)
@@ -211,8 +211,8 @@ def iter_texts(
 ) -> Iterator[str]:
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes`, yield about so much text, evenly spread over the whole corpus, which is read
-    once; the sample is held in memory. Without it, yield all text as it is read.
+    With `max_bytes`, yield a sample of at most about this size, evenly spread over the corpus,
+    which is read once; memory holds the sample. Without it, yield all text as it is read.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
@@ -222,9 +222,9 @@ def iter_texts(
 
 
 def _spread(paragraphs: Iterable[str], max_bytes: int) -> list[list[str]]:
-    """Return every k-th piece; k doubles whenever they exceed `max_bytes`.
+    """Return every k-th piece; k doubles whenever the pieces exceed `max_bytes`.
 
-    Reads `paragraphs` once. A piece is some consecutive paragraphs.
+    `paragraphs` are read once; a piece is a few consecutive ones.
     """
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
 

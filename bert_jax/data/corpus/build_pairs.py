@@ -1,7 +1,7 @@
-"""Pairs of texts to two token stores, `train` and `heldout`, and a report about the pairs.
+"""Build of a corpus of text pairs: token stores `train` and `heldout`, and a report on the pairs.
 
-A pair is a document of two sentences, source and target. As in `build`, the result is the same
-whatever the number of workers.
+A pair is a document of two sentences, source and target. As in `build`, the number of workers does
+not change the result.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from bert_jax.hashing import hash_u64
 from bert_jax.tasks.examples import Origin
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-_SHOWN = 3  # places named of each kind of finding
+_SHOWN = 3  # places named for each kind of finding
 _MOST_CHANGED = 0.05
 _MANY_EQUAL = 0.01
 
@@ -42,7 +42,7 @@ class Cases:
     first: list[Origin] = field(default_factory=list)
 
     def add(self, name: str, numbers: np.ndarray) -> None:
-        """Add pairs of a source, (n,) lines."""
+        """Add pairs of the source `name`, by their lines or rows, (n,)."""
         self.count += numbers.size
         room = _SHOWN - len(self.first)
         self.first += [Origin(name, number) for number in numbers[:room].tolist()]
@@ -65,13 +65,13 @@ class BuiltPairs(NamedTuple):
     path: Path
     train: TokenStore
     heldout: TokenStore | None
-    """None where nothing was held out."""
+    """Held-out store; None if nothing was held out."""
     text_bytes: int
     seconds: float
     duplicates: Cases
-    """Pairs that occurred before, held-out files excluded."""
+    """Repeats of earlier pairs; pairs of held-out files are not counted."""
     findings: Sequence[str]
-    """Notable properties of the pairs, a line each."""
+    """Notable properties of the pairs, one per line."""
     warnings: Sequence[str]
 
     def summary(self) -> str:
@@ -97,7 +97,7 @@ class BuiltPairs(NamedTuple):
 
 
 def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
-    """Return true if sides of two parts, (2, vocab_size) counts of ids, match better crosswise."""
+    """Return true if the sides' counts of ids, (2, vocab_size), match better when exchanged."""
     train, heldout = (
         counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1.0)
         for counts in (train, heldout)
@@ -120,7 +120,7 @@ def _sizes(name: str, store: TokenStore) -> list[str]:
     return lines
 
 
-_SAMPLE = 1000  # targets that are decoded again
+_SAMPLE = 1000  # targets that are encoded and decoded as a check
 _NO_HASHES = np.zeros((0, 2), np.uint64)
 _RECENT = 1 << 20  # hashes that `_Seen` keeps apart before they are merged
 
@@ -141,18 +141,18 @@ def build_pairs(
     """Make the directory `out` with the token stores `train` and `heldout`.
 
     Without `heldout`, pairs are held out by a hash of their source, so that equal sources are never
-    on both sides. A pair without tokens on a side is in no store. For what is not named here, see
-    `build.build_corpora`.
+    on both sides. A pair without tokens on a side is left out. For the arguments not named here,
+    see `build.build_corpora`.
 
     Args:
         heldout: held-out pairs.
-        heldout_rate: share of the training pairs to hold out where `heldout` is empty.
-        drop_duplicates: whether only the first of equal pairs of `sources` is kept.
-        num_workers: processes; all cores by default. 1 runs in this process.
+        heldout_rate: share of the training pairs to hold out if `heldout` is empty.
+        drop_duplicates: whether to keep only the first of equal pairs in `sources`.
+        num_workers: number of processes, by default one per core; 1 means only this process.
 
     Raises:
-        UserError: bad input (see `pairs`), no pair at all, `out` exists, disk full, or a worker was
-            killed. Nothing is left behind.
+        UserError: The input is bad (see `pairs`) or has no pair, `out` exists, the disk is full, or
+            a worker was killed. Nothing is left behind.
     """
     check_rate(heldout_rate)
     workers, begin = worker_count(num_workers), time.perf_counter()
@@ -233,7 +233,7 @@ class _Part:
         self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
-        """Add pairs of a block; `chosen` is (n,) bool."""
+        """Add the pairs of a block that `chosen`, (n,) bool, marks."""
         filled = (block.lengths > 0).all(axis=1)
         self.empty.add(block.name, block.numbers[chosen & ~filled])
         chosen = chosen & filled
@@ -254,7 +254,7 @@ class _Part:
 
     def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
         targets = self.counts[1].copy()
-        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # the end of each
+        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # ends each target
         write_manifest(
             self.path,
             [self.writer.finish()],
@@ -278,9 +278,9 @@ def _findings(
         findings.append(f"  left out, empty on a side: {empty}")
     if duplicates.count:
         kept = "left out" if train.drops else "kept; --drop-duplicates exact drops them"
-        findings.append(f"  pairs that occur before: {duplicates}, {kept}")
+        findings.append(f"  repeats of earlier pairs: {duplicates}, {kept}")
     if equal.count:
-        findings.append(f"  pairs of two equal sides: {equal}")
+        findings.append(f"  pairs with two equal sides: {equal}")
     decoded = map(train.tokenizer.decode, train.tokenizer.encode_batch(sample))
     changed = [each for each in zip(sample, decoded, strict=True) if each[0] != each[1]]
     share = len(changed) / max(len(sample), 1)
@@ -316,7 +316,7 @@ def _findings(
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
-    """Count the held-out texts of a side that are training texts, and return the first of them."""
+    """Return the number of held-out texts, on a side, that are also in `train`, and the first."""
     texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
     known = np.flatnonzero(np.isin(texts, others))
     if store is None or not known.size:
@@ -333,7 +333,7 @@ def _encoded(
     sample: list[str],
     bar: Any,
 ) -> Iterator[EncodedPairs]:
-    """Yield the blocks of sources in order; the first targets are added to `sample`."""
+    """Yield the encoded blocks of sources in order, and add the first targets to `sample`."""
     encoded = map_ordered(
         encode_pairs, _blocks(sources, sample), num_workers,
         initializer=start_worker, arguments=(tokenizer, "lines"),

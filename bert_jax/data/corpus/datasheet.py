@@ -1,9 +1,8 @@
 """The account of a corpus: its sources, licences, languages and tokenizer.
 
-The tokenizer's coverage of the text is measured script by script. The account is a part of
-`corpus.json` that a store's fingerprint does not cover, and `CORPUS.md` is the same account for
-people. The questions come from Gebru et al. 2021, "Datasheets for datasets", as far as a program
-can answer them.
+For each script, the account tells how well the tokenizer covers the text. It is stored in
+`corpus.json`, where a store's fingerprint does not cover it, and in `CORPUS.md` for people. It
+answers the questions of Gebru et al. 2021, "Datasheets for datasets", that a program can answer.
 """
 
 import datetime
@@ -27,7 +26,7 @@ from bert_jax.terminal import markdown_table
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 OTHER = "digits and signs"
-"""Name, in place of a script, for text without a letter."""
+"""Name under which text without a letter is counted, instead of a script."""
 _HAN = ("CJK", "IDEOGRAPHIC", "KANGXI")
 _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 _NO_SCRIPT = ("COMBINING", "MATHEMATICAL", "MODIFIER", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")
@@ -35,19 +34,19 @@ _REPLACEMENT = "\ufffd"
 
 
 Counts = defaultdict[str, Counter[str]]
-"""Counts by name, for each script or another value.
+"""Named counts for each script, language or licence.
 
-A script has `words`, the tokens that begin a word, all `tokens`, the `unknown` ones, and as
-`fallback` the tokens that are single bytes, or another part of a character. A language or a licence
-has `documents` and their `characters`.
+A script's counts are `words`, the tokens that begin a word; all `tokens`; `unknown` tokens; and
+`fallback`, the tokens that are a byte or another part of a character. A language's or licence's
+counts are `documents` and their `characters`.
 """
 
 
 @lru_cache(maxsize=1 << 16)
 def script_of(char: str) -> str:
-    """Return the script of a letter, such as Latin or Han; empty for everything else.
+    """Return the script of a letter, such as Latin or Han; "" for any other character.
 
-    The name is the first word of the character's name in Unicode.
+    A script's name is the first word of the character's name in Unicode.
     """
     if unicodedata.category(char)[0] not in "LM":
         return ""
@@ -58,12 +57,12 @@ def script_of(char: str) -> str:
 
 
 def text_script(text: str) -> str:
-    """Return the script of a text's first letter; `OTHER` where there is none."""
+    """Return the script of a text's first letter; `OTHER` if it has no letter."""
     return next((script for char in text if (script := script_of(char))), OTHER)
 
 
 def _counts_of(tokenizer: Tokenizer) -> Callable[[int], dict[str, int]]:
-    """Return a function that gives the counts of one token, by its id."""
+    """Return a function from the id of a token to the counts of the token."""
 
     @cache
     def counts_of(id: int) -> dict[str, int]:
@@ -88,7 +87,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
     """
     counts, counts_of = Counts(Counter), _counts_of(tokenizer)
     for each in texts:
-        text = tokenizer.word_prefix + each  # as a build has it: sentences follow one another
+        text = tokenizer.word_prefix + each  # as in a build, where sentences follow one another
         encoding = tokenizer.encode(text)
         ids, offsets = encoding.ids.tolist(), encoding.offsets.tolist()
         for id, (begin, end) in zip(ids, offsets, strict=True):
@@ -97,9 +96,9 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
 
 
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
-    """Divide (vocab_size,) occurrences of ids by the scripts of the vocabulary's entries.
+    """Count tokens by script, given `counts`, (vocab_size,), of how often each id occurs.
 
-    No text is read. [UNK] and parts of characters have no script and stand by themselves.
+    No text is read. [UNK] and parts of characters, which have no script, are counted apart.
     """
     found, counts_of = Counts(Counter), _counts_of(tokenizer)
     for id in np.flatnonzero(counts).tolist():
@@ -111,7 +110,7 @@ def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
 
 
 def scripts_as_json(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Any]]:
-    """Return the counts and their ratio as JSON values, the script with most tokens first."""
+    """Return the counts and tokens per word as JSON values, the script with most tokens first."""
     return {
         script: {
             **each,
@@ -125,7 +124,7 @@ DATASHEET = "CORPUS.md"
 FIELDS = {"languages": ("language", "lang"), "licences": ("licence", "license")}
 """Fields of a document that name its language or its licence."""
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
-"""Largest number of characters to measure coverage on, in all and of one source."""
+"""Largest number of characters on which coverage is measured: of all sources, and of one."""
 _MOST_ROWS = 100
 _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
@@ -141,11 +140,11 @@ class Tally:
         self.counts = {name: Counts(Counter) for name in (*FIELDS, "scripts")}
         """Documents by the values of `FIELDS`, and tokens of the sample by script."""
         self.characters = 0
-        """Characters of the sample."""
+        """Number of characters in the sample."""
         self._source, self._room = "", 0
 
     def count(self, text: str, source: str, fields: Mapping[str, Any]) -> None:
-        """Count a document, by the fields that it has."""
+        """Count a document by its fields, and add text to the sample while its source has room."""
         if source != self._source:
             self._source, self._room = source, min(_OF_SOURCE, _SAMPLE - self.characters)
         if self._room > 0:
@@ -163,7 +162,7 @@ class Tally:
             self.counts["scripts"][script].update(counts)
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add another tally, from its `as_json`."""
+        """Add another tally, given as the result of its `as_json`."""
         for name, counts in self.counts.items():
             for key, more in values[name].items():
                 counts[key].update(more)
@@ -179,15 +178,15 @@ class Provenance:
     """Statements by the builder of a corpus."""
 
     licence: str = ""
-    """Licence of the text; empty: not known."""
+    """Licence of the text; the empty string if it is not known."""
     command: str = ""
-    """Command line of the build; empty from Python."""
+    """Command line of the build; the empty string if Python code called it."""
 
 
 def account(
     tally: Tally, sources: Sequence[Mapping[str, Any]], provenance: Provenance
 ) -> dict[str, Any]:
-    """Return the entries `sources`, with the dates of their files, and `account` of `corpus.json`.
+    """Return two entries of `corpus.json`: `sources`, with the dates of files, and `account`.
 
     `sources` are records as `Source.record` returns them.
     """
@@ -211,7 +210,7 @@ def account(
 
 
 def _dated(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a source with the date of its last change, where it is a file here."""
+    """Return the record of a source; for a local file, add the date of its last change."""
     try:
         changed = Path(f"{record['name']}").stat().st_mtime
     except (KeyError, OSError, ValueError):
@@ -246,7 +245,7 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
         "## Sources\n\n" + _sources(header.get("sources", [])),
         "## Licence\n\n" + _licences(account),
         "## Languages\n\n"
-        + (_amounts("language", account.get("languages", {})) or "No source names any."),
+        + (_amounts("language", account.get("languages", {})) or "No document names its language."),
         "## Cleaning\n\n" + _cleaning(header),
         "## Tokenizer and coverage\n\n" + _coverage(header, account),
         "## Versions\n\n"
@@ -345,7 +344,7 @@ def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
 
 
 def _amounts(what: str, amounts: Mapping[str, Any]) -> str:
-    """Return a table by value, most documents first; empty without amounts."""
+    """Return a table of values, most documents first; "" if there are none."""
     order = sorted(amounts.items(), key=lambda item: -item[1]["documents"])
     rows = [[_code(name), *map(_number, each.values())] for name, each in order]
     return _table([what, "documents", "characters"], rows) if rows else ""
@@ -364,7 +363,7 @@ def _number(value: Any) -> str:
 
 
 def _plain(value: Any, most: int = 200) -> str:
-    """Return text on one line, without characters that end a code span or a table cell."""
+    """Return a value on one line, without characters that end a code span or a table cell."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
 
 

@@ -19,7 +19,7 @@ NO_FIELDS: Mapping[str, Any] = {}
 
 
 class Document(NamedTuple):
-    """A text of a source."""
+    """A text from a source."""
 
     text: str
     """Non-blank paragraphs, stripped, joined by newlines."""
@@ -27,7 +27,7 @@ class Document(NamedTuple):
     number: int
     """Number, from 1, among the non-empty documents of the source, or of its part."""
     fields: Mapping[str, Any] = NO_FIELDS
-    """Further fields, such as a language: the fields in `ReadOptions.keep`, or the format's."""
+    """Further fields, such as a language, which `ReadOptions.keep` names or the format has."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class ReadOptions:
     field: str = "text"
     """Field of a JSON line, parquet row or TFDS example that holds the text."""
     keep: tuple[str, ...] = ()
-    """Further fields that each document keeps, where its row has them."""
+    """Names of further fields that a document keeps if its row has them."""
     line_documents: bool = False
     """Whether each line of a text file is a document; otherwise blank lines separate documents."""
     newline_only: bool = False
-    r"""Whether lines of a text file end only in \n or \r\n, as where two files are aligned."""
+    r"""Whether lines of a text file end only in \n or \r\n, as two aligned files need."""
     max_line_bytes: int = 16 << 20
-    """Longest line in bytes; a longer line mostly means a binary file or missing line ends."""
+    """Longest line in bytes; a longer one usually means a binary file or missing line ends."""
     max_document_chars: int = 64 << 20
-    """Longest document in characters; a longer one mostly means a file without blank lines."""
+    """Longest document in characters; a longer one usually means a file without blank lines."""
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of a row that its document keeps."""
@@ -53,16 +53,16 @@ class ReadOptions:
 
 
 class Source(ABC):
-    """A source of text; `size` and `bytes_read` count bytes of the file on disk."""
+    """A source of text; `size` and `bytes_read` count bytes of the file on disk, or `unit`s."""
 
     unit = "bytes"
-    """Unit of `size` in `record`."""
+    """Unit of `size` and `bytes_read`, also its name in `record`."""
     options: ReadOptions | None = None
-    """Options that the content depends on; None where there are none."""
+    """Options that the content depends on; None if there are none."""
     state: FileState | None = None
-    """Size and version of the file when the source was named; None where there is no file."""
+    """Size and version of the file when the source was named; None if there is no file."""
     part: tuple[int, int] | None = None
-    """Begin and end of the part to read, in bytes or row groups; None: everything."""
+    """Begin and end of the part to read, in bytes or row groups; None reads everything."""
 
     def __init__(self, name: str, size: int = 0, field: str = "") -> None:
         self.name, self.size, self.bytes_read = name, size, 0
@@ -72,14 +72,14 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield texts, maybe empty, with their fields; sets `_sha256` and `bytes_read`."""
+        """Yield texts, maybe empty, with their fields; also set `_sha256` and `bytes_read`."""
 
     def documents(self) -> Generator[Document, None, None]:
-        """Read the source from its beginning.
+        """Yield the documents of the source, from its beginning.
 
         Raises:
-            UserError: the source cannot be read, is damaged, holds no text, or changed since it
-                was named.
+            UserError: The source cannot be read, is damaged, holds no text, or has changed since
+                it was named.
         """
         self.bytes_read, number = 0, 0
         self._check_state()
@@ -94,22 +94,22 @@ class Source(ABC):
             raise UserError(f"{self.name} {what}. Take it out of the input, or fetch it again.")
 
     def texts(self) -> Iterator[str]:
-        """Read the text of each document; see `documents`."""
+        """Return an iterator over the texts of `documents`."""
         return (document.text for document in self.documents())
 
     def divided(self, size: int) -> Sequence["Source"]:
         """Divide the source into sources of about `size` bytes each.
 
-        Only the text at the cuts is read. A format that is read from its start stays whole.
+        Only the text at the cuts is read. A source that must be read from its start stays whole.
         """
         return [self]
 
     def head(self, size: int) -> "Source":
-        """Return a source of about the first `size` bytes of this one, at least one document."""
+        """Return a source with about the first `size` bytes of this one, at least one document."""
         return _Head(self, size)
 
     def _of(self, part: tuple[int, int], size: int) -> "Source":
-        """Return a copy that reads only `part`, of `size` bytes."""
+        """Return a copy that reads only `part`, which has `size` bytes."""
         other = copy.copy(self)
         other.part, other.size = part, size
         return other
@@ -129,7 +129,7 @@ class Source(ABC):
         return {"name": self.name, "state": self.state, "part": self.part, "options": options}
 
     def record(self) -> dict[str, Any]:
-        """Return the record that identifies the content for `corpus.json`, after reading."""
+        """Return the record that identifies the content in `corpus.json`; call it after reading."""
         found: dict[str, Any] = {"name": self.name, self.unit: self.size}
         if self._sha256:
             found["sha256"] = self._sha256
@@ -160,15 +160,15 @@ class _Head(Source):
 
 
 def paragraphs(text: str) -> str:
-    """Return a document's text as its paragraphs joined by newlines: stripped, none blank."""
+    """Return the paragraphs of a text, stripped and without blank ones, joined by newlines."""
     return "\n".join(filter(None, map(str.strip, text.splitlines())))
 
 
 def field_text(example: Mapping[str, Any], field: str) -> str:
-    """Return the text in a field of an example, with lone surrogates (from JSON escapes) replaced.
+    """Return the text in a field, with lone surrogates (from JSON escapes) and NULs replaced.
 
     Raises:
-        UserError: no such field, or the field holds something else.
+        UserError: There is no such field, or it holds something else than text in UTF-8.
     """
     value = example.get(field)
     if isinstance(value, bytes):
@@ -187,7 +187,7 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 
 
 def missing_field(field: str, present: list[str]) -> str:
-    """Return a message that a field is missing, with the fields present and the nearest of them."""
+    """Return a message that a field is missing, with the names present and the nearest name."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
     hint = f" Did you mean {near!r}?" if (near := nearest(field, present)) else ""
     return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

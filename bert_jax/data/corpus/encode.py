@@ -1,4 +1,4 @@
-"""Work of a corpus build's processes: turn blocks of documents into arrays of token ids."""
+"""Encoding of blocks of documents as arrays of token ids, in the processes of a corpus build."""
 
 import hashlib
 import os
@@ -15,10 +15,10 @@ from bert_jax.data.store_writer import check_ids
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 LONGEST_SENTENCE = 62
-"""Largest number of tokens in a sentence: half a row of 128. A longer one (a line that is a
-paragraph, a text without full stops) becomes pieces of at most half as many, since text that does
-not fit a sentence pair is in no row."""
-_ENCODE_CHARS = 1 << 16  # tokenized in one call: bounds memory for one huge document
+"""Largest number of tokens in a sentence: half a row of 128. A longer sentence (a line that is a
+paragraph, a text without full stops) is cut into pieces of about half as many, since a row has no
+room for text that does not fit a sentence pair."""
+_ENCODE_CHARS = 1 << 16  # tokenized per call, which bounds memory for a huge document
 
 
 class PairBlock(NamedTuple):
@@ -28,21 +28,21 @@ class PairBlock(NamedTuple):
     numbers: list[int]
     """Line or row of each pair."""
     texts: list[str]
-    """Source and target of the first pair, of the second, ..."""
+    """Source and target of the first pair, then of the second, and so on."""
 
 
 class EncodedPairs(NamedTuple):
-    """Tokens of a block of n pairs, those without tokens on a side included."""
+    """Tokens of a block of n pairs, including pairs without tokens on a side."""
 
     name: str
     numbers: np.ndarray
-    """(n,) int64, line or row."""
+    """(n,) int64, line or row of each pair."""
     tokens: np.ndarray
     """(num_tokens,) of the store's type, in the order of the texts."""
     lengths: np.ndarray
-    """(n, 2) int64, tokens of source and target."""
+    """(n, 2) int64, number of tokens in source and target."""
     hashes: np.ndarray
-    """(n, 2) uint64, of the text of source and target."""
+    """(n, 2) uint64, hashes of the texts of source and target."""
     text_bytes: int
 
 
@@ -65,9 +65,9 @@ class EncodedBlock(NamedTuple):
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
     """Arguments for `ShardWriter.append`."""
     hashes: np.ndarray
-    """(documents,) uint64, of each document's text."""
+    """(documents,) uint64, hash of each document's text."""
     text_bytes: int
-    """UTF-8 bytes of the block, documents without tokens included."""
+    """UTF-8 bytes of the block, including documents without tokens."""
 
 
 _worker: tuple[Tokenizer, Splitter] | None = None
@@ -79,7 +79,7 @@ def start_worker(
 ) -> None:
     """Set up this process for `encode_block`, `encode_pairs` and `clean_and_encode`.
 
-    `new_cleaner(source=NAME)` makes the cleaner of a source; without it documents stay as they are.
+    `new_cleaner(source=NAME)` makes the cleaner of a source; without it, documents are not cleaned.
     """
     global _worker, _new_cleaner
     _new_cleaner = new_cleaner
@@ -92,10 +92,10 @@ def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | 
     """Clean, split and tokenize documents.
 
     Returns:
-        Name of the corpus, arrays, and counts of what was left out (None without cleaning).
+        Name of the corpus, its arrays, and counts of what was left out (None without cleaning).
 
     Raises:
-        UserError: the tokenizer gave an id that cannot be stored.
+        UserError: The tokenizer gave an id that cannot be stored.
     """
     if _new_cleaner is None:
         return block.corpus, encode_block(block.data), None
@@ -112,12 +112,12 @@ def encode_block(block: bytes) -> EncodedBlock:
     tokenizer, split = _worker
     documents = block.split(b"\n\n")
     sentences: list[str] = []
-    ends: list[int] = []  # in `sentences`, of each document
+    ends: list[int] = []  # of each document in `sentences`
     for document in documents:
         for paragraph in document.decode().split("\n"):
             sentences += split(paragraph)
         ends.append(len(sentences))
-    # The prefix of a word is added, since nearly all sentences of a row follow another one.
+    # Each sentence begins as a new word does, since nearly all follow another one in a row.
     tokens, lengths = _encode(tokenizer, [tokenizer.word_prefix + each for each in sentences])
     lengths, pieces = _cut(tokens, lengths, tokenizer.continues_word)
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
@@ -154,7 +154,7 @@ def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.
         arrays = tokenizer.encode_batch(group)
         lengths += map(len, arrays)
         joined = np.concatenate(arrays)
-        check_ids(joined, tokenizer)  # before the narrow type could wrap a wrong one around
+        check_ids(joined, tokenizer)  # before a wrong id could wrap around in the narrow type
         parts.append(joined.astype(dtype))
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
     return tokens, np.array(lengths, np.int32)
@@ -163,19 +163,19 @@ def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.
 def _cut(
     tokens: np.ndarray, lengths: np.ndarray, continues_word: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths of the pieces of all sentences, and the number of pieces of each.
+    """Return the lengths of all pieces of sentences, and the number of pieces of each sentence.
 
-    Only long sentences are cut, into equal pieces; a cut inside a word is moved to the word's end.
+    Only long sentences are cut, into equal pieces; a cut inside a word moves to the word's end.
     """
     pieces = np.where(
         lengths > LONGEST_SENTENCE, -(-lengths // (LONGEST_SENTENCE // 2)), np.minimum(lengths, 1)
     )
     sentence = np.repeat(np.arange(lengths.size), pieces)
     number = np.arange(sentence.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    before = number * lengths[sentence] // pieces[sentence]  # tokens of the same sentence
+    before = number * lengths[sentence] // pieces[sentence]  # tokens of the sentence
     starts = (np.cumsum(lengths) - lengths)[sentence] + before
     words = np.append(np.flatnonzero(~continues_word[tokens]), tokens.size)
     moved = words[np.searchsorted(words, starts)]
-    # A language written without spaces is one long word: its pieces are cut where they are.
+    # Text written without spaces is one long word: there the cuts stay where they are.
     starts = np.where((number > 0) & (moved - starts < LONGEST_SENTENCE // 8), moved, starts)
     return np.diff(starts, append=tokens.size).astype(np.int32), pieces

@@ -1,7 +1,7 @@
-"""French number words and their digits: a language pair whose every sentence is known.
+"""French number words and their digits: a language pair in which each translation is known.
 
-Spelling as in France (soixante-dix, quatre-vingt-dix), with the hyphens from before the reform of
-1990: inside numbers below 100 that are not joined by "et", nowhere else.
+The spelling is French usage (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
+join only the parts of a number below 100, unless "et" joins them.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 LIMIT = 1_000_000
-"""Smallest number that is not spelled here."""
+"""Smallest number that is too large to be spelled here."""
 
 _UNITS = (
     "zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze",
@@ -19,12 +19,12 @@ _TENS = {2: "vingt", 3: "trente", 4: "quarante", 5: "cinquante", 6: "soixante"}
 
 
 class Numbers(NamedTuple):
-    """Numbers for training, and others for the test."""
+    """Numbers for training, and other numbers for the test."""
 
     train: np.ndarray
     """(n,) int64, in random order."""
     unseen: np.ndarray
-    """(m,) int64 numbers that `train` does not have."""
+    """(m,) int64, numbers that are not in `train`."""
 
 
 def french_words(number: int) -> str:
@@ -52,7 +52,7 @@ def draw_numbers(num_train: int, num_unseen: int, seed: int, first: int) -> Numb
 
 
 def _below_thousand(number: int, plural: bool) -> str:
-    """Spell a number below 1,000; `plural`: a multiple of vingt or cent at the end takes an s."""
+    """Spell a number below 1,000; with `plural`, a multiplied vingt or cent at the end has an s."""
     hundreds, rest = divmod(number, 100)
     words = []
     if hundreds:
@@ -64,7 +64,7 @@ def _below_thousand(number: int, plural: bool) -> str:
 
 
 def _below_hundred(number: int, plural: bool) -> str:
-    """Spell a number below 100: by tens to 69, by twenties from 60 on."""
+    """Spell a number below 100: by tens below 60, by twenties from 60 on."""
     if number < len(_UNITS):
         return _UNITS[number]
     if number >= 80:

@@ -20,7 +20,7 @@ from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 _DELIMITED = (".csv", ".tsv", ".tab")
-"""Suffixes of tables whose columns may be numbers, for a file without a header."""
+"""Suffixes of tables whose columns may be given by number if there is no header."""
 
 
 class Pair(NamedTuple):
@@ -33,20 +33,20 @@ class Pair(NamedTuple):
 
 
 class PairSource(Source):
-    """A source of pairs; as a document, a pair is the text of both its sides."""
+    """A source of pairs; read as a document, a pair is the text of both its sides."""
 
     swap = False
     """Whether the first side is the target."""
 
     @abstractmethod
     def _pairs(self) -> Iterator[Pair]:
-        """Read pairs from the beginning, sides in the stored order."""
+        """Yield the pairs from the beginning, with the sides in the stored order."""
 
     def pairs(self) -> Iterator[Pair]:
-        """Read pairs from the beginning, in the direction asked for.
+        """Yield the pairs from the beginning; if `swap` is set, exchange their sides.
 
         Raises:
-            UserError: the source cannot be read, or its two sides do not belong together.
+            UserError: The source cannot be read, or its files differ in their number of lines.
         """
         for number, first, second in self._pairs():
             yield Pair(number, second, first) if self.swap else Pair(number, first, second)
@@ -57,7 +57,7 @@ class PairSource(Source):
             yield "\n".join(filter(None, pair[1:])), NO_FIELDS
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the record of each file."""
+        """Return the record of each file, the source side's first."""
         return [self.record()]
 
 
@@ -126,7 +126,7 @@ class PairTable(PairSource):
 
 
 def _text(value: Any, column: str, where: str) -> str:
-    """Return a field's text on one line; "" for None."""
+    """Return a field's text on one line; "" for None; a UserError if the field is no text."""
     if value is not None and not isinstance(value, str):
         said = f"the column {column!r} holds {reprlib.repr(value):.40}, not text."
         raise UserError(f"{where}: {said}")
@@ -135,12 +135,12 @@ def _text(value: Any, column: str, where: str) -> str:
 
 
 def _one_file(name: str) -> str:
-    """Return the file of a name, which may be a glob that matches one."""
+    """Return the one file that `name`, which may be a glob, matches."""
     names = match_files(name)
     if len(names) > 1:
         raise UserError(
-            f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; each side of "
-            "pairs is one file. --pairs may be repeated"
+            f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; a side of "
+            "the pairs is one file. Repeat --pairs to name more"
         )
     return names[0]
 
@@ -158,13 +158,13 @@ def _text_file(name: str) -> FileSource:
 def open_pairs(
     names: Sequence[str], columns: Sequence[str] | None = None, *, swap: bool = False
 ) -> PairSource:
-    """Return the pairs of two text files, or of one table whose two columns are named.
+    """Return a source of pairs: two text files, or two named columns of a table.
 
-    Tables are CSV, TSV, JSON lines, parquet and `tfds:NAME[:SPLIT]`; in CSV and TSV without a
-    header, columns are numbers from 1. `swap` makes the second side the source.
+    Tables are CSV, TSV, JSON lines, parquet and `tfds:NAME[:SPLIT]`; the columns of CSV and TSV
+    without a header are numbered from 1. `swap` makes the second side the source.
 
     Raises:
-        UserError: not two sides, no such file, or a file of another kind.
+        UserError: There are not two sides, or a file is missing or of another kind.
     """
     source: PairSource
     if len(names) == 2:

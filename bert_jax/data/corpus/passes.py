@@ -22,10 +22,10 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 BLOCK_BYTES = 1 << 20
 PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
-"""Sentence pairs take a random partner from another document, so evaluation needs two."""
+"""Smallest number to hold out, since random partners of sentences are from another document."""
 MAX_CORPORA = 100
-"""Largest number of values of `Recipe.by_field`; each keeps files open during a pass."""
-_MIN_DOCUMENTS = 4  # of fewer distinct documents none is held out
+"""Largest number of values of `Recipe.by_field`; each value keeps files open during a pass."""
+_MIN_DOCUMENTS = 4  # if fewer are distinct, none is held out
 _WAITING_BYTES = 64 << 20
 
 
@@ -40,11 +40,11 @@ class Recipe:
     splitter: str = "fast"
     """Sentence splitter: `fast`, `lines` or `syntok`."""
     by_field: str = ""
-    """Field whose values are names of corpora; empty: one corpus."""
+    """Field whose value names the corpus of a document; the empty string makes one corpus."""
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
 
     def __post_init__(self) -> None:
-        """Raise a UserError for a share that leaves nothing to train on."""
+        """Raise a UserError if the share leaves nothing to train on."""
         check_rate(self.heldout_rate)
 
     def identity(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Written:
 
 
 def check_rate(heldout_rate: float) -> None:
-    """Raise a UserError for a share to hold out that leaves nothing to train on."""
+    """Raise a UserError if holding out this share leaves nothing to train on."""
     if not 0 <= heldout_rate < 1:
         raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
 
@@ -84,9 +84,9 @@ def check_rate(heldout_rate: float) -> None:
 def better_thresholds(
     recipe: Recipe, thresholds: Mapping[str, int], found: Mapping[str, Written]
 ) -> dict[str, int]:
-    """Return thresholds for small corpora that the rate does not divide well.
+    """Return thresholds for corpora that are too small for the rate to divide them well.
 
-    Two of at least four distinct documents are held out, none of fewer.
+    A corpus of four or more distinct documents holds out two, a smaller corpus none.
     """
     better = {}
     for name, each in found.items() if recipe.heldout_rate else ():
@@ -99,12 +99,12 @@ def better_thresholds(
 class Pass(contextlib.AbstractContextManager["Pass"]):
     """A context manager that writes the shards of one reading of sources.
 
-    Leaving it without `finish`, by an error or not, removes what was written.
+    Leaving it without `finish`, with or without an error, removes what was written.
 
     Args:
-        place: returns the directory of the shard of a corpus and a part, `train` or `heldout`.
-        thresholds: by corpus, the hash below which documents are held out, in place of the rate.
-        drops: decisions about duplicates by a scan of the same sources.
+        place: function of a corpus and a part, `train` or `heldout`, to its shard's directory.
+        thresholds: by corpus, the hash below which documents are held out, instead of the rate.
+        drops: decisions about duplicates, from a scan of the same sources.
         samples: number of dropped documents to keep for each reason.
     """
 
@@ -137,10 +137,10 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         num_workers: int = 1,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read the sources in their order, write their documents, call `advance` after each block.
+        """Read the sources in order, write their documents, and call `advance` after each block.
 
         Raises:
-            UserError: bad input, a disk that is full, a worker that was killed.
+            UserError: The input is bad, the disk is full, or a worker was killed.
         """
         blocks, recipe = self._blocks(sources), self._recipe
         encoded = map_ordered(
@@ -184,7 +184,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         if len(self._written) == MAX_CORPORA:
             raise UserError(
                 f"the field {self._recipe.by_field!r} has more than {MAX_CORPORA} values, such as "
-                f"{corpus!r}; --by-column takes a field of few values, such as a language."
+                f"{corpus!r}; --by-column takes a field with few values, such as a language."
             )
         self._written[corpus] = Written()
         for part in PARTS:

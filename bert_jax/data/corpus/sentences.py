@@ -13,9 +13,9 @@ MAX_SENTENCE_CHARS = 8192
 """Longest sentence in characters, which bounds memory; a longer one is cut at white space."""
 
 # Candidates: terminators of many scripts, then closing quotes, brackets and note marks, then white
-# space. The full-width ones of Chinese and Japanese need no space. One leading character class lets
-# the engine skip text that cannot match; the lookbehind behind it enters a run of terminators only
-# at its first, and nothing backtracks, so that a megabyte of periods takes linear time.
+# space, which full-width terminators (Chinese, Japanese) do not need. The leading character class
+# lets the engine skip text that cannot match. By the lookbehind, a match begins only at the first
+# terminator of a run, and nothing backtracks; so a megabyte of periods takes linear time.
 _CANDIDATE = re.compile(
     r"[.!?…。！？｡؟۔।॥։።၊။។](?<![.!?…。！？｡؟].)"
     r"(?:[.!?…。！？｡؟]*+(?:[\"'”’»›)\]}」』）】》〉]|\s»|\[\d+\])*+\s++"
@@ -29,18 +29,18 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Before a name or a number: a period after these never ends a sentence.
+# These precede a name or a number; a period after them never ends a sentence.
 _TITLES = _words("""
     mr mrs ms messrs mme mlle dr prof rev hon gen col maj capt cpt lt sgt cpl sen rep gov pres st mt
     ft fr sr bp supt insp vs v cf e.g i.e viz al ed eds trans approx ca dept univ esp incl resp herr
     hr bzw z.b d.h u.a
 """)
 _MONTHS = _words("jan feb mar apr jun jul aug sep sept oct nov dec")
-# A period after these does not end a sentence where a number, Arabic or Roman, follows.
+# A period after these does not end a sentence if a number, Arabic or Roman, follows.
 _BEFORE_NUMBERS = _MONTHS | _words("""
     no nos vol vols p pp fig figs eq eqs sec sect ch chap art para bk pt ver ref refs tab nr n lib
 """)
-# These may end a sentence: they do where the next word commonly starts one.
+# A period after these ends a sentence if the next word commonly starts one.
 _MAY_END = _MONTHS | _words("""
     etc jr inc ltd co corp bros a.m p.m u.s u.k u.n u.s.a d.c b.c a.d ph.d m.d b.a m.a esq ave blvd
     est
@@ -57,13 +57,13 @@ _ROMAN = frozenset("IVXLC")
 
 
 def split_fast(paragraph: str) -> list[str]:
-    """Split a paragraph into sentences by punctuation, 40 to 50 MB/s on one core of English.
+    """Split a paragraph into sentences by punctuation, on one core 40 to 50 MB/s of English.
 
-    A rule set, no model: terminators of several scripts end a sentence, unless an initial, a title
-    or another abbreviation precedes, or lower case follows. Decimals, versions and host names have
-    no white space behind the period and are never candidates.
+    Rules decide, no model: a terminator, of any of several scripts, ends a sentence unless an
+    initial, a title or another abbreviation precedes it, or lower case follows. The periods in
+    decimals, versions and host names are never candidates, since no white space follows them.
 
-    Sentences are stripped and not empty; joined by spaces they hold every non-space character.
+    Sentences are stripped and not empty; together they hold every non-space character.
     """
     sentences = []
     start = 0
@@ -81,7 +81,7 @@ def split_fast(paragraph: str) -> list[str]:
 
 
 def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
-    """Return true if the sentence text[start:end], with its mark at `terminator`, ends there."""
+    """Return true if a sentence from `start` ends at `end`, with its mark at `terminator`."""
     # The next sentence must begin with something that can begin one.
     first = text[end : end + 1]
     position = end
@@ -125,7 +125,7 @@ def _starts_list_item(text: str, start: int, terminator: int) -> bool:
 
 
 def _cut(sentence: str) -> list[str]:
-    """Cut into pieces of at most MAX_SENTENCE_CHARS, at white space where there is some."""
+    """Cut into pieces of at most MAX_SENTENCE_CHARS, at white space if possible."""
     pieces = []
     while len(sentence) > MAX_SENTENCE_CHARS:
         cut = sentence.rfind(" ", MAX_SENTENCE_CHARS // 2, MAX_SENTENCE_CHARS + 1)
@@ -136,7 +136,7 @@ def _cut(sentence: str) -> list[str]:
 
 
 def split_lines(paragraph: str) -> list[str]:
-    """Return the paragraph itself: for text that has one sentence on each line."""
+    """Return the paragraph as one sentence, for text with one sentence on each line."""
     stripped = paragraph.strip()
     return _cut(stripped) if stripped else []
 
@@ -144,7 +144,7 @@ def split_lines(paragraph: str) -> list[str]:
 def _syntok_splitter() -> Splitter:
     with needs_package(
         "the sentence splitter 'syntok' needs the package syntok: pip install syntok. The "
-        "splitter 'fast' needs nothing."
+        "splitter 'fast' needs no package."
     ):
         import syntok.segmenter as segmenter
 
@@ -160,10 +160,10 @@ def _syntok_splitter() -> Splitter:
 
 
 def get_splitter(name: str) -> Splitter:
-    """Return the splitter of that name: `fast`, `lines` or `syntok`.
+    """Return the splitter named `fast`, `lines` or `syntok`.
 
     Raises:
-        UserError: no such splitter, or its package is not installed.
+        UserError: There is no such splitter, or its package is not installed.
     """
     if name == "syntok":
         return _syntok_splitter()

@@ -25,20 +25,20 @@ _NAME = re.compile(
 )
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson")
 _SPLITS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|eval"}
-"""Words in file names that stand for a split."""
+"""Words in names of files that stand for each split."""
 _SECONDS = 30
 
 
 def match_hub(spec: str) -> list[str]:
-    """Return URLs of the parquet and JSON lines files of a data set, sorted.
+    """Return the URLs of a Hub data set's parquet and JSON lines files, sorted.
 
-    The name is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. The
-    files of a configuration and a split are the files that the data set's card names. Without an
-    entry there, they are the files in a directory of the configuration's name that have the split
-    in their names. The URLs name the commit, so that later pushes change nothing.
+    `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. The data
+    set's card names the files of each configuration and split. If it names none, the files are
+    chosen by name: below a directory named as the configuration, with a word for the split in the
+    path. The URLs name the commit, so that later pushes change nothing.
 
     Raises:
-        UserError: no such data set, configuration or split, no access, or no file that is read.
+        UserError: The data set, configuration or split is missing, or has no readable file.
     """
     match = _NAME.fullmatch(spec)
     if match is None:
@@ -73,8 +73,8 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
         return huggingface_hub.HfApi().dataset_info(repo, revision=revision, timeout=_SECONDS)
     except (*errors.HfHubHTTPError.__bases__, errors.HFValidationError) as error:
         reason = (f"{error}".splitlines() or [""])[0][:200]
-        said = f"{constants.ENDPOINT} cannot be asked: {type(error).__name__}: {reason}"
-        if isinstance(error, errors.GatedRepoError):  # one of those that are not found
+        said = f"the request to {constants.ENDPOINT} failed: {type(error).__name__}: {reason}"
+        if isinstance(error, errors.GatedRepoError):  # a kind of RepositoryNotFoundError
             place = f"{constants.ENDPOINT}/datasets/{repo}, then `hf auth login`"
             said = f"the owner grants access by request: ask for it at {place}"
         elif isinstance(error, errors.RepositoryNotFoundError):
@@ -87,7 +87,7 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
 def _by_card(
     spec: str, configs: Sequence[Mapping[str, Any]], config: str, split: str, present: Sequence[str]
 ) -> list[str] | None:
-    """Return the files that the card names for a configuration and a split; None: no entry."""
+    """Return the files that the card names for a configuration and split; None if it names none."""
     by_name = {str(each.get("config_name")): each for each in configs if "data_files" in each}
     if not by_name:
         return None
@@ -126,7 +126,7 @@ def _by_name(spec: str, config: str, split: str, present: Sequence[str]) -> list
         raise UserError(_unknown(spec, "configuration", config, folders))
     found = [name for name in present if not config or config in name.split("/")[:-1]]
     splits = {name: _split_of(name) for name in found}
-    if not any(splits.values()):  # files that name no split are all of `train`
+    if not any(splits.values()):  # if no file names a split, all belong to `train`
         splits = dict.fromkeys(found, "train")
     chosen = [name for name in found if splits[name] == split]
     if not chosen:
@@ -166,14 +166,14 @@ _SUPPORTED = (
 def resolve_sources(
     specs: Sequence[str | Source], options: ReadOptions | None = None
 ) -> list[Source]:
-    """Return the sources for names, in a fixed order.
+    """Return the sources that `specs` name, in a fixed order.
 
     Names are paths, URLs (gs://BUCKET/FILE) or globs of them (`**` goes into directories),
     `hf:OWNER/NAME[:CONFIG[:SPLIT]]`, `tfds:NAME[:SPLIT]`, `python-docs`. The files of a glob come
-    sorted by name; a file named twice is read once. A `Source` in place of a name is kept.
+    sorted by name; a file named twice is read once. A `Source` among the names is kept as it is.
 
     Raises:
-        UserError: nothing named, nothing matched, a directory, or an unknown kind of file.
+        UserError: `specs` is empty, or a name matches nothing, a directory or an unknown kind.
     """
     options = options or ReadOptions()
     if not specs:
@@ -201,7 +201,7 @@ def match_files(spec: str) -> list[str]:
     """Return the files that a path, a URL or a glob names, sorted.
 
     Raises:
-        UserError: no such file, nothing matched, or a directory.
+        UserError: `spec` is a directory, or matches no file.
     """
     path = Path(spec)
     if not spec:
@@ -214,7 +214,7 @@ def match_files(spec: str) -> list[str]:
     if path.is_file():
         return [spec]
     if path.is_dir():
-        some = itertools.islice(path.rglob("*"), 1000)  # it may be the root of everything
+        some = itertools.islice(path.rglob("*"), 1000)  # it may be the root of a file system
         kinds = sorted({"".join(p.suffixes[-2:]) for p in some if p.is_file()} - {""})
         example = f"{spec.rstrip('/')}/**/*{kinds[0] if kinds else '.txt'}"
         raise UserError(f"{spec} is a directory; name the files in it, for example '{example}'.")

@@ -26,11 +26,11 @@ R = TypeVar("R")
 
 _MAX_WORKERS = 1024
 _LEAVE_SECONDS = 5.0
-"""Time for workers to remove what they wrote, before they are killed."""
+"""Time that workers get to remove what they wrote before they are killed."""
 
 
 def worker_count(asked: int | None) -> int:
-    """Return the number of processes, all cores of this one by default; UserError out of range."""
+    """Return `asked`, by default the number of usable cores; UserError if it is out of range."""
     if asked is not None and not 1 <= asked <= _MAX_WORKERS:
         raise UserError(f"num_workers is {asked}; it must be 1 to {_MAX_WORKERS}.")
     known = hasattr(os, "sched_getaffinity")
@@ -52,7 +52,7 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 
 
 def progress_bar(total: int, description: str, shown: bool) -> tqdm:
-    """Make a progress bar of bytes on standard error; it is hidden unless that is a terminal."""
+    """Make a progress bar of bytes on standard error, hidden if that is not a terminal."""
     hidden = not (shown and sys.stderr.isatty())
     return tqdm(total=total, unit="B", unit_scale=True, desc=description, disable=hidden)
 
@@ -65,7 +65,7 @@ def _work(
     signal.signal(signal.SIGTERM, _leave)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        # A parent that is killed cannot say so; a task would run on to its end.
+        # A killed parent cannot stop this worker, which would finish its task first.
         def follow() -> None:
             parent.join()
             os._exit(1)
@@ -84,7 +84,7 @@ def _work(
 
 
 def _leave(number: int, frame: object) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one does not disturb what `finally` does
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt `finally`
     sys.exit(128 + number)
 
 
@@ -96,18 +96,18 @@ def map_ordered(
     initializer: Callable[..., None] | None = None,
     arguments: tuple[Any, ...] = (),
 ) -> Generator[R, None, None]:
-    """Map over processes: results in the order of the items, with few items in flight.
+    """Apply a function in worker processes, and yield the results in the order of the items.
 
     Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
-    worker or one item everything runs in this process. Each worker has its own connection, and a
-    thread here that waits for its answers: a worker that dies closes its connection.
+    worker or one item, everything runs in this process. For each worker, a thread here waits for
+    answers on a connection, which closes if the worker dies.
 
-    Items are read as results are taken, at most three for each worker ahead. Each process runs
-    `initializer` first.
+    Items are read while results are taken, at most three per worker ahead. Each process first calls
+    `initializer(*arguments)`.
 
     Raises:
-        UserError: a worker was killed.
-        Exception: any error of `function` or of reading `items`; the workers are gone by then.
+        UserError: A worker was killed.
+        Exception: Any error of `function` or of reading `items`; the workers have ended by then.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2))
@@ -158,7 +158,7 @@ def map_ordered(
                 its.close()  # a second holder would keep the connection open when the worker dies
                 idle.put(mine)
             flying.append(threads.submit(ask, item))
-            # Results that are there free memory; beyond the limit, wait for the oldest.
+            # Yield finished results to free memory; at the limit, wait for the oldest.
             while flying and (flying[0].done() or len(flying) >= 3 * num_workers):
                 yield oldest()
         while flying:

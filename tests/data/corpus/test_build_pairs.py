@@ -157,7 +157,7 @@ def test_duplicates(files, tokenizer, tmp_path, monkeypatch, drop):
     write(tmp_path / "in" / "a.de", [*TARGETS, TARGETS[1], TARGETS[1], TARGETS[0]])
     built = build(files, tokenizer, tmp_path / "out", drop_duplicates=drop)
     en, de = files
-    told = f"occur before: 2 ({en} and {de}, lines 5, 7), "
+    told = f"repeats of earlier pairs: 2 ({en} and {de}, lines 5, 7), "
     assert told + ("left out" if drop else "kept; --drop") in built.summary()
     assert built.train.num_documents == (5 if drop else 7)
     assert texts_of(built.train, tokenizer)[-1][1] == TARGETS[1 if drop else 0]

@@ -1,7 +1,7 @@
-"""Cleaning of documents, one by one, in the process that tokenizes them, and its settings.
+"""Rules for cleaning documents, and the cleaner that applies them, one document at a time.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-With a search every task is read twice: `duplicates.scan` writes signatures of kept documents,
+A search reads each task twice: `duplicates.scan` writes signatures of documents that pass filters,
 `duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` drops them.
 """
 
@@ -33,7 +33,7 @@ from bert_jax.errors import UserError, nearest, needs_package
 from bert_jax.files.staging import replace_file, staged_file
 
 _MAX_CHARS = 1000
-"""Number of first characters that decide the language: this costs about as much as tokenizing."""
+"""Number of leading characters that decide the language; deciding takes as long as tokenizing."""
 
 
 @functools.cache
@@ -47,16 +47,16 @@ def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """Return the code (ISO 639-1 where there is one) and the probability of a text's language.
+    """Return the language of a text's first 1,000 characters, and its probability.
 
-    The first 1,000 characters decide.
+    The language is a code of ISO 639-1, or of another part of ISO 639 if that has none.
     """
     language, probability = _identifier()[0](text[:_MAX_CHARS])
     return str(language), float(probability)
 
 
 def check_language(code: str) -> None:
-    """Raise a UserError for a code that the model does not know."""
+    """Raise a UserError if py3langid does not know the language code."""
     known = _identifier()[1]
     if code not in known:
         near = nearest(code, sorted(known))
@@ -75,21 +75,19 @@ class CleaningConfig:
     """Rules for cleaning documents; by default nothing is changed or dropped."""
 
     filters: tuple[str, ...] = ()
-    """Filters, edits and groups of them, as `filters.resolve_filters` reads them."""
+    """Names of filters, edits and groups of them, or NAME=LOW:HIGH; see `resolve_filters`."""
     language: str = ""
-    """Code of the language that stays, such as de; empty: all languages."""
+    """Code of the language to keep, such as de; the empty string keeps all languages."""
     language_threshold: float = 0.8
-    """Lowest probability of the language."""
+    """Lowest probability of that language at which a document is kept."""
     duplicates: bool = False
-    """Whether documents with the words of an earlier document are dropped."""
+    """Whether to drop documents with the same words as an earlier one; the next two imply this."""
     duplicate_paragraphs: bool = False
-    """Whether paragraphs with the words of an earlier paragraph are left out."""
+    """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Lowest Jaccard similarity of word 5-shingles that drops the later document; None keeps
-    all."""
+    """Jaccard similarity of word 5-shingles from which a document is dropped; None drops none."""
     without: tuple[str, ...] = ()
-    """Evaluation texts whose passages are left out, as `bert-jax contamination --against` takes
-    them."""
+    """Evaluation texts (see `read_evaluation`); paragraphs with an n-gram of them are left out."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
@@ -110,19 +108,19 @@ class CleaningConfig:
 
     @property
     def is_empty(self) -> bool:
-        """Whether documents stay as they are."""
+        """Whether the rules leave all documents unchanged."""
         return not (self.filters or self.language or self.without or self.needs_scan)
 
     @property
     def needs_scan(self) -> bool:
-        """Whether all documents are read before the first is written, to find duplicates."""
+        """Whether all documents must be read, to find duplicates, before the first is written."""
         return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
 
     def record(self) -> dict[str, Any]:
-        """Return the settings for `corpus.json`; empty where documents stay as they are.
+        """Return the rules for `corpus.json`; empty if they leave all documents unchanged.
 
         Raises:
-            UserError: evaluation texts cannot be read.
+            UserError: The evaluation texts cannot be read.
         """
         edits, filters = resolve_filters(self.filters)
         found: dict[str, Any] = {"edits": list(edits)} if edits else {}
@@ -147,21 +145,21 @@ class CleaningConfig:
 
 
 SAMPLES = 20
-"""Number of samples for each reason in `--keep-dropped`."""
+"""Number of dropped documents that `--keep-dropped` writes for each reason."""
 _SAMPLE_CHARS = 2000
 
 
 @dataclass
 class CleaningReport:
-    """Counts of dropped documents and lines, by reason; reports of tasks are merged."""
+    """Counts of dropped documents and lines, by reason, with samples of the documents."""
 
     samples_limit: int = 0
-    """Samples kept for each reason; 0 keeps none."""
+    """Number of samples to keep for each reason."""
     documents: Counter[str] = field(default_factory=Counter)
     lines: Counter[str] = field(default_factory=Counter)
-    """Number of lines left out by reason, of documents that stay or were left without lines."""
+    """Number of lines left out, by reason, including lines of documents that are dropped later."""
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Samples of dropped documents: those whose texts have the smallest hashes."""
+    """Dropped documents kept as samples, by reason: those whose texts have the smallest hashes."""
 
     def add(self, reason: str, detail: str, source: str, number: int, text: str) -> None:
         """Count a dropped document; keep it as a sample if its hash is among the smallest."""
@@ -174,7 +172,7 @@ class CleaningReport:
             self._keep(reason, [sample])
 
     def merge(self, other: Mapping[str, Any]) -> None:
-        """Add the counts and samples of another report, by the names of its fields."""
+        """Add the counts and samples of another report, given as a mapping from its field names."""
         self.documents.update(other["documents"])
         self.lines.update(other["lines"])
         for reason, samples in other["samples"].items():
@@ -193,7 +191,7 @@ class CleaningReport:
         }
 
     def write_samples(self, directory: Path) -> None:
-        """Write a JSON lines file for each reason."""
+        """Write the samples of each reason to a JSON lines file."""
         for reason, samples in self.samples.items():
             lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in samples]
             replace_file(directory / f"{reason}.jsonl", "".join(lines).encode())
@@ -203,33 +201,33 @@ class Drops(NamedTuple):
     """Decisions about the documents of one task; a document is named by its number in the task."""
 
     filtered: np.ndarray
-    """(k,) int64, documents that a filter drops, ascending."""
+    """(k,) int64, numbers of the documents that filters drop, ascending."""
     duplicates: np.ndarray
-    """(n,) int64, duplicates of documents that stay, ascending."""
+    """(n,) int64, numbers of the duplicates that are dropped, ascending."""
     exact: np.ndarray
-    """(n,) bool, true if a duplicate has exactly the words of the document that stays."""
+    """(n,) bool, whether each duplicate has exactly the words of the document that is kept."""
     firsts: np.ndarray
-    """(n, 2) int64, task and number of the document that stays in the place of a duplicate."""
+    """(n, 2) int64, for each duplicate, task and number of the document that is kept instead."""
     paragraphs: np.ndarray
     """(m, 2) int64, document and number of each paragraph to leave out, ascending."""
 
     @classmethod
     def load(cls, path: Path) -> "Drops":
-        """Read what `save` wrote."""
+        """Read the decisions that `save` wrote."""
         with np.load(path) as arrays:
             return cls(**arrays)
 
     def save(self, path: Path) -> None:
-        """Write a file that appears whole or not at all."""
+        """Write the decisions to a file, whole or not at all."""
         with staged_file(path) as file:
             np.savez(file, **self._asdict())
 
     def is_filtered(self, number: int) -> bool:
-        """Return true for a document that a filter drops."""
+        """Return true if a filter drops the document."""
         return bool(self.filtered[_rows(self.filtered, number)].size)
 
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return (is exact, task, number of the first document); None if it is no duplicate."""
+        """Return (is exact, task and number of the document kept), or None if not a duplicate."""
         for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
             task, first = self.firsts[at].tolist()
             return bool(self.exact[at]), task, first
@@ -241,33 +239,33 @@ class Drops(NamedTuple):
 
 
 def _rows(numbers: np.ndarray, number: int) -> slice:
-    """Return the rows of a number among ascending numbers."""
+    """Return the rows of ascending `numbers` that equal `number`."""
     return slice(*np.searchsorted(numbers, [number, number + 1]).tolist())
 
 
 NO_LINES = "no-lines-left"
 EVALUATION = "evaluation-text"
-"""Reason for leaving out paragraphs, or whole documents, with an n-gram of evaluation texts."""
+"""Reason for leaving out paragraphs or documents that share an n-gram with evaluation texts."""
 
 
 class Dropped(NamedTuple):
-    """A document that is left out."""
+    """Reason for dropping a document."""
 
     reason: str
-    """Filter, or language, duplicate, near-duplicate, evaluation-text or no-lines-left."""
+    """Name of a filter, language, duplicate, near-duplicate, evaluation-text or no-lines-left."""
     detail: str
-    """Measured value and bound, or the document that stays."""
+    """Measured value and the bound it violates, or the document that is kept instead."""
 
 
 class Cleaner:
-    """Cleaner of the documents of one task, in their order or any other.
+    """Cleaner of the documents of one task, which may come in any order.
 
     Args:
-        config: rules.
-        drops: decisions of a scan of all tasks; None where `config.needs_scan` is false, and
-            during the scan.
+        config: the rules.
+        drops: what the search for duplicates decided; None if `config.needs_scan` is false, and
+            during the scan itself.
         source: name of the source, for samples.
-        samples: dropped documents to keep for each reason.
+        samples: number of dropped documents to keep as samples for each reason.
     """
 
     def __init__(
@@ -283,10 +281,10 @@ class Cleaner:
         digests = tuple(read_evaluation(spec).digest for spec in config.without)
         self._passages = _passages(config.without, digests) if digests else None
         self.report = CleaningReport(samples)
-        """Counts and samples of what was dropped so far."""
+        """Counts and samples of what has been dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Clean a document, numbered in the task from 0; return its text, or why it is dropped."""
+        """Return the cleaned text, or why it is dropped; `number` counts the task's documents."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
@@ -315,10 +313,10 @@ class Cleaner:
         for paragraph in reversed(self._drops.dropped_paragraphs(number)):
             self.report.lines["duplicate-paragraph"] += 1
             del paragraphs[paragraph]
-        return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs stand elsewhere")
+        return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs occur earlier")
 
     def _without(self, text: str, passages: NgramTable) -> str:
-        """Leave out the paragraphs that contain a word of an n-gram of the evaluation texts."""
+        """Leave out each paragraph that an n-gram of the evaluation texts covers, even in part."""
         lines = text.split("\n")
         words = [normalised_words(line) for line in lines]
         covered = passages.covered(word_hashes(list(itertools.chain.from_iterable(words))))
@@ -330,7 +328,7 @@ class Cleaner:
         return "\n".join(kept)
 
     def _unwanted(self, text: str) -> Dropped | None:
-        """Return the reason of the first filter that drops a document; None if it stays."""
+        """Return a reason, a filter or the language, for dropping a document; None to keep it."""
         prose = Prose(text)
         for name, each in self._filters.items():
             if reason := each.reason(prose):
@@ -346,7 +344,7 @@ class Cleaner:
 
 @functools.lru_cache(1)
 def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> NgramTable:
-    """Return the n-grams of evaluation files that have these digests."""
+    """Return the n-grams of evaluation texts; `digests` only serves as a cache key."""
     del digests
     sets = (read_evaluation(spec) for spec in specs)
     texts = {text for each in sets for example in each.examples for text in example.texts}

@@ -1,12 +1,12 @@
-"""Duplicates, found between two readings of the tasks.
+"""Search for duplicates, between the first and the second reading of the tasks.
 
-A scan writes signatures of those documents of a task that pass the filters, as a directory of
-arrays. They are an index whose entries are sorted by key, so that a range of keys takes few reads.
+A scan writes the signatures of a task's documents, without those that filters drop, as a directory
+of arrays. The arrays form an index sorted by key, so that reading a range of keys takes few reads.
 
-The search divides the keys into ranges. A worker takes the entries of one range from all scans,
-finds pairs of documents, and compares them; memory holds one range. In each group of documents that
-pairs connect, the first document of the corpus stays; so the result does not depend on the number
-of ranges, tasks or processes.
+The search divides the keys into ranges. For each range, a worker reads the entries of all scans,
+finds pairs of documents with equal keys, and compares them; memory holds one range. Pairs join
+documents into groups, and the first document of each group stays. The result therefore does not
+depend on the number of ranges, tasks or processes.
 """
 
 import functools
@@ -31,17 +31,17 @@ class Scan:
     """Signatures of a task's documents, as memory maps; a row is a document that filters keep."""
 
     numbers: np.ndarray
-    """(n,) int64, number of each row in the task, ascending."""
+    """(n,) int64, number in the task of each row's document, ascending."""
     filtered: np.ndarray
-    """(k,) int64, numbers of the documents that a filter drops, ascending."""
+    """(k,) int64, numbers of the documents that filters drop, ascending."""
     hashes: np.ndarray
     """(n,) uint64, hash of each row's words."""
     sketches: np.ndarray
-    """(s,) uint32, see `Signatures`."""
+    """(s,) uint32, sketches of all rows in succession; see `Signatures`."""
     sketch_offsets: np.ndarray
     """(n + 1,) int64, bounds of each row in `sketches`."""
     document_keys: np.ndarray
-    """(e,) uint64, hashes and bands of the rows, ascending."""
+    """(e,) uint64, hashes and bands of all rows together, ascending."""
     document_places: np.ndarray
     """(e, 1) uint32, row of each key."""
     paragraph_keys: np.ndarray
@@ -57,16 +57,16 @@ class Scan:
 def scan(
     documents: Iterable[str], config: CleaningConfig, directory: Path, *, num_workers: int = 1
 ) -> None:
-    """Read the documents of a task and write their scan into an existing directory.
+    """Read the documents of a task, and write their scan into an existing directory.
 
-    Memory grows with the number of documents, by about 400 bytes for each.
+    Memory grows by about 400 bytes per document.
 
     Raises:
-        UserError: the disk is full, or see `ngrams.sign`.
+        UserError: The disk is full, or rensa is needed (see `ngrams.sign`) and not installed.
     """
     blocks = grouped(enumerate(documents), lambda item: len(item[1]), _BLOCK_CHARS)
     sign_block = functools.partial(_sign_block, config)
-    # A task may have no documents; its arrays have their shapes all the same.
+    # The empty block gives the arrays of a task without documents their shapes.
     signed = itertools.chain([sign_block([])], map_ordered(sign_block, blocks, num_workers))
     numbers, filtered, signatures, lengths = [], [], [], [0]
     sketches = directory / "sketches.bin"
@@ -87,7 +87,7 @@ def scan(
 
 
 def open_scan(directory: Path) -> Scan:
-    """Open what `scan` wrote."""
+    """Open the scan that `scan` wrote into a directory."""
     arrays = {
         each.name: np.load(directory / f"{each.name}.npy", mmap_mode="r")
         for each in fields(Scan)
@@ -102,7 +102,7 @@ def open_scan(directory: Path) -> Scan:
 def _sign_block(
     config: CleaningConfig, block: list[tuple[int, str]]
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
-    """Return the numbers of kept documents, of filtered ones, and the kept ones' signatures."""
+    """Return (numbers of kept documents, numbers of filtered documents, signatures of the kept)."""
     cleaner = Cleaner(config)
     cleaned = {number: cleaner.clean(number, text) for number, text in block}
     kept = {number: text for number, text in cleaned.items() if isinstance(text, str)}
@@ -140,23 +140,26 @@ def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
 
 
 RANGE_ENTRIES = 1 << 22
-"""Entries of an index in one range, about 0.5 GB while it is worked on."""
+"""Number of index entries in a range, for which the search needs about 0.5 GB."""
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""Function like `map`, maybe over processes, that returns results in the order of the items."""
+"""Function like `map`, maybe over processes; it returns results in the order of the items."""
 
 
 def find_duplicates(
     scans: Sequence[Path], config: CleaningConfig, directory: Path, *, map_: Map = map
 ) -> list[Path]:
-    """Decide what to drop, and return a file for each task, which `Drops.load` reads.
+    """Decide what to drop, and return a file for each task, to be read with `Drops.load`.
 
     Args:
-        scans: directories that `scan` wrote, one a task, in the order of the corpus.
-        config: rules of the scans.
-        directory: existing, empty directory for the decisions; like the scans, within reach of
-            all processes of `map_`.
-        map_: see `Map`; its functions and items can be pickled.
+        scans: directories that `scan` wrote, one per task, in the order of the corpus.
+        config: the rules, as for the scans.
+        directory: existing, empty directory for the decisions. All processes of `map_` must be
+            able to reach it and the scans.
+        map_: see `Map`; the functions and items that it gets can be pickled.
+
+    Raises:
+        UserError: The disk is full.
     """
     work = _Work(scans, directory, config)
     try:
@@ -188,7 +191,7 @@ class _Work:
     def __init__(self, scans: Sequence[Path], directory: Path, config: CleaningConfig) -> None:
         self.directory = directory
         self.threshold = 1.0 if config.near_duplicates is None else config.near_duplicates
-        # The time tells a new scan from an older one of the same path that a process has cached.
+        # By its time, a process tells a new scan from one that it has cached for the same path.
         self._scans = [(path, (path / "numbers.npy").stat().st_mtime_ns) for path in scans]
         rows, self.document_keys, self.paragraph_keys = [0], 0, 0
         for task in range(len(scans)):
@@ -197,28 +200,28 @@ class _Work:
             self.document_keys += len(scan.document_keys)
             self.paragraph_keys += len(scan.paragraph_keys)
         self.bases = np.cumsum(rows)
-        """(tasks + 1,): number of each task's first row in the whole corpus, and of all rows."""
+        """(tasks + 1,), number of rows in the tasks before each task; the last entry counts all."""
 
     def scan(self, task: int) -> Scan:
         """Return the scan of a task."""
         return _opened(*self._scans[task])
 
     def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return task and row, (n,) each, of numbers in the whole corpus."""
+        """Return the task and the row in it, (n,) each, of rows numbered in the whole corpus."""
         tasks = np.searchsorted(self.bases, documents, side="right") - 1
         return tasks, documents - self.bases[tasks]
 
     def entries(self, name: str, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys in a range, sorted, and the place of each.
 
-        Keys are (n,) uint64; places (n, 1) or (n, 2) int64: the document, numbered in the whole
-        corpus, and for a paragraph its number in the document.
+        Keys are (n,) uint64. Places are (n, 1) or (n, 2) int64: the row, numbered in the whole
+        corpus, and for paragraphs also the paragraph's number in the document.
         """
         keys, places = [np.zeros(0, np.uint64)], []
         for task in range(len(self._scans)):
             scan = self.scan(task)
             sorted_keys, found = (getattr(scan, f"{name}_{what}") for what in ("keys", "places"))
-            # Searched by its last key: the end of the last range, 2^64, does not fit 64 bits.
+            # Search for the range's last key: the end of the last range, 2^64, exceeds 64 bits.
             begin = np.searchsorted(sorted_keys, np.uint64(span[0]))
             end = np.searchsorted(sorted_keys, np.uint64(span[1] - 1), side="right")
             keys.append(sorted_keys[begin:end])
@@ -236,14 +239,14 @@ def _opened(path: Path, stamp: int) -> Scan:
 
 
 def _ranges(num_entries: int) -> list[tuple[int, int]]:
-    """Divide the keys, hashes of 64 bits, into ranges of about `RANGE_ENTRIES` entries."""
+    """Divide the 64-bit keys into ranges of about `RANGE_ENTRIES` entries each."""
     count = -(-num_entries // RANGE_ENTRIES)
     edges = [(number << 64) // max(count, 1) for number in range(count + 1)]
     return list(itertools.pairwise(edges))
 
 
 def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find pairs (later, earlier) of equal or similar documents in a range; return their file."""
+    """Find equal or similar rows in a range; return the file of the pairs (later, earlier)."""
     keys, places = work.entries("document", span)
     documents, local = np.unique(places[:, 0], return_inverse=True)
     tasks, rows = work.locate(documents)
@@ -272,9 +275,9 @@ def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
 
 
 def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield pairs of documents with a key in common, once each.
+    """Yield pairs (earlier, later) of documents with a key in common, each pair once.
 
-    Each document of a key is paired with the key's first document and with the one before it.
+    Among the documents with a key, each is paired with the first and with its predecessor.
     """
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -289,7 +292,7 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find a range's paragraphs, as (document, number), that occur earlier; return their file."""
+    """Find the paragraphs of a range that repeat others; return the file of (row, number)."""
     keys, places = work.entries("paragraph", span)
     parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
     stays = parents[places[:, 0]] == places[:, 0]
@@ -329,7 +332,7 @@ def _drops(work: _Work, task: int, parents: np.ndarray, spills: Sequence[Path]) 
 
 
 def _root(parents: MutableSequence[int] | np.ndarray, node: int) -> int:
-    """Return the first document of a group; halve the paths on the way."""
+    """Return the root of a node, the first of its group, and halve the path to it."""
     while (parent := int(parents[node])) != node:
         parents[node] = parents[parent]
         node = parent

@@ -1,11 +1,11 @@
-"""Filters by name: bounds on a measure of a document, and edits of its lines.
+"""Named filters, which bound a measure of a document, and named edits of its lines.
 
 Sources: Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training
 Gopher", A.1.1 and table A1; Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a
 Unified Text-to-Text Transformer" (C4), section 2.2.
 
-A line or an n-gram is repeated where it has occurred earlier in the document; its first occurrence
-is not counted. Only characters of words are counted, without spaces.
+A line or n-gram is repeated if it occurs earlier in the document; only `top_ngram` also counts the
+first occurrence. Measures of n-grams count the characters of words only, without spaces.
 """
 
 import functools
@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, nearest
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the share of the lines, or of their characters, that repeats an earlier line."""
+    """Return the share of lines that repeat an earlier line, or the share of their characters."""
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:
@@ -35,9 +35,9 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
 
 
 def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
-    """Return the largest share of characters that one repeated n-gram takes; 0 if none repeats.
+    """Return the largest share of characters that a repeated n-gram has; 0 if none is repeated.
 
-    `hashes`, (n,) uint64, are hashes of the words, and `lengths`, (n,) int64, their characters.
+    `hashes`, (n,) uint64, and `lengths`, (n,) int64, are the words' hashes and character counts.
     """
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):
@@ -49,7 +49,7 @@ def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
 
 
 def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
-    """Return the share of the characters in repeated n-grams, with the arguments of `top_ngram`."""
+    """Return the share of characters in repeated n-grams; for the arguments see `top_ngram`."""
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):
         return 0.0
@@ -60,7 +60,7 @@ def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float
 
 
 def _repeats(grams: np.ndarray) -> bool:
-    """Return true if two n-grams are equal; for most documents this sort is all the work."""
+    """Return true if any n-grams are equal; for most documents nothing else is computed."""
     ordered = np.sort(grams)
     return bool((ordered[1:] == ordered[:-1]).any())
 
@@ -80,7 +80,7 @@ _TERMINAL = (".", "!", "?", '"', "\u201d")
 
 
 class Prose:
-    """A document with the properties that filters measure; a line is a paragraph."""
+    """A document with the properties that filters measure; each line is a paragraph."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -88,7 +88,7 @@ class Prose:
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """Words with their punctuation, as white space separates them."""
+        """Words with their punctuation, separated by white space."""
         return self.text.split()
 
     @functools.cached_property
@@ -98,11 +98,11 @@ class Prose:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Characters of the words, (n,) int64."""
+        """Number of characters of each word, (n,) int64."""
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     def share(self, count: int) -> float:
-        """Return a count as a share of the number of words."""
+        """Return a count divided by the number of words."""
         return count / max(len(self.words), 1)
 
     def share_of_lines(self, holds: Callable[[str], bool]) -> float:
@@ -112,7 +112,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Filter:
-    """Bounds on a measure; a document outside of them is dropped."""
+    """A measure with bounds; a document whose value is outside the bounds is dropped."""
 
     measure: Callable[[Prose], float]
     what: str
@@ -130,7 +130,7 @@ class Filter:
         return f"{self.what}: {value:.4g}, {side}"
 
     def record(self) -> dict[str, int | float | str | None]:
-        """Return the bounds, None where there is none, and their source."""
+        """Return the bounds, None for an infinite one, and their source."""
         bounds = {"low": self.low, "high": self.high}
         finite = {name: each if math.isfinite(each) else None for name, each in bounds.items()}
         return {**finite, "source": self.source}
@@ -138,7 +138,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Edit:
-    """Change of each line of a document; a line that becomes empty is left out."""
+    """A change of each line of a document; a line that becomes empty is left out."""
 
     change: Callable[[str], str]
     what: str
@@ -178,7 +178,7 @@ FILTERS: dict[str, Filter] = {
         "share of words with a letter", _GOPHER, 0.8,
     ),
     "stop-words": Filter(
-        _stop_words, "different words of the, be, to, of, and, that, have, with", _GOPHER, 2
+        _stop_words, "different words among the, be, to, of, and, that, have, with", _GOPHER, 2
     ),
     "repeated-lines": Filter(
         lambda p: repeated_lines(p.lines), "share of repeated lines", _TABLE_A1, high=0.3
@@ -205,7 +205,7 @@ FILTERS: dict[str, Filter] = {
         lambda p: sum(len(split_fast(line)) for line in p.lines), "sentences", _C4, 3
     ),
     "lorem-ipsum": Filter(
-        lambda p: p.text.lower().count("lorem ipsum"), "placeholders, lorem ipsum", _C4, high=0
+        lambda p: p.text.lower().count("lorem ipsum"), "occurrences of lorem ipsum", _C4, high=0
     ),
     "braces": Filter(lambda p: p.text.count("{"), "curly braces", _C4, high=0),
 }  # fmt: skip
@@ -230,7 +230,7 @@ EDITS: dict[str, Edit] = {
         "lines about cookies, terms of use or privacy policies", _C4,
     ),
 }  # fmt: skip
-"""Edits of lines by name; documents are measured after them."""
+"""Edits of lines by name; filters measure the edited document."""
 
 _REPEATING = tuple(name for name, each in FILTERS.items() if each.source == _TABLE_A1)
 _QUALITY = tuple(name for name, each in FILTERS.items() if each.source == _GOPHER)
@@ -244,13 +244,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Filter]]:
-    """Return the edits and the filters that specifications name, in the order of their tables.
+    """Return the edits and the filters that `specs` name, in the order of `EDITS` and `FILTERS`.
 
-    A specification is the name of a filter, an edit or a group, or NAME=LOW:HIGH, which gives a
-    filter other bounds; either bound may be empty. Later ones replace earlier ones.
+    A specification is the name of a filter, an edit or a group, or NAME=LOW:HIGH, which gives the
+    filter other bounds; either may be empty. A later one replaces an earlier one of the same name.
 
     Raises:
-        UserError: an unknown name, or bounds that are no numbers.
+        UserError: A name is unknown or takes no bounds, or the bounds are no ascending numbers.
     """
     chosen: dict[str, Filter | None] = {}
     for spec in specs:
@@ -272,7 +272,7 @@ def _resolve(spec: str) -> Iterator[tuple[str, Filter | None]]:
         yield from ((each, FILTERS.get(each)) for each in names)
         return
     if name not in FILTERS:
-        raise UserError(f"--filter {spec!r}: {name} has no bounds; bounds belong to one filter.")
+        raise UserError(f"--filter {spec!r}: {name} has no bounds; only a single filter does.")
     low, colon, high = bounds.partition(":")
     try:
         values = float(low or -math.inf), float(high or math.inf)

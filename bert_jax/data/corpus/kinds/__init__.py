@@ -1,1 +1,1 @@
-"""Kinds of sources: text and JSON lines, tables, web archives, Wikipedia, data sets of the Hub."""
+"""Kinds of sources: text and JSON lines, tables, TFDS, web archives, Wikipedia, Python's prose."""

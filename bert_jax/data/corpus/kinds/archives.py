@@ -1,4 +1,4 @@
-"""Text in archives: WARC and WET files of web crawls, and dumps of Wikipedia."""
+"""Text in archives: WARC and WET files from web crawls, and dumps of Wikipedia."""
 
 import contextlib
 import io
@@ -19,11 +19,11 @@ _HEADERS = {
     "date": "WARC-Date",
     "lang": "WARC-Identified-Content-Language",
 }
-"""Fields of a document of a web archive, by the header that each comes from."""
+"""WARC header that each field of a document comes from."""
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
-"""Limits: bytes of a record's headers, bytes (twice MediaWiki's limit) and elements of a page."""
+"""Limits: bytes of a record's headers; a page's bytes (twice MediaWiki's limit); its elements."""
 
 
 class _Archive(FileSource):
@@ -38,7 +38,7 @@ class _Archive(FileSource):
 
 
 class WarcSource(_Archive):
-    """Plain-text records of a WARC file; a WET file has only such records."""
+    """Plain-text records of a WARC or WET file."""
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -85,7 +85,7 @@ class WarcSource(_Archive):
                 found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
                 yield paragraphs(text), {k: value for k, value in found.items() if value}
         except (ArchiveLoadFailed, EOFError) as error:
-            reason = " ".join(str(error).split())[:200] or "it ends in the headers of an answer"
+            reason = " ".join(str(error).split())[:200] or "it ends within a response's headers"
             raise UserError(
                 f"{self.name} is not a sound WARC file: {reason} (near record {number + 1}). Fetch "
                 "it again."
@@ -136,7 +136,7 @@ class WikipediaSource(_Archive):
                     if text is None:
                         raise UserError(
                             f"{self.name}, page {number - 1}, {title!r:.200}: its markup takes "
-                            f"more than {SECONDS} s or {_MOST_PAGE:,} characters. Take it out."
+                            f"over {SECONDS} s to parse or {_MOST_PAGE:,} characters. Take it out."
                         )
                     yield text, {"title": title, "id": id_}
         except ElementTree.ParseError as error:
@@ -146,7 +146,7 @@ class WikipediaSource(_Archive):
 
 
 class _Blocks(io.RawIOBase):
-    """A file over blocks of bytes that raises a UserError beyond a limit of bytes."""
+    """A file made of blocks of bytes; reading more than is allowed raises a UserError."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""
@@ -166,7 +166,7 @@ class _Blocks(io.RawIOBase):
 
 
 _FORMS = {"", "identity", "gzip", "x-gzip", "deflate"}
-"""Content encodings of an HTTP body that are read."""
+"""Content encodings in which HTTP bodies are read."""
 
 
 def _unpacked(body: bytes, form: str, most: int) -> bytes:

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  (typographic apostrophes)
-"""English prose that comes with every installation: Python's documentation and its packages'.
+"""English prose that every installation has: the documentation of Python and of packages.
 
-The prose is docstrings and comments of several lines. Such comments explain code in running text;
-their prose was 0.28 times that in docstrings when measured.
+The prose comes from docstrings and from comments of several lines, since these explain code in
+running text. When measured, comments held 0.28 times as much prose as docstrings.
 """
 
 import ast
@@ -66,8 +66,8 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
     """Return the prose of a docstring: paragraphs, each the list of its sentences.
 
     Doctests, code, tables, directives, types of parameters, headings, lists of references and
-    sentences that are mostly code are left out. A paragraph in which a sentence was left out in
-    the middle is split there, so that sentences that follow each other here did so in the text.
+    sentences that are mostly code are left out. A paragraph is split where a sentence was left out,
+    so that consecutive sentences of the result were consecutive in the text.
     """
     paragraphs = []
     for block in _blocks(inspect.cleandoc(docstring)):
@@ -84,7 +84,7 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
 
 
 def is_prose(sentence: str) -> bool:
-    """Return true if a sentence reads as English prose: ends as one and has mostly plain words."""
+    """Return true if a sentence looks like English prose, by its words and both its ends."""
     if not sentence[0].isupper() or not _ENDS.search(sentence) or _NOISE.search(sentence):
         return False
     words = sentence.split()
@@ -179,7 +179,7 @@ def _blocks(text: str) -> list[str]:
         else:
             for pattern in (_BULLET, _NAMED):
                 match = pattern.match(line)
-                # Within a paragraph, "name: " opens an entry only where the last one began.
+                # Inside a paragraph, "name: " opens an entry only at its first line's indent.
                 if match and (
                     pattern is _BULLET or not block or _indent(line) == _indent(block[0])
                 ):
@@ -203,19 +203,19 @@ _NAMES = """
     anyio wadler_lindig prometheus_client array_record httpx2 httpcore2 h11 idna
 """
 PACKAGES = tuple(_NAMES.split())
-"""Packages that are read if installed: direct and indirect dependencies of this package. No others
-are read, so that the same versions give the same corpus on every machine."""
+"""Packages that are read if installed: direct and indirect dependencies of bert_jax. Others are not
+read, so that the same versions give the same corpus on every machine."""
 
 MIN_SENTENCES = 4
-"""Smallest number of sentences of a document: a class with fewer joins its module's document, and a
+"""Smallest number of sentences in a document; a class with fewer joins its module's document, and a
 module with fewer is left out."""
 
 _LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages"}
 _LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
 _CHUNK_BYTES = 1 << 20
 
-# Strings are stepped over, since a # in one begins no comment, and so are comments behind code; the
-# group is a run of lines that hold a comment and nothing else. (`tokenize` takes a minute.)
+# Strings are skipped, since a # inside them begins no comment, and so are comments after code. The
+# group matches consecutive lines that hold only a comment. (`tokenize` would take a minute.)
 _COMMENTS = re.compile(
     r"""
     \"{3} (?: [^"\\]++ | \\[\s\S] | "(?!"") )*+ \"{3}
@@ -237,7 +237,7 @@ class PythonDocs(Source):
     """The corpus named `python-docs`.
 
     A document is a topic of the language reference, a module or a larger class. Paragraphs that
-    occurred before, in any document, are left out.
+    occurred earlier, in any document, are left out.
     """
 
     def __init__(self, num_workers: int | None = None) -> None:
@@ -273,7 +273,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Return the paragraphs not yet in `seen`, and add them; "" if they are too short."""
+    """Add the new paragraphs to `seen` and return them; "" if they have too few sentences."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)
@@ -287,7 +287,7 @@ def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
 
 
 def _topics() -> Iterator[_Paragraphs]:
-    """Return the language reference, as `help()` shows it."""
+    """Return the prose of the language reference's topics, which `help()` shows."""
     from pydoc_data import topics  # a module of data
 
     return (prose_paragraphs(text) for _, text in sorted(topics.topics.items()))
@@ -320,7 +320,7 @@ def _read_files(paths: list[str]) -> list[_Paragraphs]:
         data = Path(path).read_bytes()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # other people's escape sequences
+                warnings.simplefilter("ignore")  # invalid escape sequences
                 tree = ast.parse(data)
         except (SyntaxError, ValueError, RecursionError):  # templates, Python 2
             continue
@@ -368,7 +368,7 @@ def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, _Paragraphs]]:
-    """Return the prose of comments of several lines, with the number of their first line."""
+    """Yield (number of the first line, prose) of each comment of several lines."""
     line, position = 1, 0
     for match in _COMMENTS.finditer(source):
         if match[1]:
@@ -385,8 +385,8 @@ def _docstring(node: Any) -> _Paragraphs:
 
 
 def _added_docstring(node: ast.Expr) -> _Paragraphs:
-    """Read docstrings that numpy and scipy give to compiled functions by calls of add_newdoc."""
-    function = getattr(node.value, "func", None)  # of a call
+    """Return the prose of docstrings that numpy and scipy set by a call, such as `add_newdoc`."""
+    function = getattr(node.value, "func", None)  # None unless a call
     if "doc" not in getattr(function, "id", getattr(function, "attr", "")):
         return []
     found: _Paragraphs = []

@@ -26,7 +26,7 @@ from bert_jax.files.urls import file_state, is_url
 
 
 class ParquetSource(Source):
-    """A column of a parquet file, or of its row groups in the range `part`; needs pyarrow."""
+    """A column of a parquet file, or only of the row groups in `part`; needs pyarrow."""
 
     options: ReadOptions
 
@@ -47,7 +47,7 @@ class ParquetSource(Source):
             sizes = [file.metadata.row_group(group).num_rows for group in range(end)]
             done, total = 0, max(1, sum(sizes[begin:]))
             kept = [name for name in self.options.keep if name in columns]
-            # Batches keep memory small even for a file of one large row group.
+            # Batches keep memory small even if the file is one large row group.
             batches = file.iter_batches(
                 256, row_groups=range(begin, end), columns=list({self._field, *kept})
             )

@@ -1,4 +1,4 @@
-"""Text and JSON lines files, in memory of a fixed size."""
+"""Text files and JSON lines files, read in a fixed amount of memory."""
 
 import hashlib
 import itertools
@@ -37,19 +37,19 @@ _Blocks = Iterable[tuple[int, list[str]]]
 
 
 class FileSource(Source):
-    """A text or JSON lines file, maybe compressed, or a byte range, `part`, of one that is not."""
+    """A text or JSON lines file, maybe compressed; only an uncompressed file is read in parts."""
 
     options: ReadOptions
     has_cuts = True
-    """Whether the file can be cut after a line end, or a blank line, and read from there."""
+    """Whether reading can start after any line end (or after any blank line)."""
     has_records = False
-    """Whether the format of the file is one of records, such as rows of a table."""
+    """Whether the file consists of records, such as the rows of a table."""
 
     def __init__(self, name: str, options: ReadOptions, *, is_json: bool = False) -> None:
         self.state = file_state(name)
         super().__init__(name, self.state.size)
         self.options, self.is_json = options, is_json
-        self._lone = " " if options.newline_only else "\n"  # in the place of a \r without \n
+        self._lone = " " if options.newline_only else "\n"  # replaces a \r without \n
 
     @property
     def is_prose(self) -> bool:
@@ -84,7 +84,7 @@ class FileSource(Source):
     def head(self, size: int) -> Source:
         if self.size <= size:
             return self
-        if len(self.divided(self.size - 1)) < 2:  # it is read from its beginning
+        if len(self.divided(self.size - 1)) < 2:  # it can only be read from its beginning
             return super().head(size)
         begin, end, *_ = self._cuts([size])
         return self._of((begin, end), end - begin)
@@ -94,13 +94,13 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted cuts: both ends, and per size the first document after so many bytes."""
+        """Return sorted cuts: begin, end and, for each size, where the next document begins."""
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
     def _cut(self, file: Any, position: int, end: int) -> int:
-        """Return the position of the first document that begins after a position; else `end`."""
+        """Return where the first document after `position` begins; `end` if none does."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         file.seek(position)
         seen, start = b"", 0
@@ -184,7 +184,7 @@ class FileSource(Source):
         except (ValueError, RecursionError) as error:
             detail = error if isinstance(error, ValueError) else "nested too deeply"
             raise UserError(
-                f"not JSON: {detail}. Each line of a .jsonl file is one JSON object; it starts "
+                f"not JSON: {detail}. Each line of a .jsonl file is a JSON object; this one starts "
                 f"{line[:40]!r}."
             ) from error
         if not isinstance(value, dict):
@@ -195,12 +195,12 @@ class FileSource(Source):
     def _blocks(self, content: Iterable[bytes]) -> _Blocks:
         r"""Return the lines of a text file, in blocks.
 
-        UTF-8 with or without a byte order mark; lines end in \n, \r\n or \r (`newline_only`: a \r
-        without \n becomes a space). A stray NUL becomes a space. A block has the number of its
-        first line (from 1) and its lines without their ends.
+        The text is UTF-8, with or without a byte order mark. Lines end in \n, \r\n or \r; with
+        `newline_only`, a \r without \n becomes a space, as a stray NUL always does. A block is the
+        number of its first line (from 1) and its lines, without line ends.
 
         Raises:
-            UserError: not UTF-8, mostly binary, a line too long; names file, line and byte.
+            UserError: The text is not UTF-8, many characters are NUL, or a line is too long.
         """
         limit = self.options.max_line_bytes
         rest, line = b"", 1
@@ -255,9 +255,9 @@ class FileSource(Source):
             if text.count("\0") * 100 > len(text):
                 number = line + text[: text.index("\0")].count("\n")
                 raise UserError(
-                    f"{self.name}, line {self._line(number)}: NUL bytes; this is a binary file or "
-                    "UTF-16 without a mark. Sources are UTF-8 text (iconv -f UTF-16 -t UTF-8 "
-                    "converts)."
+                    f"{self.name}, line {self._line(number)}: NUL bytes; this is a binary file, or "
+                    "UTF-16 without a byte order mark. Sources are UTF-8 text (iconv -f UTF-16 -t "
+                    "UTF-8 converts)."
                 )
             text = text.replace("\0", " ")
         return text

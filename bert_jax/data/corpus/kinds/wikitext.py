@@ -1,4 +1,4 @@
-"""Wikitext to running text, with a time limit: some markup takes the parser quadratic time."""
+"""Conversion of wikitext to running text, with a time limit: parsing may take quadratic time."""
 
 import json
 import signal
@@ -12,17 +12,17 @@ from bert_jax.data.corpus.documents import paragraphs
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 SECONDS = 60
-"""Largest time for one article."""
+"""Longest time that parsing one article may take."""
 _NO_PROSE = {"ref", "references", "table", "gallery", "math", "timeline", "score"}
 _OPENERS = "[", "{", "<", "''", ";"
-_MOST_STEPS = 1 << 28  # openers x characters; above, parsing may take seconds: own process
+_MOST_STEPS = 1 << 28  # openers x characters; more may take seconds and get their own process
 
 
 def plain(wikitext: str, left_out: Iterable[str]) -> str | None:
-    """Return the running text of an article: no tables, references, pictures or categories.
+    """Return the running text of an article, without tables, references, pictures and categories.
 
-    Links into the namespaces `left_out` (casefolded names) are removed with their words. None means
-    that parsing took more than `SECONDS`.
+    Links into the namespaces `left_out` (casefolded names) are removed, text included. The result
+    is None if parsing took more than `SECONDS`.
     """
     if len(wikitext) * sum(map(wikitext.count, _OPENERS)) < _MOST_STEPS:
         return _stripped(wikitext, set(left_out))

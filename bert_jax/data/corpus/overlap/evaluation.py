@@ -1,4 +1,4 @@
-"""Evaluation texts: the examples of labelled files, without their labels."""
+"""Evaluation texts: the texts of the examples in evaluation files."""
 
 import functools
 import hashlib
@@ -21,14 +21,14 @@ from bert_jax.tasks.text.sources import read_glue
 MAX_BYTES = 1 << 30
 """Largest evaluation file, uncompressed."""
 _FORMS = (
-    "squad:FILE, glue:DIR (the directory of GLUE, or of one task), or a file: .txt with an example "
-    "a line, .tsv or .csv with an example a row, .jsonl with an example an object, each also with "
+    "squad:FILE, glue:DIR (the directory of GLUE, or of one task), or a file: .txt with one "
+    "example per line, .tsv or .csv with one per row, .jsonl with one per object, each also with "
     ".gz, .xz or .zst"
 )
 
 
 class Example(NamedTuple):
-    """An example without its label."""
+    """Texts of an example, and where it comes from."""
 
     split: str
     """Name of the example's file or split."""
@@ -41,7 +41,7 @@ class EvaluationSet:
     """Examples of an evaluation, in the order of its files."""
 
     name: str
-    """Name without the directory."""
+    """Name of the file, or `glue:` and the name of the directory."""
     files: tuple[tuple[str, str], ...]
     """Name and sha256 of each file."""
     examples: tuple[Example, ...]
@@ -57,7 +57,7 @@ class EvaluationSet:
 
     @property
     def digest(self) -> str:
-        """sha256 in hex: of the only file, or of the digests of all files."""
+        """sha256 in hex: of the file itself or, if there are several, of their joined digests."""
         if len(self.files) == 1:
             return self.files[0][1]
         return hashlib.sha256("".join(digest for _, digest in self.files).encode()).hexdigest()
@@ -69,13 +69,13 @@ def text_key(text: str) -> str:
 
 
 def read_evaluation(spec: str) -> EvaluationSet:
-    """Read evaluation texts, see `_FORMS`; labels and answers are ignored.
+    """Read the evaluation texts that `spec` names, in one of `_FORMS`.
 
-    GLUE: the dev and test splits that are there are read. Tables: every column is read, numbers
-    too. Files that have not changed are not read again.
+    GLUE: the dev and test splits that exist, without labels. SQuAD: questions and contexts. Tables:
+    all columns. JSON lines: all strings. Files that have not changed are not read again.
 
     Raises:
-        UserError: no such file, another format, or no examples.
+        UserError: A file is missing, damaged or of another format, or it has no text.
     """
     kind, colon, place = spec.partition(":")
     is_kind = colon and kind in ("squad", "glue")
@@ -88,7 +88,7 @@ def read_evaluation(spec: str) -> EvaluationSet:
 
 @functools.lru_cache(4)
 def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
-    """Read evaluation texts whose files have these sizes and times."""
+    """Read evaluation texts; `states`, sizes and times of the files, only serves as a cache key."""
     del states
     if kind == "glue":
         return _glue(path, spec)
@@ -105,13 +105,13 @@ def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...])
 def _set(name: str, paths: Sequence[Path], examples: Iterable[Example]) -> EvaluationSet:
     kept = tuple(each for each in examples if any(map(str.strip, each.texts)))
     if not kept:
-        raise UserError(f"{name}: no text is there to look for. Evaluation texts are {_FORMS}.")
+        raise UserError(f"{name} has no text to look for. Evaluation texts are {_FORMS}.")
     return EvaluationSet(name, tuple((path.name, digest_of(path)) for path in paths), kept)
 
 
 def _glue(directory: Path, spec: str) -> EvaluationSet:
     if not directory.is_dir():
-        raise UserError(f"{spec!r}: {directory} is no directory. Evaluation texts are {_FORMS}.")
+        raise UserError(f"{spec!r}: {directory} is not a directory. Evaluation texts are {_FORMS}.")
     paths: list[Path] = []
     examples: list[Example] = []
     for name, task in TASKS.items():
@@ -133,12 +133,12 @@ def _glue(directory: Path, spec: str) -> EvaluationSet:
             )
     if not paths:
         known = ", ".join(task.directory for task in TASKS.values())
-        raise UserError(f"{spec!r}: {directory} holds no task of GLUE: {known}.")
+        raise UserError(f"{spec!r}: {directory} has no directory of a GLUE task: {known}.")
     return _set(f"glue:{directory.resolve().name}", paths, examples)
 
 
 def _examples(path: Path) -> Iterator[Example]:
-    """Read the examples of a file by its suffix."""
+    """Read the examples of a file, whose suffix tells the format."""
     kind = plain_suffix(path.name)
     raw = read_plain(path, max_bytes=MAX_BYTES)
     if kind in (".jsonl", ".ndjson"):
@@ -161,7 +161,7 @@ def _examples(path: Path) -> Iterator[Example]:
     def is_long(fields: Sequence[str]) -> bool:
         return any(len(normalised_words(field)) >= MIN_WORDS for field in fields)
 
-    # A header of columns has only short texts, unlike the rows below it.
+    # A header, with names of columns, has only short texts, unlike some row below it.
     has_names = kind in (".csv", ".tsv") and not is_long(first) and any(map(is_long, others))
     yield from (Example(path.name, tuple(row)) for row in (others if has_names else rows))
 

@@ -1,4 +1,4 @@
-"""Held-out documents that are near-duplicates of training documents."""
+"""Search for held-out documents that are near-duplicates of training documents."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 MAX_DOCUMENTS = 1 << 15
-"""Largest number of held-out documents to compare: each process keeps their signatures, of 4 KB."""
+"""Largest number of held-out documents to compare; each process holds 4 KB for each of them."""
 _SHOWN = 10
 _SHOWN_CHARS = 60
 
@@ -28,14 +28,14 @@ class Twin:
     document: int
     train_document: int
     similarity: float
-    """Jaccard similarity of their word 5-shingles."""
+    """Jaccard similarity of the word 5-shingles of the two documents."""
     text: str
     """Beginning of the held-out document."""
 
 
 @dataclass(frozen=True)
 class HeldoutReport:
-    """Near-duplicates between the two stores of a corpus."""
+    """Result of the search for near-duplicates between the two stores of a corpus."""
 
     corpus: str
     threshold: float
@@ -45,7 +45,7 @@ class HeldoutReport:
     of: int
     """Number of held-out documents in the store."""
     twins: tuple[Twin, ...]
-    """Near-duplicates, by number of the held-out document."""
+    """Near-duplicates, sorted by the number of the held-out document."""
     fingerprints: dict[str, str]
 
     def lines(self) -> list[str]:
@@ -53,11 +53,11 @@ class HeldoutReport:
         share = len(self.twins) / self.documents
         lines = [
             f"{self.corpus}: {len(self.twins):,} of {self.documents:,} held-out documents "
-            f"({share:.2%}) are near-duplicates of a training document (Jaccard similarity of "
-            f"word {SHINGLE}-shingles of {self.threshold:g} or more)"
+            f"({share:.2%}) are near-duplicates of a training document (their word "
+            f"{SHINGLE}-shingles have a Jaccard similarity of at least {self.threshold:g})"
         ]
         if self.documents < self.of:
-            lines.append(f"compared: an evenly spread sample of {self.of:,} held-out documents")
+            lines.append(f"compared: an evenly spread sample of the {self.of:,} held-out documents")
         best = sorted(self.twins, key=lambda twin: (-twin.similarity, twin.document))[:_SHOWN]
         return lines + [
             f"  {each.similarity:.2f}  held-out {each.document}  train {each.train_document}  "
@@ -78,7 +78,7 @@ def heldout_twins(
     `threshold` is the lowest similarity of a near-duplicate; `show` wraps a sequence, as tqdm does.
 
     Raises:
-        UserError: one of the stores is not there, or rensa is not installed.
+        UserError: A store is missing or damaged, or rensa is not installed.
     """
     for part in ("train", "heldout"):
         if not is_store(corpus / part):
@@ -115,12 +115,12 @@ def heldout_twins(
 
 
 def heldout_path(corpus: Path) -> Path:
-    """Return the place of the report in a corpus."""
+    """Return the path of the report in a corpus."""
     return corpus / "heldout" / DIRECTORY / HELDOUT
 
 
 _Index = tuple[np.ndarray, np.ndarray, list[np.ndarray], float]
-"""Bands of held-out documents, (n,) uint64 ascending, and their rows; sketches; the threshold."""
+"""Band keys of held-out documents, (n,) uint64 ascending; the row of each; sketches; threshold."""
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
@@ -132,7 +132,7 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
-    """Return (row of the index, number of the text, similarity) of each near-duplicate."""
+    """Return (row of the held-out document, number of the text, similarity) of near-duplicates."""
     found = sign(list(texts))
     known, documents, held, threshold = index
     keys = found.bands.reshape(-1)

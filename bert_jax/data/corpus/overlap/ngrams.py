@@ -4,10 +4,10 @@ A text of 13 words or more is recognised by its 13-grams (Brown et al. 2020, GPT
 text of 5 to 12 words is recognised only as a whole: it is one n-gram. Shorter texts are not
 searched for, since phrases of so few words occur by chance.
 
-Signatures find duplicates without the texts: MinHash (Broder 1997) of word 5-shingles in 20 bands
-of 6 rows. A pair of documents of Jaccard similarity s shares a band with probability
-1 - (1 - s^6)^20, which is 0.998 at 0.8 and 0.27 at 0.5. Pairs that share a band are compared by the
-smallest hashes of their shingles (see `similarity`).
+Signatures find duplicates without the texts. They are MinHashes (Broder 1997) of word 5-shingles in
+20 bands of 6 rows: two documents with Jaccard similarity s share a band with probability
+1 - (1 - s^6)^20, which is 0.998 for s = 0.8 and 0.27 for s = 0.5. Documents that share a band are
+compared by the smallest hashes of their shingles (see `similarity`).
 """
 
 import functools
@@ -31,7 +31,7 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
 def normalised_words(text: str) -> list[str]:
-    """Return the words of a text, NFKC and lower-cased, without punctuation.
+    """Return the words of a text, normalised (NFKC) and lower-cased, without punctuation.
 
     Words are maximal runs of letters, digits and underscores. Each Chinese or Japanese character
     is a word, since those scripts put no spaces between words.
@@ -42,7 +42,7 @@ def normalised_words(text: str) -> list[str]:
 
 
 def hash_text(text: str) -> int:
-    """Return 64 bits of the BLAKE2b digest of a text."""
+    """Return the 64-bit BLAKE2b digest of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -57,7 +57,7 @@ def word_hashes(words: Sequence[str]) -> np.ndarray:
 def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
     """Return the hashes of all n-grams of `size` words, (max(0, n - size + 1),) uint64.
 
-    Words are given by `word_hashes`, (n,) uint64.
+    `hashes`, (n,) uint64, are the words' hashes, as `word_hashes` returns them.
     """
     ((_, found),) = several_ngram_hashes(hashes, [size])
     return found
@@ -66,9 +66,9 @@ def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
 def several_ngram_hashes(
     hashes: np.ndarray, sizes: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the hashes of all n-grams of several sizes, ascending, as `ngram_hashes` returns them.
+    """Yield each of `sizes`, from the smallest up, with its hashes as in `ngram_hashes`.
 
-    Hashes of one size are made from the hashes of the size below.
+    The hashes of a size are computed from the hashes of the next smaller size.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
@@ -79,7 +79,7 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Mark the words, (num_words,) bool, that an n-gram covers; `ngrams` are (size, places)."""
+    """Mark the words, (num_words,) bool, that n-grams, given as (size, first words), cover."""
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
@@ -99,7 +99,7 @@ _FILTER_BITS = 22
 
 
 class NgramTable:
-    """Table of the n-grams of texts, each given as words; texts are numbered in their order."""
+    """Table of the n-grams of numbered texts, each text given as its words."""
 
     def __init__(self, texts: Iterable[Sequence[str]]) -> None:
         hashes: dict[int, list[np.ndarray]] = {}
@@ -117,9 +117,9 @@ class NgramTable:
         self._grams: dict[int, np.ndarray] = {}
         """Distinct n-grams by size, ascending."""
         self._entries: dict[int, np.ndarray] = {}
-        """Number, in `_grams`, of each n-gram of the texts by size."""
+        """By size, the index in `_grams` of each n-gram of the texts."""
         self._filters: dict[int, np.ndarray] = {}
-        """(2^22,) bool by size: whether an n-gram has these first bits."""
+        """(2^22,) bool by size: whether the hash of an n-gram begins with these 22 bits."""
         for size in self._sizes:
             self._grams[size], self._entries[size] = np.unique(
                 np.concatenate(hashes[size]), return_inverse=True
@@ -128,11 +128,11 @@ class NgramTable:
             self._filters[size][_bits(self._grams[size])] = True
 
     def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Find n-grams of the texts in a document, given by the (n,) hashes of its words.
+        """Find n-grams of the texts in a document whose words have the (n,) `hashes`.
 
         Returns:
-            By size of n-gram, position of the first word and number of the n-gram, (k,) each;
-            sizes without any are left out.
+            For each size of n-gram found, the positions of their first words and their indices in
+            `_grams`, (k,) each.
         """
         found = {}
         for size, grams in several_ngram_hashes(hashes, self._sizes):
@@ -145,21 +145,21 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Return (n,) bool: the words of a document that an n-gram of the texts covers."""
+        """Mark the words of a document, (n,) bool, that an n-gram of the texts covers."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return marks for all n-grams by size, none of them set, for `mark`."""
+        """Return a mark for each n-gram, by size, all unset; `mark` sets them."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
-        """Set the marks of the n-grams in a document, given by (n,) uint64 hashes of words."""
+        """Mark in `seen` the n-grams of a document whose words have the `hashes`, (n,) uint64."""
         for size, (_, numbers) in self.find(hashes).items():
             seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count the n-grams of each text, 0 if short, and those marked: (num_texts,) int64."""
+        """Count each text's n-grams (0 if it is short), and its marked ones: (num_texts,) int64."""
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)
@@ -174,7 +174,7 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 SHINGLE = 5
 BANDS, ROWS = 20, 6
 SKETCH = 1024
-"""Number of smallest hashes of shingles kept for a document; most documents have fewer shingles."""
+"""Number of shingle hashes, the smallest, kept of a document; most documents have fewer."""
 _SEED = 1
 
 
@@ -184,20 +184,20 @@ class Signatures(NamedTuple):
     hashes: np.ndarray
     """(n,) uint64, hash of each document's words, in their order."""
     bands: np.ndarray
-    """(n, BANDS) uint64 keys; documents with an equal key are candidates. (n, 0) without `near`."""
+    """(n, BANDS) uint64 keys; documents that share a key are candidates. (n, 0) without `near`."""
     sketches: list[np.ndarray]
     """(s,) uint32 for each document, the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
-    """(m, 3) uint64, hash, document (from 0) and number of each paragraph with words."""
+    """(m, 3) uint64, for each paragraph with words: hash, document (from 0), number there."""
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are joined by newlines.
 
-    Without `near`, bands and sketches are empty; without `paragraphs`, `Signatures.paragraphs` is.
+    Bands and sketches are empty unless `near` is set, paragraphs unless `paragraphs` is.
 
     Raises:
-        UserError: `near` is set, and rensa is not installed.
+        UserError: `near` is set, but rensa is not installed.
     """
     hashes = np.zeros(len(texts), np.uint64)
     words: list[np.ndarray] = []
@@ -225,9 +225,9 @@ def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -
 def similarity(one: np.ndarray, other: np.ndarray) -> float:
     """Compute the Jaccard similarity of two documents from their sketches.
 
-    For up to `SKETCH` shingles the result is exact. For longer documents it is the similarity of
-    the hashes up to the last that both sketches hold, a bottom-k estimate (Cohen and Kaplan 2007)
-    with a standard deviation of at most 0.016.
+    The result is exact for up to `SKETCH` shingles. For longer documents it is a bottom-k estimate
+    (Cohen and Kaplan 2007), with a standard deviation of at most 0.016: only the range of hashes in
+    which both sketches are complete is compared.
     """
     last = min((s[-1] for s in (one, other) if len(s) == SKETCH), default=None)
     if last is not None:
@@ -242,14 +242,14 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all shingles, and the (n + 1,) bounds of each document among them.
+    """Return the hashes of all shingles, and the bounds, (n + 1,), of each document's.
 
     A document with fewer than `SHINGLE` words is one shingle.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     counts = np.maximum(lengths - SHINGLE + 1, 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    # Windows of all words run across documents; those are not taken.
+    # Windows that cross from one document into the next are not used.
     windows = ngram_hashes(np.concatenate([np.zeros(0, np.uint64), *words]), SHINGLE)
     starts = np.cumsum(lengths) - lengths
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)

@@ -1,4 +1,4 @@
-"""The search for evaluation texts in a token store or in text, and its report."""
+"""Search for evaluation texts in a token store or in text, and the report on it."""
 
 import functools
 import itertools
@@ -30,9 +30,9 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 DIRECTORY = "contamination"
-"""Directory of the reports, in the token store."""
+"""Name of the directory of reports in a token store."""
 HELDOUT = "heldout.json"
-"""Report of held-out documents, see `heldout`."""
+"""Name of the report file on held-out documents; see `heldout`."""
 FORMAT = "bert_jax contamination"
 VERSION = 2
 _MAX_BYTES = 1 << 28
@@ -52,22 +52,22 @@ class Report:
     files: tuple[tuple[str, str], ...]
     """Name and sha256 of each evaluation file."""
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
-    """Keys of the texts of each example, by split; see `evaluation.text_key`."""
+    """Keys of each example's texts, by split; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """(number of n-grams, number that the corpus has) of each text, by key; (0, 0): too short."""
+    """(n-grams, how many of them the corpus has) for each text's key; (0, 0) if it is too short."""
     ngram: int
     min_words: int
-    """Number of words of the shortest text that is searched for."""
+    """Smallest number of words of a text that is searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return the share of each example's n-grams in the corpus, by split; NaN: too short."""
+        """Return, by split, the share of each example's n-grams in the corpus; NaN if too short."""
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
         }
 
     def counts(self) -> dict[str, dict[str, int | float]]:
-        """Count the examples by split, and for `all` splits together if there are several.
+        """Count the examples of each split and, if there are several, of `all` splits together.
 
         `short` examples are too short to be judged. Of the others, `seen` share an n-gram with the
         corpus, `half` at least half of their n-grams, `whole` all; `share` is their mean share.
@@ -89,8 +89,8 @@ class Report:
         return [
             f"{self.evaluation} in {self.corpus}: {ngram}-grams of normalised words",
             *table_lines([head, *rows]),
-            f"seen: one of its {ngram}-grams is in the corpus; a text of {shortest} to {ngram - 1} "
-            f"words: the whole of it; fewer than {shortest} words: too short to be judged",
+            f"seen: the corpus has one of its {ngram}-grams or, with {shortest} to {ngram - 1} "
+            f"words, the whole text; with fewer than {shortest} words it is too short to judge",
         ]
 
     def summary(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Report:
         """Write the report as JSON, whole or not at all.
 
         Raises:
-            UserError: the place cannot be written.
+            UserError: The file cannot be written.
         """
         value = {"format": FORMAT, "version": VERSION, **vars(self), "counts": self.counts()}
         replace_file(path, (json.dumps(value, ensure_ascii=False) + "\n").encode())
@@ -120,15 +120,15 @@ class Report:
 
 
 def read_report(path: Path) -> Report:
-    """Read what `Report.save` wrote.
+    """Read a report that `Report.save` wrote.
 
     Raises:
-        UserError: no such file, or it is no report.
+        UserError: The file is missing or damaged, or is no report.
     """
     value = read_json_object(path, max_bytes=_MAX_BYTES)
     if value.get("format") != FORMAT or value.get("version") != VERSION:
         raise UserError(
-            f"{path} is no report of contamination of version {VERSION}; `bert-jax contamination` "
+            f"{path} is not a contamination report of version {VERSION}; `bert-jax contamination` "
             "writes one"
         )
     try:
@@ -149,13 +149,13 @@ def read_report(path: Path) -> Report:
 
 
 def reports_of(store: Path) -> list[Report]:
-    """Return the reports beside the `corpus.json` of a token store, by name."""
+    """Return the reports in a token store, sorted by file name."""
     files = sorted((store / DIRECTORY).glob("*.json"))
     return [read_report(path) for path in files if path.name != HELDOUT]
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Return (n-grams, seen n-grams) of each text by key, from the report that saw most of them."""
+    """Return (n-grams, seen n-grams) of each text, by key, from the report with most seen."""
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():
@@ -164,7 +164,7 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the share of an example's n-grams that is seen; NaN without any, or if unknown."""
+    """Return the seen share of an example's n-grams; NaN without n-grams or for unknown texts."""
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
@@ -185,7 +185,7 @@ BLOCK_TOKENS = 1 << 18
 _BLOCK_CHARS = 1 << 20
 
 Span = tuple[int, int, int]
-"""Number of a shard, and the first document and the end of a range of its documents."""
+"""Number of a shard, then begin and end of a range of its documents."""
 
 
 def search_store(
@@ -197,7 +197,7 @@ def search_store(
     tokenizer, so that both lose the same case, accents and characters.
 
     Raises:
-        UserError: no store there, or a damaged one.
+        UserError: The store is missing or damaged.
     """
     store = open_store(path)
     tokenizer = load_tokenizer(path / "tokenizer")
@@ -229,7 +229,7 @@ def store_spans(store: TokenStore) -> list[Span]:
 
 
 def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str]:
-    """Yield the documents of a span of a store as text, a paragraph each."""
+    """Yield the documents of a span as texts, each of a single paragraph."""
     shard = store.shards[span[0]]
     sentences = shard.document_offsets[span[1] : span[2] + 1]
     offsets = shard.sentence_offsets[sentences]
@@ -240,7 +240,7 @@ def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str
 def map_spans(
     function: Callable, state: Any, path: Path, spans: Iterable[Span], num_workers: int
 ) -> Iterator[Any]:
-    """Apply a function to `state` and the texts of each span of a store, in processes."""
+    """Yield `function(state, texts)` for the texts of each span, computed in worker processes."""
     given = functools.partial(function, state), path
     return map_ordered(_of_span, spans, num_workers, initializer=_start, arguments=given)
 

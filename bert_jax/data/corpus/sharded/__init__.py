@@ -1,1 +1,1 @@
-"""Corpora of several shards: tasks, the engine that runs them, and where their work lies."""
+"""Corpora of several shards: tasks, engines that run them, and the workspace for results."""

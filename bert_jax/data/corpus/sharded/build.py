@@ -1,4 +1,4 @@
-"""The build of a corpus, a shard for each task, and an estimate of its cost."""
+"""Build of a corpus, with one shard per task, and an estimate of its cost."""
 
 import contextlib
 import functools
@@ -27,19 +27,19 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 3
-"""Version of the way in which tasks make shards; tasks marked by another version are repeated."""
+"""Version of the code that makes shards; tasks marked by another version are repeated."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Settings that all tasks of a build have in common."""
+    """Settings that all tasks of a build share."""
 
     recipe: Recipe
     workspace: Workspace
     thresholds: Mapping[str, int]
     samples: int = 0
     drops: Path | None = None
-    """Directory of the decisions of a scan, a file for each task."""
+    """Directory of decisions about duplicates, with a file for each task; None without a search."""
 
     def key(self, task: Task) -> str:
         """Return a digest of everything that the task's shard depends on."""
@@ -65,9 +65,9 @@ class Built:
 def make_shard(
     job: Job, task: Task, num_workers: int = 1, advance: Callable[[Task], None] = lambda task: None
 ) -> dict[str, Any]:
-    """Write a task's shard, for each corpus and part, and return the mark of the complete task.
+    """Write a task's shard of each corpus and part, and return the mark of the complete task.
 
-    The task has `num_workers` processes; `advance` is called after each block.
+    The task uses `num_workers` processes, and calls `advance` after each block.
     """
     drops = None if job.drops is None else Drops.load(job.drops / f"{task.name}.npz")
     with job.workspace.scratch() as root:
@@ -108,7 +108,7 @@ def build_shards(
     The result does not depend on the engine, nor on what earlier builds left in the workspace.
 
     Raises:
-        UserError: bad input, a full disk, no text at all.
+        UserError: The input is bad, the disk is full, or no text gives a token.
     """
     thresholds: dict[str, int] = {}
     while True:
@@ -121,7 +121,7 @@ def build_shards(
             break
         thresholds |= better
     if not any(each.train + each.heldout for each in built.written.values()):
-        raise UserError("the sources hold no text that gives a token: the corpus is empty.")
+        raise UserError("no text in the sources gives a token, so the corpus is empty.")
     stores: dict[tuple[str, str], list[ShardEntry]] = {}
     for mark in marks:
         for corpus, part, entry in mark["shards"]:
@@ -159,13 +159,13 @@ def find_drops(
 ) -> Path:
     """Read all tasks once, and decide which duplicates to drop.
 
-    All processes must reach `directory`; scans that are complete there are kept.
+    All processes must reach `directory`; complete scans in it are used again.
 
     Returns:
-        Directory with a file for each task, which `Drops.load` reads.
+        Directory with a file for each task, to be read with `Drops.load`.
 
     Raises:
-        UserError: bad input, or a full disk.
+        UserError: The input is bad, or the disk is full.
     """
     scans, drops = Workspace(directory / "scans"), directory / "drops"
     scans.path.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def _scan_key(recipe: Recipe, task: Task) -> str:
 def _scan_task(
     recipe: Recipe, scans: Workspace, task: Task, num_workers: int = 1, advance: object = None
 ) -> dict[str, Any]:
-    del advance  # a scan reads ahead of what it has signed
+    del advance  # a scan reads far ahead of what it has done
     with scans.scratch() as root:
         (root / MARKS / f"{task.name}.json").unlink(missing_ok=True)
         shutil.rmtree(root / task.name, ignore_errors=True)
@@ -206,9 +206,9 @@ def _run(
     description: str,
     progress: bool,
 ) -> list[dict[str, Any]]:
-    """Run `work(task, num_workers, advance)` for tasks whose mark has no such key, with a bar.
+    """Run `work(task, num_workers, advance)` for tasks whose mark lacks `key(task)`; show a bar.
 
-    Few tasks are run one by one; each takes all processes of this machine.
+    A few tasks run one after another, each with all processes of this machine.
 
     Returns:
         Marks of all tasks, in their order.
@@ -250,10 +250,10 @@ def _digest(value: Any) -> str:
 
 
 SAMPLE_BYTES = 32 << 20
-"""Bytes of files that an estimate reads."""
+"""Number of bytes of the sources that an estimate reads."""
 _PIECES, _ROWS = 32, 10_000
 _SCAN_BYTES = 400
-"""Bytes of memory that the search for duplicates takes for each document of a task."""
+"""Bytes of memory that the search for duplicates takes per document of a task."""
 
 
 @dataclass(frozen=True)
@@ -261,18 +261,17 @@ class Estimate:
     """Sizes of a corpus that is not built yet, scaled from a sample of it."""
 
     total: int
-    """Bytes of all sources; rows or examples where a source counts those."""
+    """Sum of the sources' sizes, in bytes, or in examples for a source that counts these."""
     sampled: int
     documents: int
     tokens: int
     text_bytes: int
     store_bytes: int
     processor_seconds: float
-    """Seconds of one core of this machine."""
+    """Time on one core of this machine, in seconds."""
     process_bytes: int
-    """Largest memory of one process."""
+    """Peak memory of one process, in bytes."""
     shards: int
-    """Number of shards."""
 
     def lines(self, num_workers: int) -> list[str]:
         """Return the estimate for people."""
@@ -300,12 +299,12 @@ def estimate_corpus(
     shard_bytes: int = SHARD_BYTES,
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Estimate:
-    """Build a sample, evenly spread over the sources, in a temporary directory and scale it up.
+    """Build a sample, evenly spread over the sources, in a temporary directory, and scale it up.
 
     A file that cannot be divided is sampled at its beginning.
 
     Raises:
-        UserError: bad input, or no text in the sample.
+        UserError: The input is bad, or no text in the sample gives a token.
     """
     tasks = plan_tasks(sources, shard_bytes)
     sample = _sample(sources, sample_bytes)
@@ -325,7 +324,7 @@ def estimate_corpus(
         store_bytes = sum(file.stat().st_size for file in files)
     total, sampled = sum(each.size for each in sources), sum(each.bytes_read for each in sample)
     if not tokens or not sampled:
-        raise UserError("the sample of the sources holds no text that gives a token.")
+        raise UserError("no text in the sample of the sources gives a token.")
     scale = max(1.0, total / sampled)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
@@ -341,7 +340,7 @@ def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
     """Return pieces of the sources, evenly spread over all of them."""
     total = sum(source.size for source in sources)
     if total <= sample_bytes:
-        # A source that knows its size only once it is open counts rows.
+        # A source that knows its size only once it is open counts examples.
         return [source if source.size else source.head(_ROWS) for source in sources]
     wanted = [total * (2 * number + 1) // (2 * _PIECES) for number in range(_PIECES)]
     pieces: list[Source] = []

@@ -1,4 +1,4 @@
-"""Tasks of a build, and engines that map a function over them: processes here, or Ray."""
+"""Tasks of a build, and engines that map a function over them: local processes or Ray."""
 
 import contextlib
 import os
@@ -15,12 +15,12 @@ from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.errors import UserError, needs_package
 
 SHARD_BYTES = 1 << 30
-"""Default size of a shard's input files in bytes; less than twice as much makes a single shard."""
+"""Default bytes of input files per shard; less than twice as many bytes make a single shard."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Consecutive sources, or parts of one, that become one shard."""
+    """Consecutive sources, or parts of sources, that become one shard."""
 
     number: int
     """Number of the task in the order of the corpus."""
@@ -33,19 +33,19 @@ class Task:
 
     @property
     def size(self) -> int:
-        """Size of the files in bytes; a source that counts rows or examples adds their number."""
+        """Sum of the sources' sizes, in bytes; a source that counts examples adds their number."""
         return sum(source.size for source in self.sources)
 
     def identity(self) -> list[dict[str, Any]]:
-        """Return the values that determine the documents, without reading them."""
+        """Return the values that determine the documents; no document is read for them."""
         return [source.identity() for source in self.sources]
 
 
 def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> list[Task]:
-    """Divide sources into tasks of about `shard_bytes` of files each, in the sources' order.
+    """Divide sources, in their order, into tasks with about `shard_bytes` bytes of files each.
 
     The division depends only on names, sizes and the content at the cuts. Larger files are cut
-    between documents where their format allows it; smaller ones share a task.
+    between documents if their format allows it; smaller files share a task.
 
     Raises:
         UserError: `shard_bytes` is below 1, or a file cannot be read.
@@ -55,7 +55,7 @@ def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> lis
     if sum(source.size for source in sources) < 2 * shard_bytes:
         return [Task(0, tuple(sources))]
     parts = [part for source in sources for part in source.divided(shard_bytes)]
-    # Parts are a little smaller than a shard; with half the limit no two are joined.
+    # Parts are a little smaller than a shard; at half the limit, no two parts are joined.
     groups = grouped(parts, lambda part: part.size, max(1, shard_bytes // 2))
     return [Task(number, tuple(group)) for number, group in enumerate(groups)]
 
@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 NAMES = ("local", "ray")
 _RETRIES = 20
-"""Number of times that Ray repeats a task whose process or node was killed; spot nodes go often."""
+"""Number of times that Ray repeats a task whose process or node, such as a spot node, is killed."""
 _REACH_SECONDS = 30.0
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Variable that makes Ray use 127.0.0.1 as this machine's address, so that no other machine reaches
@@ -73,19 +73,19 @@ a Ray that was started here."""
 
 
 class Engine:
-    """Processes of this machine, all cores by default; a UserError for a number out of range."""
+    """Engine of `num_workers` local processes, by default one per core; UserError out of range."""
 
     is_local = True
 
     def __init__(self, num_workers: int | None = None) -> None:
         self.num_workers = worker_count(num_workers)
-        """Number of processes of this machine for work that is not divided into tasks."""
+        """Number of local processes for work that is not divided into tasks."""
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         """Apply a function that can be pickled; results come in the order of the items.
 
         Raises:
-            UserError: a process was killed, or what `function` raised.
+            UserError: A process was killed. Errors of `function` are raised as they are.
         """
         return map_ordered(function, items, self.num_workers)
 
@@ -94,14 +94,14 @@ class Engine:
 
 
 class RayEngine(Engine):
-    """A cluster of Ray; a task is one process with one core.
+    """Engine that runs tasks on a Ray cluster, each in one process with one core.
 
     If a process or node is killed, another one repeats its task.
 
     Args:
-        address: HOST:PORT of the head, `auto` for the cluster of this machine, `ray://HOST:PORT`;
+        address: HOST:PORT of the head, `auto` for this machine's cluster, or `ray://HOST:PORT`;
             None starts a Ray that spans only this machine and ends with the engine.
-        num_workers: processes of a Ray that spans only this machine, and for undivided work.
+        num_workers: number of processes of such a Ray, and of local ones for undivided work.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.
@@ -143,7 +143,7 @@ class RayEngine(Engine):
         remote = ray.remote(_call).options(
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
-        shared = ray.put(function)  # the tokenizer in it goes to each node once
+        shared = ray.put(function)  # sent to each node once, with the tokenizer in it
         pending = deque(remote.remote(shared, item) for item in items)
         try:
             while pending:
@@ -170,24 +170,24 @@ class RayEngine(Engine):
 
     @override
     def close(self) -> None:
-        self._ray.shutdown()  # a Ray that was started here ends
+        self._ray.shutdown()  # also ends a Ray that was started here
 
 
 def open_engine(
     name: str = "local", *, address: str | None = None, num_workers: int | None = None
 ) -> Engine:
-    """Open an engine by its name; a UserError if there is none, or as the engine raises."""
+    """Open an engine by its name; a UserError if it does not exist or cannot start."""
     if name == "ray":
         return RayEngine(address, num_workers)
     if name != "local":
-        raise UserError(f"there is no engine {name!r}; there are {' and '.join(NAMES)}.")
+        raise UserError(f"there is no engine {name!r}; the engines are {' and '.join(NAMES)}.")
     if address is not None:
         raise UserError(f"--engine=local:{address}: an address belongs to --engine=ray.")
     return Engine(num_workers)
 
 
 def _reach(address: str) -> None:
-    """Connect to the head of a cluster once; Ray itself tries for minutes."""
+    """Try once to connect to the head of a cluster; Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()

@@ -1,7 +1,7 @@
 """Workspace of a build: the shards that tasks write, and the marks of complete tasks.
 
 For a local OUT the workspace is OUT.unfinished, which becomes OUT by one rename. For a bucket it is
-OUT itself, which is no corpus until the manifests are there; they are written last.
+OUT itself, which becomes a corpus when the manifests, the last files, are written.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import failures_named, file_system, is_url, upload
 
 _TIMES = Times(patience=30.0)
-"""Times of the lease on a bucket; a build that is stopped ends sooner than a run that saves."""
+"""Times of the lease on a bucket; patience is short, since a stopped build has nothing to save."""
 MARKS = "tasks"
-"""Directory of the marks: one JSON file for each complete task."""
+"""Name of the directory of marks; a mark is a JSON file for a complete task."""
 
 
 class Workspace:
-    """A directory that all processes of a build reach, local or on a shared disk; picklable."""
+    """A picklable directory, local or on a shared disk, that all processes of a build reach."""
 
     def __init__(self, path: Path) -> None:
         self.local: Path | None = path
@@ -43,16 +43,16 @@ class Workspace:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a local directory whose files are in the workspace once the block succeeds."""
+        """Yield a local directory whose files join the workspace if the block succeeds."""
         if not self.path.is_dir():
             raise UserError(
-                f"{self.path} is not there on the node {socket.gethostname()}. Nodes of a cluster "
-                "need one that all of them reach: name an --out at gs://, or on a shared disk."
+                f"{self.path} does not exist on the node {socket.gethostname()}. All nodes of a "
+                "cluster must reach it: name an --out at gs:// or on a shared disk."
             )
         yield self.path
 
     def read(self, name: str) -> bytes | None:
-        """Read a file; None where there is none."""
+        """Return the content of a file; None if there is no such file."""
         path = self.path / name
         return path.read_bytes() if path.is_file() else None
 
@@ -65,16 +65,16 @@ class Workspace:
         try:
             found = parse_json(self.read(f"{MARKS}/{name}.json") or b"", where=name)
         except UserError:
-            return {}  # the task is done again
+            return {}  # the task will be repeated
         return found if isinstance(found, dict) else {}
 
     def write_mark(self, name: str, mark: dict[str, Any]) -> None:
-        """Mark a task as complete, after its files were written."""
+        """Mark a task as complete; its files must have been written."""
         with self.scratch() as root:
             replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Remove the files of other builds: all shards whose path is not given."""
+        """Remove what other builds left: all shards whose paths are not in `shards`."""
         stays = {self.path / each for each in (*shards, MARKS)}
         parents = {parent for each in stays for parent in each.parents}
         for directory in filter(Path.is_dir, parents - set(self.path.parents)):
@@ -83,7 +83,7 @@ class Workspace:
                     shutil.rmtree(path)
 
     def remove_marks(self) -> None:
-        """Remove the marks, when the corpus is complete."""
+        """Remove all marks, once the corpus is complete."""
         shutil.rmtree(self.path / MARKS, ignore_errors=True)
 
 
@@ -126,7 +126,7 @@ class BucketWorkspace(Workspace):
             self._files().rm_file(key)
 
     def manifests(self) -> list[str]:
-        """Return the keys of the manifests of a corpus that is there."""
+        """Return the keys of the manifests that exist."""
         return [key for key in self._find() if re.search(r"/(train|heldout)/corpus\.json$", key)]
 
     def lease(self) -> Lease:
@@ -136,7 +136,7 @@ class BucketWorkspace(Workspace):
         return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
 
     def _find(self, name: str = "") -> list[str]:
-        """Return the keys below a directory; none where it is not there."""
+        """Return the keys below a directory; none if it does not exist."""
         files, key = self._files(), self._key(name)
         return list(files.find(key)) if files.exists(key) else []
 
@@ -148,7 +148,7 @@ class BucketWorkspace(Workspace):
 
 
 def is_corpora(path: Path) -> bool:
-    """Return true when `path` holds a corpus, or corpora of `--by-column` and nothing else."""
+    """Return true if `path` holds a corpus, or nothing but corpora made by `--by-column`."""
     if is_store(path / "train"):
         return True
     found = list(path.iterdir()) if path.is_dir() else []
@@ -157,12 +157,12 @@ def is_corpora(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
-    """Yield the workspace of a build; it becomes the corpus when the block succeeds.
+    """Yield the workspace of a build, which becomes the corpus if the block succeeds.
 
-    With `resume`, complete tasks are kept for the next build when the block fails.
+    With `resume`, if the block fails, its complete tasks stay for the next build.
 
     Raises:
-        UserError: `out` may not be replaced, or another build uses it.
+        UserError: `out` may not be replaced or written, or another build uses it.
     """
     if not is_url(out):
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
@@ -170,7 +170,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
             try:
                 yield space
             except BaseException:
-                # Without the mark of a shard or of a scan a next build has nothing to continue.
+                # Without a mark, of a shard or a scan, the next build has nothing to continue.
                 if not any(staged.path.rglob(f"{MARKS}/*.json")):
                     shutil.rmtree(staged.path, ignore_errors=True)
                 raise

@@ -198,5 +198,5 @@ def test_hostile_wikitext(tmp_path, monkeypatch):
     assert [text.split() for text, _ in read(path)] == [["x", "Rest."]]
     monkeypatch.setattr(wikitext, "SECONDS", 1)
     path.write_text(OPEN + "[http://a " * 20_000 + "</text></page></mediawiki>")
-    with pytest.raises(UserError, match=r"page 1, 'T': its markup takes more than .* Take it out"):
+    with pytest.raises(UserError, match=r"page 1, 'T': its markup takes over .* Take it out"):
         read(path)

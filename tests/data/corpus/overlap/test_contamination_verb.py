@@ -110,7 +110,7 @@ def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_firs
     assert report.twins[0].similarity < between
     assert heldout.heldout_twins(tmp_path, threshold=between).twins == report.twins[1:]
     _, some, first, second = report.lines()
-    assert "sample of 3 held-out documents" in some
+    assert "sample of the 3 held-out documents" in some
     assert "held-out 2  train 0" in first
     assert "held-out 0  train 1" in second
 

@@ -163,10 +163,10 @@ def test_squad_and_glue(tmp_path):
     ("spec", "said"),
     [
         ("none.txt", "none.txt is not there"),
-        ("glue:none", "none is no directory"),
+        ("glue:none", "none is not a directory"),
         ("squad:none.json", "none.json is not there"),
         ("x.json", "Is it squad:"),
-        ("blank.txt", "no text is there"),
+        ("blank.txt", "has no text to look for"),
         ("bad.txt", "bad.txt, line 1, byte 3: 0xff is not UTF-8"),
         ("bad.csv", "bad.csv, line 2: a stray quote"),
     ],

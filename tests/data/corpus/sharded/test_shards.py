@@ -357,7 +357,7 @@ def test_estimate(texts, tmp_path):
 
 
 def test_engines_by_name():
-    with pytest.raises(UserError, match="no engine 'spark'; there are local and ray"):
+    with pytest.raises(UserError, match="no engine 'spark'; the engines are local and ray"):
         open_engine("spark")
     with pytest.raises(UserError, match=r"auto.* belongs to --engine=ray"):
         open_engine(address="auto")
