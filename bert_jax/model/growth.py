@@ -193,7 +193,7 @@ def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
             f"are {'not ' if old.projects_embeddings else ''}as wide as its layers"
         )
     elif wanted.embedding_width != width and has_sizes:
-        reason = "the scale or the sinusoids of the source's embeddings depend on their width"
+        reason = "the source's embeddings depend on their width, by their scale or sinusoids"
         yield wrong("embedding_dim", f"{width}: {reason}")
     elif wanted.embedding_width < width:
         yield wrong("embedding_dim", f"at least the source's {width}")
