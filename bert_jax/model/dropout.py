@@ -54,7 +54,7 @@ def keep_at(
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
-    """Compute `keep_mask` at broadcast positions, with integer operations that kernels have too."""
+    """Compute `keep_mask` at broadcast positions, by integer operations that kernels also have."""
     # One round per axis, smallest shapes first: only the last costs a round per element. With one
     # linear position, rows whose 32-bit states agree in the high bits would share a sequence.
     bits = jnp.asarray(hash_u32(seed, site, row_index, *positions))

@@ -37,7 +37,7 @@ tokens' states (mean), or each token's state, averaging the logits (late)."""
 
 
 class TokenWeights(nnx.Module):
-    """Learned vector that scores tokens; a softmax of the scores, at first equal, weights them."""
+    """Learned vector that scores tokens; softmax turns the scores, equal at first, into weights."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
         self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
@@ -79,8 +79,8 @@ class EmbeddingConfig:
     document_prefix: str = ""
     """Text put before each document."""
     dimensions: tuple[int, ...] = ()
-    """Descending widths to which vectors may be cut, as training scores the cut vectors too
-    (Matryoshka); empty: training scores only the full width."""
+    """Descending widths to which vectors may be cut; training scores the cut vectors, too
+    (Matryoshka). Empty: training scores only the full width."""
 
     def __post_init__(self) -> None:
         given = self.dimensions

@@ -275,7 +275,7 @@ class Pooler(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.activation = config.pooler_activation
-        # Both axes have width D; only one may be named: a mesh axis cannot split the two.
+        # Both axes have width D, but only one is named: a mesh axis cannot split both.
         self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:

@@ -82,7 +82,7 @@ def grow_params(
         norm[_layer_sources(old, new) == 0] = 1.0
     if preserve:
         _divide_kernels(grown, params, axes, old, np.random.default_rng(seed))
-        if MASKED_LM in grown:  # for a tied decoder divide its input: the table keeps its values
+        if MASKED_LM in grown:  # a tied table keeps its values: divide the decoder's input instead
             copies = _copies(_sources(old.embedding_width, new.embedding_width, "embed", old))
             if old.tied:
                 norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})
@@ -135,7 +135,7 @@ def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
 
 
 def _unlike(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
-    """Describe each field, sizes excepted, that differs and changes the computation."""
+    """Describe each field, except the sizes, that differs and changes the computation."""
     before, after = _read_fields(old), _read_fields(wanted)
     for field, value in before.items():
         if after.get(field, value) != value:

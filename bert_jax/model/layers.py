@@ -1,7 +1,6 @@
 """Affine maps, layer normalisation and activations, as NNX modules over float32 parameters.
 
-Every parameter carries `axes`, the logical names of its axes; `parallel/sharding.py` maps them to
-mesh axes.
+Each parameter records logical names of its axes; `parallel/sharding.py` maps them to mesh axes.
 """
 
 import math

@@ -122,7 +122,7 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
 
     Gathers are recognised by their operation: with `checkpoint_name`, JAX could still keep the
-    array that enters the naming.
+    array as it is before it gets the name.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

@@ -23,7 +23,7 @@ TARGETS: Mapping[str, str] = {
     "query": "attention", "key": "attention", "value": "attention", "output": "attention",
     "up": "mlp", "gate": "mlp", "down": "mlp",
 }  # fmt: skip
-"""Part of a layer in which each matrix lies."""
+"""For each matrix, the part of a layer that holds the matrix."""
 _PURPOSE = 0x6C6F7261
 
 
@@ -34,7 +34,7 @@ class LoraConfig(Bounded, section="lora"):
     rank: Natural = 0
     """Rank of each update; 0: there are no updates, and the encoder itself is trained."""
     alpha: Positive = 16.0
-    """Numerator of the scale of the updates, alpha / rank."""
+    """Numerator of the updates' scale, which is alpha / rank."""
     targets: Annotated[tuple[Target, ...], Distinct(1)] = ("query", "value")
     """Matrices that get an update in every layer."""
 
@@ -82,7 +82,7 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
 
 
 def merged(config: LoraConfig, params: Params) -> Params:
-    """Add the updates, alpha / rank A B, to the layers' kernels, and drop the entry `lora`.
+    """Add the updates, (alpha / rank) A B, to the layers' kernels, and drop the entry `lora`.
 
     On a mesh, each shard of a kernel is computed from the shards of A and B on the same device.
     """

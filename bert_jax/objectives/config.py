@@ -51,7 +51,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
     TEACHER_HEAD: ClassVar[str] = ""
-    """Entry of a teacher's parameters with the head to learn from; empty: there is no teacher."""
+    """Entry of a teacher's parameters with the head to learn from; empty: teachers do not apply."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -200,12 +200,12 @@ class TranslationConfig(NetworkConfig):
     num_decoder_layers: Natural = 0
     """Number of decoder layers; 0: model.num_layers."""
     tying: Tying = "all"
-    """Token tables: `all`: one for source, target and output; `output`: one for target and output,
+    """`all`: one token table for source, target and output; `output`: one for target and output,
     and one for the source; `none`: three."""
     init_decoder: bool = False
-    """Whether `init` also starts the decoder: the encoder's first layers give self-attention,
-    feed-forward and norms, its positions the positions, its masked-LM head the output (Rothe et al.
-    2020). Cross-attention starts at random."""
+    """Whether the decoder also starts from `init`: self-attention, feed-forward and norms from the
+    encoder's first layers, positions from the encoder's, the output from the masked-LM head (Rothe
+    et al. 2020). Cross-attention starts at random."""
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Add a decoder and an output, copied from encoder and head, if `init_decoder` is set."""

@@ -97,7 +97,7 @@ class DistillationConfig(Bounded, section="distil"):
         return tuple(compress((_SOFT, _HIDDEN, _ATTENTION), has))
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
-        """Return the teacher layer (from 1) for each student layer; UserError: unfit `layers`."""
+        """Return each student layer's teacher layer, from 1; raise a UserError for bad `layers`."""
         count, most = student.num_layers, teacher.num_layers
         if not self.layers:
             return tuple(-(-n * most // count) for n in range(1, count + 1))
@@ -109,7 +109,7 @@ class DistillationConfig(Bounded, section="distil"):
         return self.layers
 
     def heads_of_relations(self, student: ModelConfig, teacher: ModelConfig) -> int:
-        """Return the number of relation heads; UserError: it does not divide all widths."""
+        """Return the relation heads' number; raise a UserError if it does not divide all widths."""
         count = self.relation_heads or student.num_heads
         widths = {
             heads * model.head_dim
@@ -231,7 +231,7 @@ class Distilled(Objective):
     def run(
         self, model: ModelConfig, params: Any, inputs: tuple[Any, ...], layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the last states, and if a loss compares layers, the states before each layer."""
+        """Compute the last states and, if a loss compares layers, the states before each layer."""
         every = bool(self.config.hidden_weight or self.config.attention_weight)
         return encode_layers(model, params, *inputs, layout=layout, every=every)
 

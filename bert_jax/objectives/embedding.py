@@ -51,7 +51,7 @@ class ContrastConfig(Bounded, section="embedding"):
     temperature: Positive = 0.05
     """Number by which the loss divides cosines."""
     symmetric: bool = False
-    """Whether half of the loss is for finding a document's query among all (pairs, texts)."""
+    """Whether finding a document's query among all queries is half of the loss (pairs, texts)."""
     dimensions: tuple[int, ...] = ()
     """Descending widths, such as 128,64, to which vectors are also cut in training (Matryoshka);
     the full width is always trained."""

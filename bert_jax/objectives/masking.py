@@ -26,7 +26,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 from bert_jax.tokenization.special_ids import SpecialIds
 
-# Hash words that separate the uses of random numbers; dropout sites are small numbers.
+# Hash words that separate the uses of random numbers; dropout sites use small numbers instead.
 _PRIORITY, _ACTION, _REPLACEMENT = 0x4D41534B, 0x41435431, 0x52455031
 _WORD_ROUNDS = 4  # rounds in which shorter words fill what is left of n
 

@@ -54,7 +54,7 @@ class Metric:
     short: str = ""
     """Name in printed lines and tables; empty: neither lines nor plots show the metric."""
     floor: str = ""
-    """Name, in an evaluation, of the value that the best constant answer has; empty: none."""
+    """Name of an evaluation's value for the score of the best constant answer; empty: none."""
     baseline: str = ""
     """Words for `Objective.baseline`; only the first metric has them."""
 

@@ -54,7 +54,7 @@ class Head:
     network: HeadNetwork
     """Network of the head (see `model.task_heads`)."""
     losses: Callable[[Array, Array, Array, ClassLoss], Array]
-    """Loss of each row (B,), or each token (B, L), from logits, labels and segment ids."""
+    """Function from logits, labels, segment ids and options to losses of rows or tokens."""
     unit: str = "nats per row"
     """Unit of the loss."""
     per_token: bool = False

@@ -132,7 +132,10 @@ class Checkpoints:
         self._save = _Save(self, step, pending, fault)
 
     def wait(self) -> bool:
-        """Wait for the last save to reach the disk; return false if it or a verification failed."""
+        """Wait until the last save is on disk; return false if it or a verification failed.
+
+        Too many failures in a row raise a SaveFailedError.
+        """
         save, self._save = self._save, None
         if save:
             save.join()

@@ -71,10 +71,10 @@ class Restored:
 
 
 def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
-    """Restore the newest intact checkpoint (None: there are no checkpoints); change no file.
+    """Restore the newest intact checkpoint; return None if there is no checkpoint. No file changes.
 
     `abstract` is the state with a `jax.ShapeDtypeStruct` per array, which sets the array's sharding
-    (the saved sharding may differ). None: restore only the parameters, onto one device.
+    whatever the saved sharding. None restores only the parameters, onto one device.
 
     Raises:
         DamagedCheckpointError: There are checkpoints, but none is intact.
@@ -99,7 +99,7 @@ def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Restore a step's checkpoint; DamagedCheckpointError: it is damaged or missing."""
+    """Restore a step's checkpoint; raise a DamagedCheckpointError if it is damaged or missing."""
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
     if fault:

@@ -60,7 +60,7 @@ class RecordFaultError(ValueError):
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """Read a checkpoint's record; RecordFaultError: it is damaged, UserError: another format."""
+    """Read a record; raise a RecordFaultError if it is damaged, a UserError for another format."""
     try:
         content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
         crc = content.pop("crc32", None)

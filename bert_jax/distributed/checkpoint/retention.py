@@ -32,7 +32,7 @@ class Retention(Bounded, section="checkpoint"):
     keep: Count = 3
     """Number of newest checkpoints to keep, counting only checkpoints that were read back."""
     keep_every_steps: Natural = 0
-    """Interval in steps between checkpoints that are kept for ever; 0: none is."""
+    """Interval in steps between checkpoints that are kept for ever; 0: there are none."""
     keep_best: Natural = 0
     """Number of checkpoints with the best evaluations to keep."""
     best_metric: str = ""
@@ -46,12 +46,11 @@ class Retention(Bounded, section="checkpoint"):
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """Return the `saved` steps that may be deleted; `verified` ones were read back.
+        """Return the `saved` steps to delete; `verified` were read back, `metrics` are by step.
 
         A checkpoint may go only after `keep` newer ones were read back: an unverified save replaces
         none. `lowest_at` is the step of the lowest training loss; the newest verified checkpoint
         up to it stays, as the way back from a divergence (if all are later, the oldest stays).
-        `metrics` are by step.
         """
         if len(verified) < self.keep:
             return []
@@ -75,7 +74,7 @@ class Retention(Bounded, section="checkpoint"):
 
 
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
-    """Mark a step's checkpoint as kept for the work directory `branch`; true: the mark is new.
+    """Mark a checkpoint as kept for the work directory `branch`; return true if the mark is new.
 
     If the directory cannot be written, raise a UserError, or an OSError for an unknown reason.
     """

@@ -140,7 +140,7 @@ def read_tree(directory: AnyPath) -> dict[str, Any]:
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read groups of arrays onto devices (collective); return them and a fault ("": no fault).
+    """Read groups of arrays onto devices (collective); return them and a fault or "".
 
     `wanted` has the groups of `write_async`, with a sharded `jax.ShapeDtypeStruct` for each array.
     """
@@ -165,7 +165,7 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return (group, name) of each array that Orbax lists, past its caches; not collective."""
+    """Return (group, name) of each array in Orbax's lists, bypassing caches; not collective."""
     checkpoint = as_path(checkpoint)
     listed = set()
     for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:

@@ -101,13 +101,13 @@ def verify_checkpoint(
 
 
 def find_fault(checkpoint: AnyPath) -> str:
-    """Describe a checkpoint's fault ("": none); with `verified.json`, only check the files."""
+    """Return a checkpoint's fault or ""; if there is a `verified.json`, check only the files."""
     is_known = is_verified(checkpoint)
     return file_fault(checkpoint) if is_known else verify_checkpoint(checkpoint).fault
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Verify all checkpoints of a directory, or only step `only`; UserError: there is none."""
+    """Verify a directory's checkpoints, or only step `only`; raise a UserError if there is none."""
     directory = as_path(directory)
     steps = saved_steps(directory)
     if not steps:
@@ -151,9 +151,10 @@ def audit_report(verdicts: list[Verdict]) -> list[str]:
 def file_fault(
     checkpoint: AnyPath, part: tuple[int, int] = (0, 1), groups: tuple[str, ...] = ()
 ) -> str:
-    """Describe how the first bad file differs from `verified.json`; "" if none or no such record.
+    """Describe how the first bad file differs from `verified.json`.
 
-    `part` (i, n): check every n-th file from the i-th; `groups`: only these directories, (): all.
+    Return the empty string if no file differs or `verified.json` is missing. `part` (i, n) selects
+    every n-th file from the i-th; `groups` are the directories to check (empty: all).
     """
     checkpoint = as_path(checkpoint)
     if not is_verified(checkpoint):

@@ -49,7 +49,7 @@ def on_local_rows(
         ),
         out_specs=jax.tree.map(partial(by_hand, trials=True), out_specs, is_leaf=_is_spec),
         axis_names=set(mesh.axis_names) - ({"tensor"} if mesh.shape["tensor"] > 1 else set()),
-        check_vma=False,  # would make jax.grad reduce where each gradient arises
+        check_vma=False,  # True would make jax.grad reduce each gradient where it arises
     )
 
 

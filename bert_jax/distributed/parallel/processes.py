@@ -50,7 +50,7 @@ class Cluster:
     """Processes of the run, as environment variables describe them."""
 
     source: str
-    """Name, in messages, of what describes the processes."""
+    """Name, in messages, of the variables or service that describe the processes."""
     method: str | None
     """`cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
@@ -60,7 +60,7 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster that `environ` describes, None for one process; UserError: incomplete."""
+    """Return the cluster in `environ`, None for one process; raise a UserError if incomplete."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
@@ -155,7 +155,7 @@ def label() -> str:
 def leave(code: int) -> None:
     """End this process at once with `code`, if it is one of several; for use after an error.
 
-    A normal exit would wait for the other processes, which wait for this one amid a step.
+    A normal exit would wait for the other processes, which wait for this one within a step.
     """
     if not _here.joined:
         return
@@ -237,7 +237,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler: the first SIGINT becomes SIGTERM, which JAX passes to all."""
+    """Return a SIGINT handler: the first becomes a SIGTERM, which JAX passes to all processes."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

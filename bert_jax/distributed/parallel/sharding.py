@@ -238,7 +238,7 @@ def row_spec() -> PartitionSpec:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return a batch's sharding: rows over `data` and `fsdp`; an axis of trials comes before."""
+    """Return a batch's sharding: rows over `data` and `fsdp`, preceded by any axis of trials."""
     trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
     return NamedSharding(mesh, PartitionSpec(*trials, *row_spec()))
 
@@ -251,7 +251,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 def check_batch_size(
     batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Raise a UserError if micro-batches do not divide over a mesh (or that number of shards)."""
+    """Raise a UserError if micro-batches do not divide over `mesh`, a mesh or a shard count."""
     shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:

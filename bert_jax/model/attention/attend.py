@@ -44,7 +44,7 @@ _SMALL_VMEM = ("tpu v3", "tpu v4")
 """TPU kinds whose VMEM, 16 MiB, is too small for the rotation angles of a long row."""
 
 log = logging.getLogger("bert_jax.attention")
-"""Logger of what the chosen implementation costs; a run copies its messages to `events.jsonl`."""
+"""Logger of warnings about the chosen implementation; a run copies them to `events.jsonl`."""
 
 _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
@@ -123,7 +123,7 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    If a window leaves out most scores on a GPU, `xla` is chosen, as it computes only the others:
+    On a GPU, if a window leaves out most scores, `xla` is chosen, which computes only the others:
     cuDNN's window covers one side of a query, so that cuDNN would compute and mask all scores.
     """
     if platform == "gpu" and is_banded(asked):
@@ -137,7 +137,7 @@ def choose(platform: str, asked: Asked) -> AttentionImpl:
 
 
 def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
-    """Map each kernel of the platform to the reason why it cannot do `asked`, or to None."""
+    """Map each kernel of the platform to the reason why it refuses `asked`, or to None."""
     return {impl: _unsupported(impl, asked) for impl in _PLATFORMS if _PLATFORMS[impl] == platform}
 
 

@@ -111,7 +111,7 @@ def _backward(plan: Plan, residuals, gradient):
     operands = [*operands, log_sum, gradient]
     call = partial(_call, plan, name="attention_backward", num_products=5, out_shapes=shapes)
     if plan.is_long:
-        sums = pltpu.VMEM((plan.head_dim, plan.frame), jnp.float32)  # gradients of all chunks
+        sums = pltpu.VMEM((plan.head_dim, plan.frame), jnp.float32)  # gradients over chunks
         scratch = [*fused_long.frame(plan, shapes[1].dtype), sums, sums]
         grads = call(fused_long.backward_kernel, [*operands, out], words, scratch)
     else:

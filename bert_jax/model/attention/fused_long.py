@@ -3,8 +3,8 @@
 A program holds one head of one row, (K, L), with positions along the lanes as in `fused`. If the
 program rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of
 queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
-1), or with a narrow window one block: the keys that it can see. The backward pass sums the
-gradients of keys and values in VMEM, in float32.
+1). With a narrow window it meets one block, which has all keys that the chunk can see. The backward
+pass sums the gradients of keys and values in VMEM, in float32.
 """
 
 import math
@@ -180,7 +180,7 @@ def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) 
 
 
 def _query(plan: Plan, q_ref, angles, here, factor: float):
-    """Return a chunk of queries and the scores' factor; rotated queries have it in them (None)."""
+    """Return a chunk of queries, and the scores' factor unless rotation has applied it (None)."""
     q = q_ref[0, :, here]
     if not plan.rotates:
         return q, factor

@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     def chunk(self) -> int:
         """Number of queries that are computed together."""
         narrow = self.is_framed if self.is_long else self.window is not None
-        if narrow:  # so that few keys are computed in vain
+        if narrow:  # so that few keys are computed needlessly
             return LANES
         return _largest(self.queries, SCORES_PER_CHUNK // (512 if self.is_long else self.keys))
 
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Number of heads per program: at most two full chunks of scores; 1 for a long row."""
+        """Number of heads per program, for at most two full chunks of scores; 1 for a long row."""
         limit = 1 if self.is_long else max(1, 2 * SCORES_PER_CHUNK // self.scores)
         return max(
             n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit

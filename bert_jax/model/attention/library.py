@@ -23,7 +23,7 @@ _LANES, _LONGEST_BLOCK = 128, 512
 _MAX_HEAD_DIM = 128
 _AMPERE = (8, 0)
 _LEAST_VERSION = {(10, 3): 91100}
-"""Oldest cuDNN version for a compute capability, where JAX's CUDA plugin accepts an older one."""
+"""Oldest cuDNN that works for a compute capability, if JAX's CUDA plugin accepts older ones."""
 
 
 class Gpu(NamedTuple):

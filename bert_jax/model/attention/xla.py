@@ -23,7 +23,7 @@ MASKED_SCORE = -1e30
 """Score of a key that a query must not see: finite, so that no row is ever 0/0, and so far below
 any real score that the key's probability is exactly 0 in float32."""
 _SMALLEST_BLOCK = 16
-"""Fewest queries in a block of `banded_attention`: with fewer, the products would cost more."""
+"""Smallest number of queries in a block of `banded_attention`; smaller blocks would cost more."""
 
 
 class Asked(NamedTuple):
@@ -81,7 +81,7 @@ def xla_attention(
 ) -> Float[Array, "B L H K"]:
     """Attend, keeping float32 scores for the backward pass; keys have as many heads as queries.
 
-    `when_kept` is called when the pass is traced for a gradient: only then scores are kept. With
+    `when_kept` is called if the pass is traced for a gradient: only then are scores kept. With
     `keeps_half` the probabilities are kept instead, in the type of `v`.
     """
     # Moving heads before positions here keeps XLA on CPU from transposing the einsums' operands (a

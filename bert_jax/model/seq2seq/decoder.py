@@ -30,7 +30,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import Context, make_context
 
 SITE_DECODER = 1 << 17
-"""Dropout site of the embeddings; layer n has the next five sites from 1 + 5 n on."""
+"""Dropout site of the decoder's embeddings; layer n has five sites, from this + 1 + 5 n on."""
 SITES_PER_LAYER = 5
 SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the three sites of an encoder's layer
 
@@ -259,7 +259,7 @@ class Decoder(Stack):
         visible: Visible,
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], list[Memory]]:
-        """Compute, for one token of each of R = B * K beams, last states and the new memories."""
+        """For one token of each of R = B * K beams, compute last states and the new memories."""
         places = jnp.broadcast_to(at, (len(vectors), 1))
         context = make_context(self.config, jnp.ones_like(places), places)
         x, written = self._embedded(vectors, context), []

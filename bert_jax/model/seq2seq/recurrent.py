@@ -59,7 +59,7 @@ class Recurrent(nnx.Module):
     def memory(
         self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
-        """Return the decoder's source: encoder states if it attends, else one summary vector."""
+        """Return the decoder's view of the source: a `Memory` if it attends, else `summary`."""
         if not self.settings.attends:
             return summary
         return self.decoder.attention.remember(states, source.segment_ids)

@@ -152,7 +152,7 @@ class RecurrentEncoder(nnx.Module):
         segment_ids: Integer[Array, "B S"],
         wanted: Integer[Array, "B T"],
     ) -> Float[Array, "B T D"]:
-        """Return the last state of each wanted segment; in one two-way layer, both directions'."""
+        """Return each wanted segment's last state; a sole two-way layer gives both directions'."""
         index = jnp.arange(segment_ids.shape[1])
         is_own = wanted[..., None] == segment_ids[:, None]
         ends = jnp.max(jnp.where(is_own, index, 0), axis=-1)
@@ -362,7 +362,7 @@ class RecurrentDecoder(nnx.Module):
         return found, contexts, weights, last
 
     def _feeding(self, x, memory, places, carry, restart, masks) -> Decoded:
-        """Run all layers place by place; the top state attends, the readout feeds the next."""
+        """Run the layers by place: the top state attends, and the readout feeds the next place."""
         cells, attend = self.cells, self.attention.reader(memory)
         steps = [cell.stepper() for cell in cells]
         rise = [looped(cell.input, cell.dtype) for cell in cells[1:]]

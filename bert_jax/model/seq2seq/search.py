@@ -37,8 +37,7 @@ class SearchConfig(Bounded):
     max_length: Natural = 0
     """Largest number of tokens in a translation, end token included; 0: the model's limit."""
     max_length_rate: NonNegative = 3.0
-    """Largest number of target tokens for each source token, where [CLS] and [SEP] count; 0: only
-    `max_length` is a limit."""
+    """Largest number of target tokens per source token ([CLS] and [SEP] count); 0: no limit."""
     nbest: Count = 1
     """Number of hypotheses to return for each source, at most `num_beams`."""
 

@@ -52,8 +52,7 @@ class TransformerNetwork(Network):
     """Number of decoder layers; 0: as many as the encoder has."""
     tying: Tying = "all"
     feature_dim: int = 0
-    """Width of the vectors (B, S, F) that the encoder reads in place of tokens; 0: it reads
-    tokens."""
+    """Width of the vectors (B, S, F) that the encoder reads; 0: it reads tokens instead."""
 
     def __post_init__(self) -> None:
         if self.feature_dim and self.tying == "all":
@@ -151,7 +150,7 @@ class TransformerNetwork(Network):
         return Weights(outputs.weights, *weights)
 
     def decoder_from(self, encoder: Any, head: Any) -> Any:
-        """Make the entries `decoder`, without cross-attention, and `output` from a masked LM."""
+        """Make the entries `decoder` (without cross-attention) and `output` from a masked LM."""
         embeddings = dict(encoder.get("embeddings", {}))
         if "type" in embeddings and "position" in embeddings:
             # A decoder has no token types: all its tokens count as the first type.
