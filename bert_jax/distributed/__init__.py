@@ -1,5 +1,5 @@
 """Arrays over several devices and processes: meshes (`parallel/`) and checkpoints (`checkpoint/`).
 
-Checkpoints are verified, and written by all processes together.
-May import model (axis names) and files. Read first: parallel/sharding.py, checkpoint/manager.py.
+All processes write a checkpoint together, and every checkpoint is verified. The package may import
+`model` (axis names) and `files`. Read parallel/sharding.py and checkpoint/manager.py first.
 """

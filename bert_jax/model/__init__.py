@@ -1,4 +1,4 @@
 """Networks: configuration, layers, attention, heads, encoder-decoders.
 
-Knows nothing of data or training. Read first: config.py, encoder.py, heads.py.
+The package knows nothing of data or training. Read config.py, encoder.py and heads.py first.
 """

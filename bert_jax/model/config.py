@@ -20,7 +20,7 @@ ARCHITECTURE = (
 
 
 class LayerKind(NamedTuple):
-    """Kind of a layer: what may differ between the layers of one encoder."""
+    """Kind of a layer: the properties in which the layers of one encoder may differ."""
 
     letter: str = "G"
     """Letter of `attention_pattern`: G for global attention, L for local."""
@@ -33,30 +33,30 @@ class ModelConfig(Bounded, section="model"):
     """An encoder of the BERT family; the defaults are BERT-base as published.
 
     Sources: Devlin et al. 2018, section 3, and the `bert_config.json` of the published checkpoints;
-    for the fields that are not BERT's, Warner et al. 2024 (ModernBERT), section 2.
+    for the fields that BERT lacks, Warner et al. 2024 (ModernBERT), section 2.
     Single letters in comments are the axis letters of the README.
     """
 
     vocab_size: Count = 30522
-    """Tokens the tokenizer knows. The parameter has `padded_vocab_size` rows."""
+    """Number of tokens in the vocabulary; the embedding table has `padded_vocab_size` rows."""
     num_positions: Count = 512
-    """Longest sequence: the rows of the position table, or the longest row trained with `rope`."""
+    """Maximum length of a sequence in tokens; also the number of rows of a position table."""
     num_types: Natural = 2
-    """Sentence types (A and B); 0: no type embeddings."""
+    """Number of sentence types (A and B); 0: no type embeddings."""
     hidden_dim: Count = 768  # D
     embedding_dim: Natural = 0
-    """Width of the embedding tables (E); 0: hidden_dim. Any width but hidden_dim adds a projection
+    """Width of the embedding tables (E); 0: hidden_dim. Any other width adds a projection
     to hidden_dim before the first layer, as in ELECTRA."""
     num_layers: Count = 12  # N
     num_heads: Count = 12  # H
     num_kv_heads: Natural = 0  # G
-    """Heads of keys and values, each shared by num_heads / num_kv_heads query heads (Ainslie et al.
-    2023, GQA); 0: num_heads."""
+    """Number of key and value heads, each shared by num_heads / num_kv_heads query heads (Ainslie
+    et al. 2023, GQA); 0: num_heads."""
     mlp_dim: Count = 3072  # F
     gated: bool = False
     """Whether the feed-forward network is down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
     hidden_dropout_rate: Rate = 0.1
-    """Dropout rate of attention outputs, and of embeddings and feed-forward outputs by default."""
+    """Dropout rate of attention outputs and, by default, of embeddings and feed-forward outputs."""
     attention_dropout_rate: Rate = 0.1
     """Dropout rate of attention probabilities."""
     embedding_dropout_rate: Rate | None = None
@@ -75,31 +75,31 @@ class ModelConfig(Bounded, section="model"):
     first_norm: bool = True
     """Whether the first layer has an attention norm; ModernBERT's has none."""
     positions: Literal["learned", "rope", "sinusoidal"] = "learned"
-    """A table of positions, rotations of queries and keys (Su et al. 2021, RoFormer), or sines and
-    cosines that are added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+    """Encoding of positions: a learned table, rotations of queries and keys (Su et al. 2021,
+    RoFormer), or sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5)."""
     scale_embeddings: bool = False
-    """Whether looked-up token embeddings are multiplied by the root of their width (Vaswani et al.
-    2017, section 3.4); the table then starts at a scale of one over the root, not `init_std`."""
+    """Whether token embeddings are multiplied by the square root of their width (Vaswani et al.
+    2017, section 3.4); the table's initial deviation is then 1 / root instead of `init_std`."""
     rope_theta: Positive = 10000.0
-    """Base of the rotations' wavelengths in global layers."""
+    """RoPE base (theta) in global layers."""
     local_rope_theta: Positive = 10000.0
-    """Base of the rotations' wavelengths in local layers."""
+    """RoPE base (theta) in local layers."""
     attention_pattern: str = "G"
-    """Kinds of the layers, G global and L local, repeated over the stack. ModernBERT has GLL."""
+    """Kinds of layers, repeated over the stack: G is global, L is local. ModernBERT has GLL."""
     local_window: Natural = 0
-    """Largest distance, in tokens, between a query and a key that it sees in local layers: with 64
-    a query sees 129 keys, its own included."""
+    """Largest distance, in tokens, at which a query in a local layer still sees a key: with 64, it
+    sees 129 keys, including the key at its own position."""
     attention_bias: bool = True
     mlp_bias: bool = True
     init: Literal["bert", "scaled"] = "bert"
-    """`scaled`: outputs of attention and feed-forward start smaller, by sqrt(2 num_layers)."""
+    """`scaled` divides the initial output weights of attention and MLP by sqrt(2 num_layers)."""
     init_std: float = 0.02
-    """Deviation of initial weights before truncation at 2 init_std (after it, 0.88 init_std)."""
+    """Deviation of initial weights before truncation at 2 init_std; then it is 0.88 init_std."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """`gelu` is the exact erf form; the original TensorFlow code used `gelu_tanh`."""
     pooler: bool = True
-    """Whether the encoder ends with a dense layer over the first token's state, which next-sentence
-    prediction and BERT's classifiers read."""
+    """Whether the encoder ends with a dense layer over the first token's state; next-sentence
+    prediction and BERT's classifiers read its output."""
     head_transform: bool = True
     """Whether the masked-LM head has a dense layer and a norm before the decoder."""
     head_bias: bool = True
@@ -110,15 +110,15 @@ class ModelConfig(Bounded, section="model"):
     tied: bool = True
     """Whether the masked-LM head's decoder shares the token embedding table."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
-    """Activation of the pooler, before a classifier: BERT and RoBERTa have `tanh`, DistilBERT
-    `relu`, ELECTRA `gelu`."""
+    """Activation of the pooler, the dense layer before a classifier: `tanh` in BERT and RoBERTa,
+    `relu` in DistilBERT, `gelu` in ELECTRA."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type. `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
+    """Compute type; `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     scan_unroll: Count = 24
     """Layers unrolled per scan iteration; at or above `num_layers` the loop disappears."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Recomputation in the backward pass: none, all but matrix products, or whole layers."""
+    """Forward work that the backward pass repeats: none, all except matrix products, or all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,18 +135,18 @@ class ModelConfig(Bounded, section="model"):
         if "L" in pattern and not self.local_window:
             raise UserError(
                 f"model.attention_pattern {pattern!r} has local layers, but model.local_window is "
-                "0: set local_window to the largest distance a query sees, such as 64"
+                "0: set local_window to the largest distance at which a query sees keys, such as 64"
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise UserError(
                 f"model.positions is 'rope', which rotates pairs of numbers, but a head has "
-                f"{self.head_dim} (hidden_dim {self.hidden_dim} / num_heads {self.num_heads}); "
-                "expected an even number"
+                f"{self.head_dim} numbers (hidden_dim {self.hidden_dim} / num_heads "
+                f"{self.num_heads}); expected an even width"
             )
         if self.positions == "sinusoidal" and self.embedding_width % 2:
             raise UserError(
-                "model.positions is 'sinusoidal', a sine and a cosine for each frequency, but the "
-                f"embeddings are {self.embedding_width} wide; expected an even width"
+                "model.positions is 'sinusoidal', which needs a sine and a cosine per frequency, "
+                f"but the embeddings have width {self.embedding_width}; expected an even width"
             )
         if not self.first_norm and self.norm_order == "post":
             raise UserError(
@@ -164,7 +164,7 @@ class ModelConfig(Bounded, section="model"):
         return self.local_window if letter == "L" else None
 
     def layer_kind(self, index: int) -> LayerKind:
-        """Return the kind of a layer, counted from 0."""
+        """Return the kind of layer `index`, counted from 0."""
         letter = self.attention_pattern[index % len(self.attention_pattern)]
         return LayerKind(letter, first=index == 0 and not self.first_norm)
 
@@ -175,12 +175,12 @@ class ModelConfig(Bounded, section="model"):
 
     @property
     def embedding_std(self) -> float:
-        """Scale of the token table's truncated normal."""
+        """Standard deviation, before truncation, of the token table's initial values."""
         return self.embedding_width**-0.5 if self.scale_embeddings else self.init_std
 
     @property
     def projects_embeddings(self) -> bool:
-        """Whether a projection maps embeddings to the layers, because their widths differ."""
+        """Whether a projection maps embeddings to `hidden_dim`, because the widths differ."""
         return self.embedding_width != self.hidden_dim
 
     @property

@@ -1,8 +1,8 @@
 """Random bits from a counter: the same words give the same bits, on any device and any mesh.
 
-`jax.random` splits keys; a dropout or a mask that must be a pure function of (seed, row, position)
-needs only a hash of those integers. It fuses into the elementwise code around it and partitions
-like any elementwise operation.
+`jax.random` splits keys, but a dropout mask that must be a pure function of (seed, row, position)
+needs only a hash of these integers. The hash fuses into the elementwise code around it and
+partitions like any elementwise operation.
 
 Source of the finaliser: `lowbias32` by Chris Wellons, "Prospecting for Hash Functions" (2018), a
 bijection of 32-bit words in which every input bit flips every output bit with probability close
@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 _START = 0x9E3779B9  # 2^32 / golden ratio: keeps the all-zero input away from lowbias32(0) = 0
-_STEP = 0x6A09E667  # sqrt(2): absorbing a zero word is not a plain second round
+_STEP = 0x6A09E667  # sqrt(2): makes absorbing a zero word differ from a plain second round
 
 
 def _lowbias32(x):
@@ -41,7 +41,7 @@ def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     costs one round over the shape broadcast so far. Signed integers wrap. The result is uint32: a
     numpy array if every word is numpy or a Python integer, else a jax array, with equal bits.
     """
-    with np.errstate(over="ignore"):  # numpy warns of wrapping for scalars only
+    with np.errstate(over="ignore"):  # numpy warns when scalars wrap, not when arrays do
         state = np.array(_START, np.uint32)
         for word in words:
             state = _lowbias32((state + np.uint32(_STEP)) ^ _as_u32(word))

@@ -1,8 +1,8 @@
 """Dropout whose mask is a pure function of (seed, site, row of the stream, position in the row).
 
-No generator state and no keys: the mask is a hash of integers (`counter_hash`), computed where it
-is used. The same row of the example stream is dropped in the same places on any mesh, under any
-accumulation and after a restart; under SPMD every device hashes only its own elements.
+There is no generator state and no key: the mask is a hash of integers (`counter_hash`), computed
+where it is used. A row of the example stream gets the same mask on any mesh, with any accumulation
+and after a restart; under SPMD every device hashes only its own elements.
 
 Source: Srivastava et al. 2014 (inverted scaling, as BERT's `hidden_dropout_prob`).
 """
@@ -22,7 +22,7 @@ Number = int | Integer[Array, ""]
 
 
 class DropoutStream(NamedTuple):
-    """Numbers that determine a step's dropout masks; the model takes them, not a random key."""
+    """Numbers that determine a step's dropout masks; the model takes them instead of a key."""
 
     seed: UInt32[Array, ""]
     """Seed of the step's masks; no two steps share one."""
@@ -54,9 +54,9 @@ def keep_at(
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
-    """Compute `keep_mask` at broadcast positions; kernels can use its integer operations too."""
-    # One round per axis, smallest shapes first: only the last costs a round per element. A single
-    # linear position would put rows whose 32-bit states agree in their high bits on one sequence.
+    """Compute `keep_mask` at broadcast positions, by integer operations that kernels also have."""
+    # One round per axis, smallest shapes first: only the last costs a round per element. With one
+    # linear position, rows whose 32-bit states agree in the high bits would share a sequence.
     bits = jnp.asarray(hash_u32(seed, site, row_index, *positions))
     return bits >= np.uint32(threshold_u32(rate))
 
@@ -64,13 +64,13 @@ def keep_at(
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _dropout(x, rate, seed, site, row_index):
     mask = keep_mask(x.shape, rate, seed, site, row_index)
-    # In float32: bfloat16 rounds the factor itself, 1.1111 to 1.1094, for all elements alike.
+    # Scale in float32: bfloat16 would round the factor itself, 1.1111 to 1.1094, for all elements.
     scaled = (x.astype(jnp.float32) * np.float32(1 / (1 - rate))).astype(x.dtype)
     return jnp.where(mask, scaled, jnp.zeros((), x.dtype))
 
 
 def _dropout_backward(rate, residuals, gradient):
-    # The barrier keeps XLA from recognising the forward mask here and storing it in between.
+    # The barrier keeps XLA from recognising the forward mask and storing it until this pass.
     seed, site, row_index = jax.lax.optimization_barrier(residuals)
     return _dropout(gradient, rate, seed, site, row_index), None, None, None
 
@@ -81,7 +81,7 @@ _dropout.defvjp(lambda x, rate, *names: (_dropout(x, rate, *names), names), _dro
 def dropout(
     x: Float[Array, "B ..."], rate: float, stream: Stream, site: Number
 ) -> Float[Array, "B ..."]:
-    """Zero elements with probability `rate`, scale the others; the mask is never stored."""
+    """Zero elements with probability `rate`, and scale the others; the mask is never stored."""
     if stream is None or rate == 0.0:
         return x
     return _dropout(x, rate, stream.seed, jnp.asarray(site, jnp.uint32), stream.row_index)

@@ -5,8 +5,8 @@
     hidden = encode(model, params, tokens, type_ids, segment_ids)
     vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params))
 
-Parameters are a nested dict with the entry `encoder`, without pooler, and with `pooling` where the
-pooling is learned. Texts are compared by the cosine of their vectors.
+Parameters are a nested dict with the entry `encoder`, which has no pooler, and the entry `pooling`
+if the pooling is learned. Texts are compared by the cosine of their vectors.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
 weights of tokens); Kusupati et al. 2022 (Matryoshka: the first numbers of a vector are a vector).
@@ -27,8 +27,8 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.layers import parameter
 
 Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
-"""mean, max: over all tokens, special tokens included. cls: the first token's state. pooler: BERT's
-map of that state. last: the last token's. weighted: a mean with learned weights."""
+"""mean, max: over all tokens, special tokens included. cls: the first token's state. pooler: the
+output of BERT's pooler. last: the last token's state. weighted: a mean with learned weights."""
 TokenPooling = Literal["mean", "cls", "last", "weighted"]
 """Poolings that an embedding model can be trained with."""
 Pooled = Literal["cls", "mean", "late"]
@@ -37,7 +37,7 @@ tokens' states (mean), or each token's state, averaging the logits (late)."""
 
 
 class TokenWeights(nnx.Module):
-    """Learned vector that scores tokens; the softmax of the scores weighs them, first equally."""
+    """Learned vector that scores tokens; softmax turns the scores, equal at first, into weights."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
         self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
@@ -49,7 +49,7 @@ def pool_tokens(
     """Pool the states of each row's tokens into one vector; zeros for a row without tokens.
 
     `counts` marks the tokens to pool; a row is one segment. The pooling `weighted` reads the entry
-    `pooling` of `params`. The result is float32, for `max` in the type of `hidden`.
+    `pooling` of `params`. The result is float32, except that `max` keeps the type of `hidden`.
     """
     if pooling == "max":
         greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)
@@ -69,7 +69,7 @@ def pool_tokens(
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """Pooling, length, prefixes and dimensions of the vectors of texts."""
+    """Settings of text vectors: pooling, normalisation, prefixes and dimensions."""
 
     pooling: TokenPooling = "mean"
     normalize: bool = True
@@ -79,8 +79,8 @@ class EmbeddingConfig:
     document_prefix: str = ""
     """Text put before each document."""
     dimensions: tuple[int, ...] = ()
-    """Widths, descending, to which vectors can be cut, since training scores the cut vectors too
-    (Matryoshka); empty: only the whole width."""
+    """Descending widths to which vectors may be cut; training scores the cut vectors, too
+    (Matryoshka). Empty: training scores only the full width."""
 
     def __post_init__(self) -> None:
         given = self.dimensions
@@ -94,7 +94,7 @@ class EmbeddingConfig:
         """Raise a UserError if a dimension is greater than a model's width."""
         if self.dimensions and self.dimensions[0] > width:
             raise UserError(
-                f"embedding.dimensions is {self.dimensions}, and the model's vectors have {width} "
+                f"embedding.dimensions is {self.dimensions}, but the model's vectors have {width} "
                 f"numbers; expected dimensions of at most {width}"
             )
 
@@ -121,6 +121,6 @@ def finish(
 
 
 def unit(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """Scale vectors to length 1; a vector of zeros stays, with gradient 0."""
+    """Scale vectors to length 1; a vector of zeros stays zero and has gradient 0."""
     squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))

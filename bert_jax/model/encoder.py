@@ -35,7 +35,7 @@ from bert_jax.model.layers import (
 from bert_jax.model.rotation import Context, restarting_positions, rotate, sinusoids
 from bert_jax.model.stack import run_layers
 
-# Dropout sites: 0 is the embeddings; layer n has the three numbers from 1 + 3 n.
+# Dropout sites: site 0 is the embeddings; layer n has the three sites that begin at 1 + 3 n.
 SITE_EMBEDDINGS = 0
 SITES_PER_LAYER = 3
 SITE_ATTENTION_WEIGHTS, SITE_ATTENTION_OUTPUT, SITE_MLP_OUTPUT = 1, 2, 3
@@ -48,7 +48,7 @@ class Embeddings(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, has_table: bool = True):
-        """Make the tables; without `has_table`, inputs are vectors and there is no token table."""
+        """Make the tables; without `has_table`, no token table, because the inputs are vectors."""
         self.config = config
         width = config.embedding_width
 
@@ -73,10 +73,10 @@ class Embeddings(nnx.Module):
         context: Context,
         site: int = SITE_EMBEDDINGS,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens, whose range the host has checked, or vectors in their place.
+        """Embed tokens, whose range the caller has checked, or vectors in place of tokens.
 
         Raises:
-          UserError: L is beyond `num_positions`.
+          UserError: L exceeds `num_positions`.
         """
         config, length = self.config, tokens.shape[1]
         if length > config.num_positions:
@@ -111,7 +111,7 @@ def token_table(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
 def look_up(
     config: ModelConfig, table: Float[Array, "V E"], tokens: Integer[Array, "B L"]
 ) -> Float[Array, "B L E"]:
-    """Look tokens up in a table, and scale them as `config.scale_embeddings` says."""
+    """Look up the embeddings of tokens, and scale them as `config.scale_embeddings` says."""
     found = table[tokens]
     return found * math.sqrt(table.shape[1]) if config.scale_embeddings else found
 
@@ -154,12 +154,12 @@ class SelfAttention(Attention):
         letter: str,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Attend from all tokens or those at `places`; `first_site` is the first dropout site."""
+        """Attend from all tokens or those at `places`; dropout sites count from `first_site`."""
         segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
         if angles is None:
             query, key = self.queries_and_keys(x, context, letter, places)
-        else:  # rotated by the implementation, which may have a cheaper way
+        else:  # the implementation rotates them, maybe more cheaply
             query, key = self.query(x), self.key(x)
         asked = Asked(
             query, key, self.value(x), _taken(segments, places), segments,
@@ -265,17 +265,17 @@ class Layer(nnx.Module):
         return *both, self.attention.value(x)
 
     def _normed(self, x: Array, kind: LayerKind) -> Array:
-        """Make the attention's input, normalised in pre-norm layers."""
+        """Return the attention's input: `x`, normalised if the layer begins with a norm."""
         starts_with_norm = self.config.norm_order == "pre" and not kind.first
         return self.attention_norm(x) if starts_with_norm else x
 
 
 class Pooler(nnx.Module):
-    """Affine map of the first token's state, and an activation (`pooler_activation`)."""
+    """Affine map of the first token's state, followed by an activation (`pooler_activation`)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.activation = config.pooler_activation
-        # Square: only one of the two axes can carry the name that a mesh axis is mapped to.
+        # Both axes have width D, but only one is named: a mesh axis cannot split both.
         self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
@@ -301,10 +301,10 @@ class Stack(nnx.Module):
     def run(
         self, x: Array, context: Context, call: Callable[..., Array], *, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Run all layers; return a tuple with the normalised last states.
+        """Run all layers and `end`; return the resulting states as a tuple of one.
 
-        `call` takes a layer, the states, the layer's number and its kind. With `every`, the states
-        before each layer come first in the tuple, and the layers are unrolled.
+        `call` takes a layer, the states, the layer's number and the layer's kind. With `every`, the
+        layers are unrolled, and the states before each layer precede the result in the tuple.
         """
         config, layout = self.config, context.layout
         graphdef, stacked = nnx.split(self.layers)
@@ -312,8 +312,8 @@ class Stack(nnx.Module):
 
         def apply_layer(kind, params, x, index):
             if layout is not None:
-                # Rows stay where they are. Left to itself inside a scan, the compiler would lay
-                # activations out as the layer's split parameters suggest, and move them twice.
+                # Keep rows where they are. Inside a scan, the compiler would otherwise lay
+                # activations out like the layer's split parameters, and move them twice.
                 x = layout.constrain(x, "batch", "length", "embed")
             if gather is not None:
                 params = gather(nnx.to_pure_dict(params))
@@ -331,12 +331,12 @@ class Stack(nnx.Module):
         return (*states, self.end(x))
 
     def end(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        """Normalise the states of the last layer, where the layers themselves do not."""
+        """Apply the final norm to the last layer's states, if the model has one (pre-norm)."""
         return self.final_norm(x) if self.config.norm_order == "pre" else x
 
 
 class Encoder(Stack):
-    """Stack of layers over tokens, or over vectors (B, L, E); with a pooler if `pools`."""
+    """Stack of layers over tokens or over vectors (B, L, E), with a pooler if `pools`."""
 
     def __init__(
         self, config: ModelConfig, has_table: bool = True, pools: bool = False, *, rngs: nnx.Rngs
@@ -354,7 +354,7 @@ class Encoder(Stack):
 
 
 def _taken(x: Array, places: Integer[Array, "B P"] | None) -> Array:
-    """Take the entries at `places` along axis 1; all of them for None."""
+    """Take the entries of `x` at `places` along axis 1; None: all entries."""
     if places is None:
         return x
     return jnp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1)

@@ -1,11 +1,11 @@
 """Analytic floating-point operations of a training step, for model FLOPs utilisation (MFU).
 
-Counted: matrix products, a multiply and an add each as one operation (2 m k n): the vocabulary
-projection only at the P masked positions, over the padded vocabulary; attention only between a
+Only matrix products count, with a multiply and an add as two operations (2 m k n). The vocabulary
+projection counts at the P masked positions, over the padded vocabulary; attention counts between a
 query and the keys it sees, L * L pairs in a global layer. The backward pass costs twice the
-forward, since each product has two operands to differentiate. Not counted: lookups, norms, softmax,
-activations, dropout, the optimizer, and what rematerialisation repeats, so that MFU does not rise
-by recomputing (Chowdhery et al. 2022, PaLM, appendix B).
+forward, since each product has two operands to differentiate. Lookups, norms, softmax, activations,
+dropout and the optimizer do not count, nor does what rematerialisation repeats, so that recomputing
+does not raise MFU (Chowdhery et al. 2022, PaLM, appendix B).
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import ARC_WIDTH, RELATION_WIDTH
 
 TRAIN_OVER_FORWARD = 3
-"""Cost of a training step in forward passes: one forward, and a backward pass of twice its cost."""
+"""Cost of a training step in forward passes: a forward pass, and a backward pass that costs two."""
 
 
 def encoder_flops(config: ModelConfig, length: int) -> int:
@@ -35,7 +35,7 @@ def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -
     """Count the operations of one row's forward pass through a decoder's layers, all global."""
     d, kv = config.hidden_dim, (config.num_kv_heads or config.num_heads) * config.head_dim
     tokens = config.projects_embeddings * 2 * config.embedding_width * d
-    own = 2 * d * (2 * d + 2 * kv) + 2 * d * 2 * d  # self-attention, then query and output of cross
+    own = 2 * d * (2 * d + 2 * kv) + 2 * d * 2 * d  # self-attention; query and output of `cross`
     own += (3 if config.gated else 2) * 2 * d * config.mlp_dim
     seen = target_length * (target_length + 1) // 2 + target_length * source_length
     layer = target_length * own + source_length * 2 * d * 2 * kv + 2 * 2 * seen * d
@@ -43,7 +43,7 @@ def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 
 def seen_keys(config: ModelConfig, length: int, letter: str) -> int:
-    """Count the pairs of a query and a key it sees, in a row that is one segment."""
+    """Count the pairs of a query and a key that it sees, in a row that is one segment."""
     window = min(length - 1, length if (found := config.window(letter)) is None else found)
     return length * (2 * window + 1) - window * (window + 1)
 
@@ -63,10 +63,10 @@ def replaced_flops(config: ModelConfig, length: int) -> int:
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
     """Count the operations of one row in a training step of a pretraining model, with its heads.
 
-    Padding is computed like text. `num_masked` is P, the positions that get vocabulary logits.
+    Padding costs as much as text. `num_masked` is P, the number of positions that get logits.
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
     """
-    # Pooler and head of sentence pairs
+    # Pooler and next-sentence head
     pairs = (2 * config.hidden_dim**2 + 2 * config.hidden_dim * 2) * config.pooler
     heads = pairs + vocabulary_flops(config, num_masked)
     return TRAIN_OVER_FORWARD * (encoder_flops(config, length) + heads)

@@ -4,8 +4,8 @@ Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code: new layer i 
 round(i * old / new); every old matrix lies in the middle of the new matrix and is repeated around
 it on both axes. Queries, keys, values, gate and up count as separate matrices.
 
-An axis of heads moves by whole heads, and with shared keys and values by whole groups of queries,
-so that each query head keeps its head of keys and the rotations of its numbers.
+Heads are copied whole and, if keys and values are shared, in whole groups of query heads, so that
+each query head keeps its key head and the rotations of its numbers.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
 _NOISE = 0.5
-"""Standard deviation of the noise on copies, in standard deviations of the kernel."""
+"""Standard deviation of the noise on copies, as a multiple of the kernel's."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
-    """Return the configuration `old` with the sizes of the larger `wanted`; errors name it `name`.
+    """Return `old` with the sizes of the larger `wanted`; `name` is the source's name in errors.
 
-    Layers beyond the old ones may be global or local. With `rope`, `num_positions` is `wanted`'s.
+    Added layers may be global or local. With `rope`, `num_positions` comes from `wanted`.
 
     Raises:
-      UserError: `wanted` differs in other fields or has unfit sizes; the message lists them all.
+      UserError: `wanted` differs in other fields or has unfit sizes; the message lists all of them.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
@@ -48,13 +48,13 @@ def grow_params(
 ) -> Params:
     """Tile the parameters of `old`, encoder and pretraining heads, to the sizes of `new`.
 
-    A layer that has an attention norm where its source has none (`first_norm`) starts with a scale
-    of ones. `new` is `grown_config` of `old`.
+    `new` comes from `grown_config`. If a layer has an attention norm but the layer it copies has
+    none (`first_norm`), the norm starts with a scale of ones.
 
     With `preserve`, each weight is divided by the number of copies of its input, so that a wider
-    model computes what the source does (Chen et al. 2016, Net2Net): exactly at whole multiples of
-    the widths, else nearly. Noise drawn from `seed`, which cancels over the copies, makes the
-    copies' gradients differ.
+    model computes the same as its source (Chen et al. 2016, Net2Net): exactly if each new width is
+    a multiple of the old, else nearly. Noise drawn from `seed` makes the gradients of the copies
+    differ; it cancels over the copies.
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -82,7 +82,7 @@ def grow_params(
         norm[_layer_sources(old, new) == 0] = 1.0
     if preserve:
         _divide_kernels(grown, params, axes, old, np.random.default_rng(seed))
-        if MASKED_LM in grown:  # what the decoder reads: a tied table has to keep its values
+        if MASKED_LM in grown:  # a tied table keeps its values: divide the decoder's input instead
             copies = _copies(_sources(old.embedding_width, new.embedding_width, "embed", old))
             if old.tied:
                 norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})
@@ -96,7 +96,7 @@ def grow_params(
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
     """Return the old index for each new index of an axis: the old axis in the middle, repeated.
 
-    Heads move in units of the query heads that share a key head, on a key axis in units of 1.
+    Query heads move in whole groups that share a key head, key heads one by one.
     """
     unit = before // (old.num_kv_heads or old.num_heads) if axis == "heads" else 1
     return (np.arange(after) - (after - before) // unit // 2 * unit) % before
@@ -105,7 +105,7 @@ def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.
 def _divide_kernels(
     grown: Params, params: Params, axes: Params, old: ModelConfig, random: np.random.Generator
 ) -> None:
-    """Divide kernels in place by the copies of each input, and add noise to the copies."""
+    """Divide kernels in place by the number of copies of each input; add noise to the copies."""
     for name, entry in grown.items():
         if isinstance(entry, dict):
             _divide_kernels(entry, params[name], axes[name], old, random)
@@ -135,17 +135,17 @@ def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
 
 
 def _unlike(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
-    """Describe each field that changes the computation and differs, except for the sizes."""
+    """Describe each field, except the sizes, that differs and changes the computation."""
     before, after = _read_fields(old), _read_fields(wanted)
     for field, value in before.items():
         if after.get(field, value) != value:
-            yield f"model.{field} is {after[field]!r}, the source has {value!r}"
+            yield f"model.{field} is {after[field]!r}, but the source has {value!r}"
     count = min(old.num_layers, wanted.num_layers)
     kinds = [[each.layer_kind(n).letter for n in range(count)] for each in (old, wanted)]
     if kinds[0] != kinds[1]:
         yield (
-            f"model.attention_pattern is {wanted.attention_pattern!r}, the layers of the source "
-            f"are {''.join(kinds[0])}"
+            f"model.attention_pattern is {wanted.attention_pattern!r}, but the layers of the "
+            f"source are {''.join(kinds[0])}"
         )
 
 
@@ -182,18 +182,18 @@ def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
     before, after = (c.num_heads // (c.num_kv_heads or c.num_heads) for c in (old, wanted))
     if before != after:
         yield (
-            f"model.num_kv_heads is {wanted.num_kv_heads}, each shared by {after} query heads, "
-            f"in the source by {before}; expected {wanted.num_heads / before:g}"
+            f"model.num_kv_heads is {wanted.num_kv_heads}, so that {after} query heads share each, "
+            f"but {before} in the source; expected {wanted.num_heads / before:g}"
         )
     width = old.embedding_width
     has_sizes = old.scale_embeddings or old.positions == "sinusoidal"
     if old.projects_embeddings != wanted.projects_embeddings:
         yield (
-            f"model.embedding_dim is {wanted.embedding_dim}, and the source's tables "
+            f"model.embedding_dim is {wanted.embedding_dim}, but the source's tables "
             f"are {'not ' if old.projects_embeddings else ''}as wide as its layers"
         )
     elif wanted.embedding_width != width and has_sizes:
-        reason = "the source's embeddings are scaled by their width or have sinusoids of it"
+        reason = "the source's embeddings depend on their width, by their scale or sinusoids"
         yield wrong("embedding_dim", f"{width}: {reason}")
     elif wanted.embedding_width < width:
         yield wrong("embedding_dim", f"at least the source's {width}")

@@ -1,7 +1,7 @@
 """Pretraining heads, and the functions through which other packages run a model.
 
-Outside this package parameters are a nested dict of float32 arrays; modules exist only while a
-function below is being traced.
+Outside this package, parameters are a nested dict of float32 arrays; modules exist only while one
+of these functions is being traced.
 """
 
 from collections.abc import Callable, Hashable
@@ -30,7 +30,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
-"""Logit of the vocabulary's padding columns: probability exactly 0, and no 0 * inf anywhere."""
+"""Logit of the vocabulary's padding columns: their probability is 0, and 0 * inf never occurs."""
 MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
 """Keys of the pretraining heads in the parameters."""
 
@@ -39,12 +39,12 @@ Params = dict[str, Any]
 
 
 class Projection(NamedTuple):
-    """Last product of the masked-LM head: the logits are states @ table.T + bias."""
+    """Operands of the masked-LM head's last product: logits = states @ table.T + bias."""
 
     states: Float[Array, "B P E"]
     """Transformed states, in the compute type."""
     table: Float[Array, "V E"]
-    """Vectors of the tokens, in the compute type."""
+    """Vector of each token of the vocabulary, in the compute type."""
     bias: Float[Array, " V"]
     """Bias in float32, `PADDED_LOGIT` in the padding columns."""
 
@@ -54,7 +54,7 @@ class Projection(NamedTuple):
 
 
 class MaskedLMHead(nnx.Module):
-    """Transform, then the decoder: the token embedding table transposed, or a table of its own."""
+    """A transform, then a decoder: the transposed token embedding table, or an untied table."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -77,24 +77,24 @@ class MaskedLMHead(nnx.Module):
         return self.projection(hidden, table).logits()
 
     def projection(self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]) -> Projection:
-        """Transform states; `table`, the token table, is used as the decoder if `tied`."""
+        """Transform states; the decoder is `table`, the token embedding table, if `tied`."""
         config, x = self.config, hidden
         if config.head_transform:
             activation = ACTIVATIONS[config.head_activation or config.activation]
             x = self.norm(activation(self.dense(x)))
         table = table if config.tied else self.decoder[...]
         is_token = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        # Adding to the bias (V,) rather than selecting in the logits (B, P, V): one pass less.
+        # Masking the bias (V,) instead of the logits (B, P, V) saves a pass over the logits.
         bias = self.bias[...] if config.decoder_bias else 0.0
         return Projection(x, table.astype(x.dtype), jnp.where(is_token, bias, PADDED_LOGIT))
 
 
 @jax.custom_vjp
 def _add_bias(x: Float[Array, "B P V"], bias: Float[Array, " V"]) -> Float[Array, "B P V"]:
-    """Return `x + bias` with a custom gradient: XLA on CPU is slow at the column sum of a wide V.
+    """Return `x + bias` with a custom gradient: XLA on CPU sums the columns of a wide V slowly.
 
-    320 rows of 30592 columns take 54 ms as a reduction (a tenth of a training step of mini) and 3
-    ms as a product with a row of ones.
+    For 320 rows of 30592 columns a reduction takes 54 ms (a tenth of a training step of `mini`), a
+    product with a row of ones 3 ms.
     """
     return x + bias
 
@@ -111,7 +111,7 @@ _add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
 
 
 class ReplacedHead(nnx.Module):
-    """Dense layer, activation, and one logit a token: was it replaced? (Clark et al. 2020)"""
+    """Dense layer, activation, and a logit that a token was replaced (Clark et al. 2020)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -120,7 +120,7 @@ class ReplacedHead(nnx.Module):
         self.score = Affine(config, {"embed": width}, {None: 1}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L"]:
-        """Compute each position's logit that its token was replaced, in float32."""
+        """Compute, in float32, the logit that each position's token was replaced."""
         x = ACTIVATIONS[self.activation](self.dense(hidden))
         return self.score(x)[..., 0].astype(jnp.float32)
 
@@ -137,7 +137,7 @@ class LinearHead(Affine):
 
 
 class PretrainingModel(nnx.Module):
-    """Encoder with the masked-LM and the next-sentence head (Devlin et al. 2018, section 3.1)."""
+    """Encoder, masked-LM head and, with a pooler, next-sentence head (Devlin et al. 2018, 3.1)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.encoder = Encoder(config, pools=config.pooler, rngs=rngs)
@@ -157,7 +157,7 @@ def init_params(
 ) -> Params:
     """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
 
-    Compiled as one program; under `jax.jit` with `out_shardings` they are sharded from the start.
+    One compiled program makes them; inside a `jax.jit` with `out_shardings` it makes only shards.
     """
     built = module(config, *settings, rngs=nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.state(built, nnx.Param))
@@ -182,7 +182,7 @@ def logical_axes(
 ) -> Params:
     """Return the tree of `init_params` with a tuple of logical axis names in place of each array.
 
-    Names: batch length embed heads head_dim mlp vocab layers; None for an axis never sharded.
+    Names are batch, length, embed, heads, head_dim, mlp, vocab and layers; None: never sharded.
     """
     axes = {}
     for path, variable in nnx.to_flat_state(nnx.state(_abstract(module, config, *settings))):
@@ -194,7 +194,7 @@ def logical_axes(
 def with_params(
     params: Params, module: Callable[..., M], config: ModelConfig, *settings: Hashable
 ) -> M:
-    """Make a module from its parameters, while a function is traced."""
+    """Build a module from its parameters, for use while a function is traced."""
     made: M = nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
     return made
 
@@ -213,14 +213,14 @@ def encode(
     Args:
       config: the architecture.
       params: any tree with an `encoder` entry.
-      tokens: ids below `vocab_size` (not checked here), or vectors where there is no token table.
+      tokens: ids below `vocab_size` (not checked here), or vectors if there is no token table.
       type_ids: sentence types, below `num_types`.
       segment_ids: 0 is padding, 1.. are the packed segments.
-      stream: names of the dropout masks; None switches dropout off.
+      stream: numbers that determine the dropout masks; None switches dropout off.
       layout: layout of the batch on a mesh; None on one device.
 
     Raises:
-      UserError: L is beyond `num_positions`.
+      UserError: L exceeds `num_positions`.
     """
     inputs = tokens, type_ids, segment_ids, stream
     return encode_layers(config, params, *inputs, layout=layout, every=False)[-1]
@@ -229,7 +229,7 @@ def encode(
 def encode_layers(
     config: ModelConfig, params: Params, *inputs: Any, layout: OnMesh = None, every: bool = True
 ) -> tuple[Float[Array, "B L D"], ...]:
-    """Compute the states before the first layer and after each; without `every`, the last only.
+    """Compute the states before the first layer and after each; without `every`, only the last.
 
     `inputs` are tokens, type_ids, segment_ids and, optionally, stream, as in `encode`.
     """
@@ -250,7 +250,7 @@ def layer_projections(
     segment_ids: Integer[Array, "B L"],
     layout: OnMesh = None,
 ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
-    """Compute queries, keys and values of layer `number`, from 0, from the layer's input `x`."""
+    """Compute queries, keys and values of layer `number` (counted from 0) from its input `x`."""
     context, kind = make_context(config, segment_ids), config.layer_kind(number)
     return _layer(config, params, number, layout).projections(x, context, kind)
 
@@ -264,7 +264,7 @@ def _layer(config: ModelConfig, params: Params, number: int, layout: OnMesh = No
 def end_norm(
     config: ModelConfig, params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... D"]:
-    """Normalise the states of the last layer, where the layers themselves do not."""
+    """Apply the final norm to the last layer's states, if the model has one (pre-norm)."""
     if config.norm_order == "post":
         return hidden
     return with_params(params["encoder"]["final_norm"], Norm, config)(hidden)
@@ -295,20 +295,20 @@ def vocabulary_projection(
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
-    # A tied decoder without a bias has nothing of its own, and a tree may leave out what is empty.
+    # A head without parameters (tied, no transform, no bias) may be missing from the tree.
     head = with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)
     return head.projection(hidden, table)
 
 
 def has_vocabulary_head(params: Params) -> bool:
-    """Say whether `vocabulary_logits` can be computed from these parameters."""
+    """Return whether `vocabulary_logits` can be computed from these parameters."""
     return MASKED_LM in params
 
 
 def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:
-    """Compute the next-sentence logits: a row's second part follows the first (0), or not (1)."""
+    """Compute the next-sentence logits: the second text follows the first (0) or does not (1)."""
     pooled = pool(config, params, hidden)
     return with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(pooled)
 
@@ -317,9 +317,9 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings and each layer, M = num_layers + 1; the last are `encode`'s."""
+    """States after the embeddings and each layer, M = num_layers + 1; the last equal `encode`'s."""
     weights: Float[Array, "N B H L L"] | None
-    """Weights of each layer and head from token (row) to token (column); None if not asked for."""
+    """Weights of each layer and head from token (row) to token (column); None: not requested."""
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="with_weights")
@@ -329,9 +329,9 @@ def layer_outputs(
     *inputs: Integer[Array, "B L"] | Float[Array, "B L E"],
     with_weights: bool = False,
 ) -> LayerOutputs:
-    """Compute states and, if wanted, attention weights of every layer, without dropout.
+    """Compute the states and, if `with_weights`, attention weights of every layer, without dropout.
 
-    `inputs` are tokens, types and segments, as for `encode`. A padding token attends to padding.
+    `inputs` are tokens, types and segments as for `encode`. Padding attends only to padding.
     """
     states, weights = encode_layers(config, params, *inputs), None
     if with_weights:

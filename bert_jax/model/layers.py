@@ -1,7 +1,6 @@
 """Affine maps, layer normalisation and activations, as NNX modules over float32 parameters.
 
-Every parameter carries `axes`, the logical names of its axes; `parallel/sharding.py` maps them to
-mesh axes.
+Each parameter records logical names of its axes; `parallel/sharding.py` maps them to mesh axes.
 """
 
 import math
@@ -18,19 +17,19 @@ from bert_jax.model.config import ModelConfig
 
 
 def compute_dtype(config: ModelConfig) -> jnp.dtype:
-    """Return the dtype of activations: `config.dtype`, or for `auto` the default backend's."""
+    """Return the dtype of activations: `config.dtype`, where `auto` depends on JAX's backend."""
     if config.dtype == "auto":
         return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
     return jnp.dtype(config.dtype)
 
 
 def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Array, "..."]:
-    """Draw from a normal of deviation `std`, cut at 2 `std`, not rescaled (BERT's initialiser)."""
+    """Draw from a normal of deviation `std` truncated at 2 `std`, not rescaled (as in BERT)."""
     return std * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
 def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
-    """Return a parameter with the logical name of each of its axes."""
+    """Make a parameter that records the logical name of each axis."""
     if len(axes) != value.ndim:
         raise ValueError(f"{len(axes)} axis names {axes} for an array of shape {value.shape}")
     return nnx.Param(value, axes=axes)
@@ -40,8 +39,8 @@ def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
 def einsum_float32(spec: str, a: Float[Array, "..."], b: Float[Array, "..."]) -> Array:
     """Return an einsum with a float32 result whose backward products stay in the operands' type.
 
-    Left to JAX, the float32 cotangent would turn both backward products into float32 ones, at half
-    the rate or less of bfloat16 on the hardware that has it. In float32 it is a plain einsum.
+    JAX's own derivative would compute both backward products in float32, at most half as fast as in
+    bfloat16 on hardware that has bfloat16. With float32 operands this is a plain einsum.
     """
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
@@ -64,11 +63,11 @@ def differentiable(
 
 
 AxisSizes = dict[str | None, int]
-"""Logical name -> size, in order."""
+"""Sizes of axes by logical name, in the order of the axes."""
 
 
 class Affine(nnx.Module):
-    """Map `x @ kernel + bias` with any number of input and of output axes."""
+    """Affine map `x @ kernel + bias` with any number of input axes and output axes."""
 
     def __init__(
         self,
@@ -89,13 +88,13 @@ class Affine(nnx.Module):
         self.bias = parameter(zeros, *outputs) if bias else None
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Apply the map, in the type of `x`."""
+        """Apply the map; compute in the type of `x`."""
         y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.num_inputs)
         return y if self.bias is None else _add_bias(y, self.bias[...])
 
 
 def output_std(config: ModelConfig) -> float:
-    """Return the initial deviation of attention and feed-forward outputs (see `config.init`)."""
+    """Return the initial deviation of attention's and feed-forward's output weights (`init`)."""
     shrink = math.sqrt(2 * config.num_layers) if config.init == "scaled" else 1.0
     return config.init_std / shrink
 
@@ -126,7 +125,7 @@ class Norm(nnx.Module):
         self.bias = parameter(jnp.zeros((width,), jnp.float32), "embed") if has_bias else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """Normalise the last axis, in the type of `x`."""
+        """Normalise the last axis; the result has the type of `x`."""
         if self.kind == "rms":
             return _rms_norm(x, self.scale[...], self.eps)
         bias = None if self.bias is None else self.bias[...]
@@ -145,8 +144,8 @@ def _rms_norm(
 def _layer_norm_forward(x, scale, bias, eps):
     """Normalise in two passes (Ba et al. 2016).
 
-    The variance is the mean of squared deviations: the one-pass form E[x^2] - E[x]^2 cancels for
-    nearly constant inputs, where BERT's eps of 1e-12 does not hide it.
+    The variance is the mean of squared deviations: the one-pass form E[x^2] - E[x]^2 loses all
+    digits for nearly constant inputs, and BERT's eps of 1e-12 is too small to hide this.
     """
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
@@ -157,8 +156,8 @@ def _layer_norm_forward(x, scale, bias, eps):
 
 
 def _layer_norm_backward(eps, residuals, gradient):
-    # All four sums in one pass, which a TPU fuses into the product that makes `gradient`; JAX's own
-    # derivative has two passes with twice the operations (docs/experiments.md).
+    # One pass computes all four sums, and a TPU fuses it into the product that makes `gradient`;
+    # JAX's own derivative takes two passes and twice the operations (docs/experiments.md).
     x, scale, bias, mean, inverse = residuals
     centred = x.astype(jnp.float32) - mean
     gradient = gradient.astype(jnp.float32)
@@ -176,7 +175,7 @@ _layer_norm = differentiable(_layer_norm_forward, _layer_norm_backward, static=(
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return x Phi(x), by the error function (Hendrycks & Gimpel 2016)."""
+    """Return x Phi(x), computed with the error function (Hendrycks & Gimpel 2016)."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
@@ -193,7 +192,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def gated(activation: str, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Array:
     """Return activation(gate) * up; only the two arguments are kept for the backward pass.
 
-    Left to JAX, a loop over layers would keep five arrays of their size.
+    With JAX's own derivative, a loop over layers would keep five arrays of this size.
     """
     return ACTIVATIONS[activation](gate) * up
 

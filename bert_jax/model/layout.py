@@ -14,7 +14,7 @@ LogicalAxes = tuple[str | None, ...]
 class Layout(NamedTuple):
     """A mesh and the rules that place logical axes on it.
 
-    A step runs in a `jax.shard_map` over some axes of the mesh; only the others are placed here.
+    A step runs in a `jax.shard_map` over some axes of the mesh; a layout places the other axes.
     """
 
     mesh: Mesh
@@ -22,21 +22,21 @@ class Layout(NamedTuple):
     """Function from an array's logical axes to its partition over the whole mesh."""
     gather: Callable[[Any], Any] | None = None
     """Function from a device's shards of one layer's parameters (a nested dict) to what the layer
-    needs; None where both are the same. Called inside the layer, so that no copy lives long."""
+    needs; None if both are the same. It is called inside the layer, so that no copy lives long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
-    """Layouts of entries of the parameters, by name (see `of`)."""
+    """Layouts for single entries of the parameters, by the entry's name (see `of`)."""
     gather_rows: Callable[[Any], Any] | None = None
-    """Function from arrays of the device's rows (axis 0) to arrays of all devices' rows; None where
+    """Function from arrays of the device's rows (axis 0) to arrays of all devices' rows; None if
     the device has all rows."""
     frozen_layers: int = 0
-    """Number of bottom layers that are not trained: no gradient flows through them, or below."""
+    """Number of bottom layers that are not trained: no gradient flows through or below them."""
 
     def of(self, name: str) -> "Layout":
-        """Return the layout of an entry of the parameters, by default this layout."""
+        """Return the layout for an entry of the parameters; by default, this layout."""
         return self.inner.get(name, self)
 
     def without_gather(self) -> "Layout":
-        """Return the layout for parameters that are already gathered."""
+        """Return this layout for parameters that are already gathered."""
         inner = {name: layout.without_gather() for name, layout in self.inner.items()}
         return self._replace(gather=None, inner=inner)
 
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
         manual = self._by_hand()
         return jax.shard_map(
             f,
-            mesh=None if manual else self.mesh,  # None inside another shard_map: its mesh
+            mesh=None if manual else self.mesh,  # None: the mesh of the enclosing shard_map
             in_specs=tuple(without_axes(self.spec(axes), manual) for axes in in_axes),
             out_specs=without_axes(self.spec(out_axes), manual),
             axis_names=set(self.mesh.axis_names) - manual,
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether every device works on arrays of its own, none of them split by the compiler."""
+        """Whether every device has its own arrays, so that the compiler splits none of them."""
         return self._by_hand() == set(self.mesh.axis_names)
 
     def _by_hand(self) -> set[str]:
@@ -89,7 +89,7 @@ OnMesh = Layout | None
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform where the step will run, which may not be where it is traced."""
+    """Return the platform that will run the step; another one may trace it."""
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()
@@ -97,18 +97,18 @@ def platform(layout: OnMesh) -> str:
 
 
 def device_kind(layout: OnMesh) -> str | None:
-    """Return the kind of a mesh's devices, in lower case; None where there is no mesh."""
+    """Return the kind of a mesh's devices, in lower case; None if there is no mesh."""
     mesh = jax.sharding.get_abstract_mesh() if layout is None else layout.mesh
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh.devices.flat[0].device_kind.lower()
-    # Inside a shard_map, with a layout or without: the mesh says what it is made of.
+    # Inside a shard_map the mesh is abstract and records the kind of its devices.
     if mesh.abstract_device is None:
         return None
     return mesh.abstract_device.device_kind.lower()
 
 
 def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec:
-    """Return `spec` on the mesh axes that are not `dropped`."""
+    """Return `spec` without the mesh axes in `dropped`."""
 
     def one(entry: Any) -> Any:
         names = (entry,) if isinstance(entry, str) else entry or ()
@@ -121,8 +121,8 @@ def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec
 def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
 
-    Gathers are recognised by operation: with `checkpoint_name`, the array to be named could be
-    kept.
+    Gathers are recognised by their operation: with `checkpoint_name`, JAX could still keep the
+    array as it is before it gets the name.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

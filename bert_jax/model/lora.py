@@ -1,7 +1,7 @@
 """LoRA: low-rank updates of the layers' weight matrices (Hu et al. 2021, section 4.1).
 
-The entry `lora` of the parameters is a tree like `encoder/layers`, with two arrays in place of each
-kernel (N, *inputs, *outputs): `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
+The entry `lora` of the parameters is a tree like `encoder/layers`, with two arrays in place of the
+kernel (N, *inputs, *outputs) of each target: `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
 """
 
 import math
@@ -23,7 +23,7 @@ TARGETS: Mapping[str, str] = {
     "query": "attention", "key": "attention", "value": "attention", "output": "attention",
     "up": "mlp", "gate": "mlp", "down": "mlp",
 }  # fmt: skip
-"""Part of a layer that holds each of its matrices."""
+"""For each matrix, the part of a layer that holds the matrix."""
 _PURPOSE = 0x6C6F7261
 
 
@@ -32,9 +32,9 @@ class LoraConfig(Bounded, section="lora"):
     """Settings of LoRA: low-rank updates trained in place of the encoder's own weights."""
 
     rank: Natural = 0
-    """Rank of each update; 0: no updates, the encoder itself is trained."""
+    """Rank of each update; 0: there are no updates, and the encoder itself is trained."""
     alpha: Positive = 16.0
-    """Numerator of the scale of the updates, alpha / rank."""
+    """Numerator of the updates' scale, which is alpha / rank."""
     targets: Annotated[tuple[Target, ...], Distinct(1)] = ("query", "value")
     """Matrices that get an update in every layer."""
 
@@ -59,11 +59,11 @@ def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
 def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
     """Add the entry `lora` to parameters with the logical axes `axes`, if `rank` is not 0.
 
-    A is normal with the deviation 1 / sqrt(3 inputs) of PEFT's Kaiming uniform; B is zero. A
-    matrix's numbers do not depend on the other targets.
+    A is drawn from a normal whose deviation, 1 / sqrt(3 inputs), equals PEFT's (which draws from a
+    uniform); B is zero. The A of one target does not depend on the other targets.
 
     Raises:
-      UserError: the layers have no matrix of a target's name.
+      UserError: the layers have no matrix with the name of a target.
     """
     if not config.rank:
         return params
@@ -82,7 +82,7 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
 
 
 def merged(config: LoraConfig, params: Params) -> Params:
-    """Add the updates, alpha / rank A B, to the layers' kernels, and drop the entry `lora`.
+    """Add the updates, (alpha / rank) A B, to the layers' kernels, and drop the entry `lora`.
 
     On a mesh, each shard of a kernel is computed from the shards of A and B on the same device.
     """
@@ -109,7 +109,7 @@ def product(pair: Params) -> Array:
 
 
 def updates(lora: Params) -> Iterator[tuple[str, Params]]:
-    """Yield the name of each updated matrix, and the dict of its A and B."""
+    """Yield the name of each updated matrix with the dict of its A and B."""
     for part in lora["layers"].values():
         yield from part.items()
 

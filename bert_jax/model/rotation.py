@@ -25,9 +25,9 @@ class Context(NamedTuple):
     segment_ids: Integer[Array, "B L"]
     """0 is padding, 1.. are the packed segments; a token sees its own segment."""
     positions: Integer[Array, "B L"] | None
-    """Positions of the tokens; None: counted from 0 in each segment."""
+    """Positions of the tokens; None: they count from 0 in each segment."""
     rotations: dict[str, Rotation]
-    """Rotation for each kind of layer (G, L); empty where nothing is rotated."""
+    """Rotation for each kind of layer (G, L); empty unless `config.positions` is `rope`."""
     stream: Stream
     layout: OnMesh
 
@@ -39,7 +39,7 @@ def make_context(
     stream: Stream = None,
     layout: OnMesh = None,
 ) -> Context:
-    """Make the inputs that all layers share, once for a forward pass."""
+    """Make the inputs that all layers share; called once per forward pass."""
     segment_ids = segment_ids.astype(jnp.int32)
     rotations = {}
     if config.positions == "rope":
@@ -51,13 +51,13 @@ def make_context(
 
 
 def thetas(config: ModelConfig) -> dict[str, float]:
-    """Return the base of the rotations' wavelengths for each kind of layer in the pattern."""
+    """Return the RoPE base (theta) of each kind of layer in the pattern."""
     both = {"G": config.rope_theta, "L": config.local_rope_theta}
     return {letter: both[letter] for letter in sorted(set(config.attention_pattern))}
 
 
 def frequencies(theta: float, head_dim: int) -> Float[np.ndarray, " J"]:
-    """Return theta^(-2 i / K), the radians from a token to the next, for each pair i of a head."""
+    """Return theta^(-2 i / K), the angle from one token to the next, for each pair i of a head."""
     return (theta ** -(np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
 
 
@@ -70,8 +70,8 @@ def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "
 
 def rotation(positions: Integer[Array, "B L"], theta: float, head_dim: int) -> Rotation:
     """Compute cosines and sines of position * theta^(-2 i / K) for the K/2 pairs of a head."""
-    # Element by element in float32: as a matrix product, or in bfloat16, angles of far positions
-    # lose all their bits.
+    # Multiply element by element in float32: in a matrix product, or in bfloat16, the angles of far
+    # positions lose all their bits.
     angles = positions[..., None].astype(jnp.float32) * frequencies(theta, head_dim)
     return jnp.cos(angles), jnp.sin(angles)
 

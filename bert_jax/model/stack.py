@@ -16,9 +16,9 @@ def run_layers(
 ) -> Any:
     """Run the layers: a scan over periods of the pattern, and the remaining layers unrolled.
 
-    All layers are unrolled when `scan_unroll` covers them; `x` may then be a tuple that grows. With
-    `gathers`, the backward pass gathers the layers' parameters again instead of keeping them, even
-    if `remat` is "none". No gradient flows through the bottom `frozen` layers, or below them.
+    If `scan_unroll` is `num_layers` or more, all layers are unrolled, and `x` may be a tuple that
+    grows. With `gathers`, the backward pass gathers the layers' parameters again instead of keeping
+    them, even if `remat` is "none". No gradient flows through or below the bottom `frozen` layers.
     """
     num_layers, period = config.num_layers, len(config.attention_pattern)
     straight = config.scan_unroll >= num_layers
@@ -28,14 +28,14 @@ def run_layers(
             "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
             "full": jax.checkpoint_policies.nothing_saveable,
         }[config.remat]
-        # A scan body cannot share expressions with its backward body, straight code can.
+        # A scan body cannot share expressions with its backward body, but straight code can.
         apply_layer = jax.checkpoint(
             apply_layer, policy=policy, prevent_cse=straight, static_argnums=0
         )
     leaves, tree = jax.tree.flatten(stacked)
 
     def run(x: Any, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Any:
-        """Run layers one by one; axis 0 of each of `pieces` numbers the layers."""
+        """Run layers one by one; axis 0 of each array in `pieces` is the layer."""
         count = pieces[0].shape[0]
         # `split`, not `piece[n]`: its gradient is one concatenation, not a sum of padded arrays.
         split = [jax.lax.split(piece, (1,) * count) for piece in pieces]
@@ -49,7 +49,7 @@ def run_layers(
         stop = start + pieces[0].shape[0]
         if straight:
             return run(x, start, pieces, lambda n: start + n)
-        # A first layer without a norm is unlike the others of its kind: periods begin after it.
+        # A first layer without a norm is unlike all other layers, so periods begin after it.
         aligned = 0 if config.first_norm else 1
         begin = min(max(start, aligned) + (aligned - max(start, aligned)) % period, stop)
         end = stop - (stop - begin) % period

@@ -5,12 +5,12 @@
     hidden = encode(model, params, tokens, type_ids, segment_ids)
     logits = head_logits(model, config, params, hidden, segment_ids)
 
-Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout and a network
-of `NETWORKS`; the first three are one affine map (Devlin et al. 2018, section 4) and differ in
-their input. Without a pooler there may be an entry `transform`, a dense layer before the head
+Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout followed by a
+network of `NETWORKS`. The first three networks are an affine map (Devlin et al. 2018, section 4) of
+different inputs. Without a pooler there may be an entry `transform`, a dense layer before the head
 (Warner et al. 2024, ModernBERT). The biaffine head scores each pair of a word and a possible head,
-and each relation (Dozat and Manning 2017, Deep Biaffine Attention for Neural Dependency Parsing,
-section 2).
+and each relation of the pair (Dozat and Manning 2017, Deep Biaffine Attention for Neural Dependency
+Parsing, section 2).
 """
 
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ from bert_jax.model.heads import (
 from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, einsum_float32, output_std
 
 ARC_WIDTH, RELATION_WIDTH = 512, 128
-"""Widths of the vectors compared for arcs and for relations; 500 and 100 in the paper."""
-SLOPE = 0.1  # of the leaky rectifier below 0
+"""Widths of the vectors that score arcs and relations; the paper has 500 and 100."""
+SLOPE = 0.1  # slope of the leaky rectifier below 0
 _SITE = 1 << 16
 """Dropout site of the head, above all sites of an encoder."""
 
@@ -58,7 +58,7 @@ class BiaffineHead(nnx.Module):
         self.num_relations = num_relations
         self.arc_word, self.arc_head = vectors(ARC_WIDTH), vectors(ARC_WIDTH)
         self.relation_word, self.relation_head = vectors(RELATION_WIDTH), vectors(RELATION_WIDTH)
-        # A bias of these maps is a score of only the head.
+        # The bias of each of these maps adds a score that depends only on the head.
         self.arc = Affine(config, {None: ARC_WIDTH}, {None: ARC_WIDTH}, rngs)
         size = num_relations * RELATION_WIDTH
         self.relation = Affine(config, {None: RELATION_WIDTH}, {None: size}, rngs)
@@ -84,8 +84,8 @@ NETWORKS: Mapping[HeadNetwork, Build] = {
     "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
     "parsing": BiaffineHead,
 }  # fmt: skip
-"""Last network of each kind of head: built by `build(config, num_labels, rngs)`, it maps states,
-(B, D) for classification and (B, L, D) for the others, to logits in float32."""
+"""Builder of each kind of head's network, called as `build(config, num_labels, rngs)`. The network
+maps states, (B, D) for classification and (B, L, D) for the others, to float32 logits."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class TaskHeadConfig(Bounded, section="head"):
     """Kind and size of a head."""
 
     kind: HeadNetwork
-    """classification: from the pooled first token (regression too, with one label); tagging: from
-    each token; span: two scores a token, that the answer starts there and that it ends there;
-    parsing: scores of each pair of tokens, that one is the head of the other."""
+    """classification: logits of a row (regression: one label); tagging: logits of each token; span:
+    two scores of each token, as the answer's start and as its end; parsing: for each pair of
+    tokens, scores of the second as the head of the first."""
     num_labels: Count = 2
     dropout_rate: Rate = 0.1
-    """Rate of the dropout before the affine map; 0 for span heads as published."""
+    """Dropout rate before the affine map; published span heads have 0."""
     pooling: Pooled = "cls"
-    """Input of a classification head, if the encoder has no pooler."""
+    """Input of a classification head; it has no effect if the encoder has a pooler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +109,7 @@ class TaskHeadConfig(Bounded, section="head"):
 
 
 class TaskTransform(nnx.Module):
-    """Dense layer and activation, and a norm if `head_transform` is true."""
+    """Dense layer and activation, followed by a norm if `head_transform` is true."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -127,12 +127,12 @@ class TaskTransform(nnx.Module):
 
 
 def has_transform(config: ModelConfig, head: TaskHeadConfig) -> bool:
-    """Say whether a head has a dense layer of its own (`transform`)."""
+    """Return whether there is a dense layer before the head (`transform`)."""
     return not config.pooler and (config.head_transform or head.kind == "classification")
 
 
 def reads_all_tokens(config: ModelConfig, head: TaskHeadConfig) -> bool:
-    """Say whether a head reads tokens other than the first."""
+    """Return whether a head reads tokens other than the first."""
     return head.kind != "classification" or not (config.pooler or head.pooling == "cls")
 
 
@@ -155,10 +155,10 @@ def init_task_params(
 
 
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
-    """Return the parts of a model's parameters that the training of a new head starts from.
+    """Return the parts of a model's parameters with which the training of a new head starts.
 
-    The parts are `encoder` and, where available, `transform`: an earlier head's, or else the dense
-    layer and norm of the masked-LM head (as in Transformers, whose classes name both alike).
+    The parts are `encoder` and, where available, `transform`, taken from an earlier head or else
+    from the masked-LM head: its dense layer and norm (Transformers gives both the same names).
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings
@@ -180,8 +180,8 @@ def head_logits(
     """Compute a head's float32 logits: (B, C), or for heads over tokens (B, L, ...).
 
     `hidden` are the last states; only the first token's are needed (P = 1) unless
-    `reads_all_tokens`. In classification a row is one segment, and its tokens are those with a
-    segment id above 0.
+    `reads_all_tokens`. In classification, a row's tokens form one segment, whose id is above 0;
+    padding has the id 0.
     """
     x, pooling = hidden, head.pooling if head.kind == "classification" else None
     if pooling and config.pooler:

@@ -31,7 +31,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 
 class Given(NamedTuple):
-    """Settings and corpus facts of a run that an objective reads beside its own section."""
+    """Settings of a run, and facts about its corpus, that an objective reads beside its section."""
 
     model: ModelConfig
     masking: MaskingConfig
@@ -39,7 +39,7 @@ class Given(NamedTuple):
     """Whether rows are pairs of sentences with a label."""
     special_ids: SpecialIds
     continues_word: np.ndarray | None = None
-    """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
+    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
     baseline: float | None = None
     """Baseline loss of the corpus (see `ObjectiveConfig.baseline`); None without a corpus."""
 
@@ -51,7 +51,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
     TEACHER_HEAD: ClassVar[str] = ""
-    """Entry of a teacher's parameters that has the head to learn from; empty: no teacher."""
+    """Entry of a teacher's parameters with the head to learn from; empty: teachers do not apply."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -62,11 +62,11 @@ class ObjectiveConfig(Bounded, section="objective"):
         "distilled_masked_lm": "a student has objective.name 'masked_lm', and its teacher and "
         "weights in the section distil: --config.distil.teacher=DIR"
     }
-    """Former names and their replacements."""
+    """Former names of objectives, and their replacements."""
 
     @classmethod
     def learned(cls, pairing: str) -> str:
-        """Say in the words of a model card what a run with this `data.pairing` learned."""
+        """Describe, for a model card, what a run with this `data.pairing` learned."""
         return f"the objective {cls.name}"
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
@@ -78,7 +78,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add to starting parameters what the objective needs; a UserError refuses unfit models."""
+        """Add what the objective needs to starting parameters; raise a UserError if it cannot."""
         return params
 
     def baseline(self, store: TokenStore) -> float | None:
@@ -86,23 +86,23 @@ class ObjectiveConfig(Bounded, section="objective"):
         return store.unigram_entropy
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Split a run's parameters into models by name; the first is the model to be kept."""
+        """Split a run's parameters into models by name; the first is the model to keep."""
         return {"model": (model, params)}
 
     def network(self, model: ModelConfig) -> Network | None:
-        """Return the sequence-to-sequence network of the objective; None if there is none."""
+        """Return the objective's sequence-to-sequence network; None if it has no such network."""
         return None
 
 
 @dataclass(frozen=True)
 class MaskedLMConfig(ObjectiveConfig):
-    """Masked LM, and with sentence pairs next-sentence prediction (Devlin et al. 2018)."""
+    """Masked LM and, with sentence pairs, next-sentence prediction (Devlin et al. 2018)."""
 
     TEACHER_HEAD: ClassVar = MASKED_LM
 
     @classmethod
     def learned(cls, pairing: str) -> str:
-        """Say in the words of a model card what a run with this `data.pairing` learned."""
+        """Describe, for a model card, what a run with this `data.pairing` learned."""
         pairs = {
             "nsp": "masked words and next sentences (BERT, Devlin et al. 2018)",
             "sop": "masked words and the order of sentences (ALBERT, Lan et al. 2019)",
@@ -114,7 +114,7 @@ class MaskedLMConfig(ObjectiveConfig):
         return MaskedLM.metrics_of(pairs)
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Return the model; an empty head `mlm` (tied decoder, no bias) is added if left out."""
+        """Return the model; if it has no head `mlm`, add an empty head (tied decoder, no bias)."""
         known = {name: tree for name, tree in params.items() if name in ("encoder", "mlm", "nsp")}
         return {"model": (model, {"mlm": {}, **known})}
 
@@ -130,7 +130,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
     generator_size: Part = 0.25
-    """Generator's width, heads and feed-forward width as a share of the model's; same depth."""
+    """Share of the model's width, heads and feed-forward width that the generator has."""
     discriminator_weight: Positive = 50.0
     """Factor of the discriminator's loss; the generator's loss has factor 1."""
     temperature: Positive = 1.0
@@ -138,7 +138,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
 
     @classmethod
     def learned(cls, pairing: str) -> str:
-        """Say in the words of a model card what a run with this `data.pairing` learned."""
+        """Describe, for a model card, what a run with this `data.pairing` learned."""
         return "replaced-token detection (ELECTRA, Clark et al. 2020)"
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
@@ -171,7 +171,7 @@ class NetworkConfig(ObjectiveConfig):
     2016, section 7)."""
 
     def network(self, model: ModelConfig) -> Network:
-        """Make the network, with `model` as its encoder."""
+        """Make the network; `model` is its encoder."""
         raise NotImplementedError
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
@@ -198,17 +198,17 @@ class TranslationConfig(NetworkConfig):
     name: str = "translation"
     """Objective: translation."""
     num_decoder_layers: Natural = 0
-    """Layers of the decoder; 0: model.num_layers."""
+    """Number of decoder layers; 0: model.num_layers."""
     tying: Tying = "all"
-    """Token tables: `all`, one for source, target and output; `output`, one for target and output
-    and one for the source; `none`, three."""
+    """`all`: one token table for source, target and output; `output`: one for target and output,
+    and one for the source; `none`: three."""
     init_decoder: bool = False
-    """Whether the decoder too starts from the encoder of `init`: self-attention, feed-forward and
-    norms from its first layers, positions from its positions, the output from its masked-LM head
-    (Rothe et al. 2020). The cross-attention starts at random."""
+    """Whether the decoder also starts from `init`: self-attention, feed-forward and norms from the
+    encoder's first layers, positions from the encoder's, the output from the masked-LM head (Rothe
+    et al. 2020). Cross-attention starts at random."""
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add a decoder and output copied from encoder and head, if `init_decoder` is set."""
+        """Add a decoder and an output, copied from encoder and head, if `init_decoder` is set."""
         if not self.init_decoder or "decoder" in params:
             return params
         if self.num_decoder_layers > model.num_layers:
@@ -221,13 +221,13 @@ class TranslationConfig(NetworkConfig):
         return {**params, **network.decoder_from(params["encoder"], params.get("mlm", {}))}
 
     def network(self, model: ModelConfig) -> TransformerNetwork:
-        """Make the network, with `model` as its encoder."""
+        """Make the network; `model` is its encoder."""
         return TransformerNetwork(model, self.num_decoder_layers, self.tying)
 
 
 @dataclass(frozen=True)
 class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
-    """Translation by a recurrent network; `model` has widths, encoder layers and dropout rates."""
+    """Translation by a recurrent network; `model` sets widths, encoder layers and dropout rates."""
 
     name: str = "recurrent_translation"
     """Objective: recurrent_translation."""
@@ -240,11 +240,11 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
 
 @dataclass(frozen=True)
 class StudentConfig(DistillationConfig):
-    """Distillation from a teacher with a masked-LM head, and the student's start from it."""
+    """Distillation from a teacher with a masked-LM head, from which the student may also start."""
 
     from_teacher: bool = False
-    """Whether the student starts as a copy of the teacher's embeddings, heads and the layers listed
-    in `layers`. All its sizes but model.num_layers must be the teacher's."""
+    """Whether the student starts as a copy of the teacher's embeddings and heads, and of the layers
+    that `layers` lists. Except for model.num_layers, the student's sizes must be the teacher's."""
     architecture: ModelConfig | None = None
     """Architecture of the teacher; a run reads it from the directory `teacher`."""
 
@@ -253,7 +253,7 @@ class StudentConfig(DistillationConfig):
         student = objective.make(given)
         if not self.teacher:
             return student
-        assert self.architecture is not None  # of `resolve_teacher`
+        assert self.architecture is not None  # set by `resolve_teacher`
         teacher = objective.make(given._replace(model=self.architecture))
         assert isinstance(student, Teachable)
         assert isinstance(teacher, Teachable)
@@ -266,5 +266,5 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "translation": TranslationConfig,
     "recurrent_translation": RecurrentTranslationConfig,
 }
-"""Objectives by name: adding one is an entry here."""
+"""Objectives by name; a new objective is a new entry."""
 ObjectiveConfig.VARIANTS = OBJECTIVES

@@ -1,4 +1,4 @@
-"""Distillation: a student learns the labels of its rows and a trained teacher's outputs for them.
+"""Distillation: a student learns from the labels of rows and from a teacher's outputs for the rows.
 
 Sources: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2 (predictions
 at a temperature); Jiao et al. 2020, "TinyBERT", section 3.1 (hidden states, a map of layers); Wang
@@ -44,7 +44,7 @@ from bert_jax.objectives.objective import (
 )
 
 TEACHER, PROJECTION = "teacher", "projection"
-"""Entries of the parameters: the teacher, and the map of student states to the teacher's width."""
+"""Entries of the parameters: the teacher, and the map from student states to its width."""
 
 _SOFT = Metric("soft_loss", "loss against the teacher", "soft_loss", "soft_count", "nats",
                short="soft loss")  # fmt: skip
@@ -60,7 +60,7 @@ _ATTENTION = Metric(
 
 @dataclass(frozen=True)
 class DistillationConfig(Bounded, section="distil"):
-    """Losses of a student against its teacher, and their weights."""
+    """Losses of a student against a teacher, and the weights of these losses."""
 
     teacher: str | None = None
     """Directory of the teacher: a run, or a model in Hugging Face's format, with the same tokenizer
@@ -71,15 +71,15 @@ class DistillationConfig(Bounded, section="distil"):
     """Weight of the loss against the labels; the loss against the teacher has 1 - hard_weight."""
     hidden_weight: NonNegative = 0.0
     """Factor of the mean squared error between student and teacher states, after the embeddings and
-    each layer; 0: no such loss. If widths differ, a learned map takes student states to the
-    teacher's."""
+    each layer; 0: no such loss. If the widths differ, a learned map takes student states to the
+    teacher's width."""
     attention_weight: NonNegative = 0.0
-    """Factor of the KL divergence between query, key and value relations (MiniLMv2) of the
-    student's last layer and the teacher layer mapped to it; 0: no such loss."""
+    """Factor of the KL divergence between the query, key and value relations (MiniLMv2) in the
+    student's last layer and in the teacher layer mapped to it; 0: no such loss."""
     relation_heads: Natural = 0
     """Number of heads into which both models' relations are split; 0: model.num_heads."""
     layers: tuple[int, ...] = ()
-    """Teacher's layer, counted from 1, for each layer of the student; empty: evenly spaced."""
+    """Teacher layer, counted from 1, for each student layer; empty: evenly spaced layers."""
 
     def check_section(self) -> None:
         """Raise a UserError if any field is set but `teacher` is not."""
@@ -97,7 +97,7 @@ class DistillationConfig(Bounded, section="distil"):
         return tuple(compress((_SOFT, _HIDDEN, _ATTENTION), has))
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
-        """Return the teacher layer, counted from 1, for each student layer; raises a UserError."""
+        """Return each student layer's teacher layer, from 1; raise a UserError for bad `layers`."""
         count, most = student.num_layers, teacher.num_layers
         if not self.layers:
             return tuple(-(-n * most // count) for n in range(1, count + 1))
@@ -109,7 +109,7 @@ class DistillationConfig(Bounded, section="distil"):
         return self.layers
 
     def heads_of_relations(self, student: ModelConfig, teacher: ModelConfig) -> int:
-        """Return the number of relation heads; a UserError if it does not divide all widths."""
+        """Return the relation heads' number; raise a UserError if it does not divide all widths."""
         count = self.relation_heads or student.num_heads
         widths = {
             heads * model.head_dim
@@ -140,7 +140,7 @@ class Distilled(Objective):
     """Weights of the parts of the loss."""
 
     def __post_init__(self) -> None:
-        """Freeze the teacher, give it the student's compute settings, check layers and heads."""
+        """Freeze the teacher, give it the student's compute settings; check layers and heads."""
         student = self.student
         computes = {
             n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
@@ -160,7 +160,7 @@ class Distilled(Objective):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the student, and of the losses against the teacher."""
+        """Metrics of the student's objective and of the losses against the teacher."""
         return (*self.student.metrics, *self.config.metrics)
 
     @property
@@ -231,14 +231,14 @@ class Distilled(Objective):
     def run(
         self, model: ModelConfig, params: Any, inputs: tuple[Any, ...], layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute a model's last states, preceded by each layer's if the loss compares them."""
+        """Compute the last states and, if a loss compares layers, the states before each layer."""
         every = bool(self.config.hidden_weight or self.config.attention_weight)
         return encode_layers(model, params, *inputs, layout=layout, every=every)
 
     def run_teacher(
         self, params: Any, rows: Batch, layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the states of the teacher, without dropout (see `run`)."""
+        """Compute the teacher's states, without dropout (see `run`)."""
         model, (tokens, types, segments, _) = self.teacher.model, self.inputs(rows, None)
         types = jnp.minimum(types, max(model.num_types, 1) - 1)
         inside = None if layout is None else layout.of(TEACHER)
@@ -247,7 +247,7 @@ class Distilled(Objective):
     def compare_layers(
         self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh
     ) -> Scalars:
-        """Sum the hidden-state and attention losses over tokens; `run` gives the states."""
+        """Sum the hidden-state and attention losses over tokens; the states come from `run`."""
         config, sums, model = self.config, {}, self.teacher.model
         numbers = (0, *config.layer_map(self.model, model))
         weights = self.student.token_weights(rows)
@@ -285,7 +285,7 @@ class Distilled(Objective):
         return total
 
     def has_dropout(self) -> bool:
-        """Say whether training uses dropout in the student."""
+        """Return whether the student's training uses dropout."""
         return self.student.has_dropout()
 
     def shown(self, rows: Batch) -> Shown:
@@ -299,11 +299,11 @@ def relation_losses(
     segment_ids: Integer[Array, "B L"],
     num_heads: int,
 ) -> Float[Array, "B L"]:
-    """Return each token's KL(teacher || student) of relations in nats, summed over three kinds.
+    """Return, in nats, each token's KL(teacher || student), summed over three kinds of relations.
 
     `student` and `teacher` are queries, keys and values, (B, L, H, K) each. Relations are the
     attention of queries to queries, keys to keys and values to values inside segments, in
-    `num_heads` heads, which must divide H * K; the heads' losses are averaged (Wang et al. 2021).
+    `num_heads` heads, whose losses are averaged (Wang et al. 2021); `num_heads` must divide H * K.
     """
     visible = visible_keys(segment_ids, segment_ids)
 

@@ -1,11 +1,11 @@
 """Training of embedding models: texts that belong together get vectors in the same direction.
 
-An example is a group of rows: a query and its document, then hard negatives; a pair with a score; a
-text with a class; or a text twice, with different dropout (SimCSE). The loss contrasts each example
-with all other examples of the batch, on all devices.
+An example is a group of rows: a query, its document and hard negatives; a pair with a score; a text
+with a class; or a text twice, with different dropout (SimCSE). The loss compares each example with
+all other examples of the batch, on all devices.
 
-Sources: van den Oord et al. 2018 (InfoNCE); Henderson et al. 2017, section 4.4 (negatives of the
-batch); Gao, Yao and Chen 2021 (SimCSE); Su 2022 (CoSENT, kexue.fm/archives/8847); Khosla et al.
+Sources: van den Oord et al. 2018 (InfoNCE); Henderson et al. 2017, section 4.4 (in-batch
+negatives); Gao, Yao and Chen 2021 (SimCSE); Su 2022 (CoSENT, kexue.fm/archives/8847); Khosla et al.
 2020, equation 2 (classes); Kusupati et al. 2022, equation 1 (Matryoshka).
 """
 
@@ -41,22 +41,22 @@ _HIDDEN = -1e30
 
 @dataclass(frozen=True)
 class ContrastConfig(Bounded, section="embedding"):
-    """Form of an embedding model's vectors, and the loss that trains them."""
+    """Settings of an embedding model's vectors and of the loss that trains them."""
 
     pooling: TokenPooling = "mean"
-    """Vector of a text: mean of its tokens' states, state of the first (cls) or last token (last),
-    or mean with learned weights (weighted)."""
+    """Vector of a text: the mean of its tokens' states (mean), the state of the first (cls) or last
+    token (last), or a mean with learned weights (weighted)."""
     normalize: bool = True
-    """Whether the model gives vectors of length 1. The loss compares by cosine either way."""
+    """Whether the model returns vectors of length 1. The loss always compares by cosine."""
     temperature: Positive = 0.05
-    """Number that divides cosines in the loss."""
+    """Number by which the loss divides cosines."""
     symmetric: bool = False
-    """Whether half of the loss is to find a document's query among all queries (pairs, texts)."""
+    """Whether finding a document's query among all queries is half of the loss (pairs, texts)."""
     dimensions: tuple[int, ...] = ()
-    """Shorter widths, descending, such as 128,64, at which cut vectors are trained too
-    (Matryoshka); the whole width always is."""
+    """Descending widths, such as 128,64, to which vectors are also cut in training (Matryoshka);
+    the full width is always trained."""
     dimension_weights: tuple[Positive, ...] = ()
-    """Weight of the loss of each of `dimensions`; empty: 1 each, as the whole width has."""
+    """Weight of each dimension's loss; empty: 1 each, like the weight of the full width."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,12 +76,12 @@ class ContrastConfig(Bounded, section="embedding"):
 
 
 class Compared(NamedTuple):
-    """Inputs of the loss: one group of rows an example."""
+    """Inputs of the loss: one group of rows per example."""
 
     vectors: Float[Array, "B G D"]
-    """Unit vectors of a group: of a query, its document and hard negatives; or of a text."""
+    """Unit vectors of each group's texts: a query, its document and hard negatives, or one text."""
     row_index: Integer[Array, " B"]
-    """Number of each group in the stream of examples, which identifies it."""
+    """Number of each group in the stream of examples; it identifies the group."""
     weights: Float[Array, " B"]
     """Weights of the groups; weight 0 marks a group that only fills the batch."""
     text_ids: Integer[Array, "B G"]
@@ -89,10 +89,10 @@ class Compared(NamedTuple):
     present: Bool[Array, "B G"]
     """Whether a place of the group holds a text."""
     labels: Array | None = None
-    """(B,) scores or classes, where examples have them."""
+    """(B,) scores or classes; None if examples have neither."""
 
     def leading(self, size: int) -> "Compared":
-        """Return the groups with vectors cut to their first `size` numbers, at length 1."""
+        """Return the groups with vectors cut to the first `size` numbers, scaled to length 1."""
         return self._replace(vectors=unit(self.vectors[..., :size]))
 
 
@@ -101,10 +101,10 @@ def ranking_losses(
 ) -> Float[Array, " b"]:
     """Compute the cross entropy of each query's document among all documents (InfoNCE).
 
-    Candidates are the documents and hard negatives of all groups, `own` among them. A candidate is
+    Candidates are the documents and hard negatives of all groups, including `own`. A candidate is
     left out if its text equals the query or the query's document, or if it is the document of an
     equal query. `symmetric` averages this loss with the loss of each document's query among all
-    queries; a query is left out if it equals the group's query or document or has its document.
+    queries; a query is left out if it equals the group's query or document or has this document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -132,7 +132,7 @@ def ranking_losses(
 
 
 def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
-    """Compute CoSENT: log(1 + sum of e^(cosine of a pair - cosine of a pair with a higher score)).
+    """Compute CoSENT: log(1 + sum of e^(cosine of a pair - cosine of a higher-scored pair)).
 
     The loss is one number for the whole batch; it is returned for every group.
     """
@@ -146,9 +146,9 @@ def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
-    """Compute the mean cross entropy of the texts of the same class among all other texts.
+    """Compute, for each text, the mean cross entropy of its class's texts among all other texts.
 
-    A text that is the only one of its class in the batch has loss 0, and is not counted.
+    A text that is the only text of its class in the batch has loss 0 and is not counted.
     """
     assert own.labels is not None
     assert every.labels is not None
@@ -162,25 +162,25 @@ def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
-    """Return the mask of texts compared with each text: other groups' texts that differ from it."""
+    """Return the mask of the texts to compare with each text: other groups' different texts."""
     differs = own.text_ids[:, :1] != every.text_ids[:, 0]
     return differs & (own.row_index[:, None] != every.row_index) & (every.weights > 0)
 
 
 @dataclass(frozen=True)
 class EmbeddingObjective(Adapted, CoupledObjective):
-    """Training of text vectors; batches are `tasks.rows.Batch`, outputs (B, G, D) float32."""
+    """Training of text vectors; batches are `tasks.rows.Batch`, outputs are float32 (B, G, D)."""
 
     config: EmbeddingConfig
-    """Pooling and form of the model's vectors."""
+    """Settings of the model's vectors, such as the pooling."""
     comparison: Comparison = "ranking"
     group: int = 2
-    """Rows of an example."""
+    """Number of rows in an example."""
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
     """Temperature, symmetry and weights of the loss."""
     query_length: int = 0
-    """Length in tokens to which the first row of a group, the query, is cut; no query is longer, so
-    only padding is lost. 0: as long as the other rows."""
+    """Length in tokens to which a group's first row, the query, is cut; no query is longer, so only
+    padding is lost. 0: the length of the other rows."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
 
@@ -243,7 +243,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return losses(own, every, temperature)
 
     def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
-        """Return the weight of each group's loss; 0 for a text without others of its class."""
+        """Return the weight of each group's loss; 0 for a text that is alone in its class."""
         if self.comparison != "classes" or own.labels is None:
             return own.weights
         alike = _others(own, every) & (own.labels[:, None] == every.labels)
@@ -251,7 +251,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
     @override
     def flops(self, rows: Batch) -> int:
-        """Count the operations of one row of a group, on average (see `model.flops`)."""
+        """Count a training step's operations per row, averaged over a group (see `model.flops`)."""
         length = rows["tokens"].shape[-1]
         first = encoder_flops(self.model, min(self.query_length or length, length))
         others = (self.group - 1) * encoder_flops(self.model, length)
@@ -259,12 +259,12 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
 
 def _part(group: int, start: int, end: int, x: Array) -> Array:
-    """Take rows `start` to `end` of each group, from rows that lie group after group."""
+    """Take rows `start` to `end` of each group; in `x`, one group follows the other."""
     return x.reshape(-1, group, *x.shape[1:])[:, start:end].reshape(-1, *x.shape[1:])
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
-    """Return the loss's inputs from rows; without vectors, enough to count the groups."""
+    """Return the loss's inputs; without vectors, the inputs only serve to count the groups."""
     size = len(rows["row_index"])
     segments = rows["segment_ids"]
     present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)

@@ -1,4 +1,4 @@
-"""Cross entropy whose backward pass keeps only one array of logits, divergences, and means."""
+"""Means, divergences, and a cross entropy whose backward pass keeps only one array of logits."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from bert_jax.model.layers import differentiable
 
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
-    """Return the mean total / count; 0, not NaN, if nothing was counted."""
+    """Return the mean total / count; 0 instead of NaN if nothing was counted."""
     count = count.astype(jnp.float32)  # a sum of weights may be below 1
     return total.astype(jnp.float32) / jnp.where(count > 0, count, 1.0)
 
@@ -18,12 +18,12 @@ def cross_entropy(
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Return -log softmax(logits)[label] in nats, and 1.0 where the label has the highest logit.
 
-    Padded vocabulary columns hold -inf or a large negative number and get no probability and no
-    gradient; at least one logit per row must be finite. Labels must lie in [0, V). A label that
+    Padded vocabulary columns hold -inf or a large negative number, so they get no probability and
+    no gradient; at least one logit per row must be finite. Labels must lie in [0, V). A label that
     ties with another token for the highest logit counts as right. Reductions run in float32.
 
-    The backward pass is written out: it keeps the logits and one log-normaliser per row, where the
-    derivative of a library log-softmax keeps a second array of V columns.
+    The backward pass is written out: it keeps the logits and one log-normaliser per row, whereas
+    the derivative of a library's log-softmax keeps a second array of V columns.
     """
     _, loss, correct = smoothed_cross_entropy(logits, labels, 0.0, logits.shape[-1])
     return loss, correct
@@ -79,7 +79,7 @@ def divergences(
 ) -> Float[Array, "*rows"]:
     """Return T² KL(teacher || student) of softmax(logits / T), in nats; the teacher is constant.
 
-    The factor keeps the size of the gradient when T changes (Hinton et al. 2015, section 2).
+    The factor T² keeps the gradient's scale when T changes (Hinton et al. 2015, section 2).
     """
     mine, theirs = (
         jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
@@ -91,21 +91,21 @@ def divergences(
 def binary_divergences(
     student: Float[Array, "*rows"], teacher: Float[Array, "*rows"], temperature: float = 1.0
 ) -> Float[Array, "*rows"]:
-    """Return `divergences` for yes-or-no logits: of sigmoid(logits / T)."""
+    """Return `divergences` of yes-or-no answers with the probability sigmoid(logits / T)."""
     mine, theirs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
     return divergences(mine, theirs, temperature)
 
 
 _LEAST_BLOCK = 3000
-"""Fewest columns of a block in `cross_entropy_in_blocks`.
+"""Smallest number of columns in a block of `cross_entropy_in_blocks`.
 
 A block of 600 rows then takes 8 MB, which stays in the cache. For 616 rows, 50,432 columns and a
-width of 256, forward and backward: 597 ms of one core without blocks, 387 with blocks of 1,576
-columns, 375 of 3,152, 407 of 12,608 (docs/experiments.md)."""
+width of 256, both passes take 597 ms of one core without blocks, 387 ms in blocks of 1,576 columns,
+375 ms in blocks of 3,152 and 407 ms in blocks of 12,608 (docs/experiments.md)."""
 
 
 def num_blocks(columns: int) -> int:
-    """Return the number of blocks for `cross_entropy_in_blocks`; 1 where blocks do not help."""
+    """Return the number of blocks for `cross_entropy_in_blocks`; 1 if blocks do not help."""
     most = max(columns // _LEAST_BLOCK, 1)
     return max(n for n in range(1, most + 1) if columns % n == 0)
 
@@ -117,10 +117,10 @@ def cross_entropy_in_blocks(
     labels: Int[Array, "*rows"],
     count: int,
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Return `cross_entropy` of the logits states @ table.T + bias, computed as a CPU likes best.
+    """Return `cross_entropy` of the logits states @ table.T + bias, in the way a CPU is fastest.
 
-    The logits are made in `count` equal blocks of columns, with a running sum of powers (Milakov &
-    Gimelshein 2018). Only a backward pass keeps an array of V columns.
+    The logits are made in `count` equal blocks of columns, with a running sum of exponentials
+    (Milakov & Gimelshein 2018). An array of V columns is kept only for a backward pass.
     """
     rows = states.reshape(-1, states.shape[-1])
     found = _in_blocks(rows, table, bias, labels.reshape(-1), count)
@@ -159,7 +159,7 @@ def _in_blocks_backward(count, residuals, cotangents):
         table, logits, first = block
         is_label = (labels - first)[:, None] == jnp.arange(len(table))
         slope = cotangents[0][:, None] * (jnp.exp(logits - log_z[:, None]) - is_label)
-        bias_gradient = jnp.ones(len(slope), slope.dtype) @ slope  # a sum of columns is slow
+        bias_gradient = jnp.ones(len(slope), slope.dtype) @ slope  # `sum(0)` would be slow
         slope = slope.astype(states.dtype)
         gradient += jnp.einsum("NV,VE->NE", slope, table, preferred_element_type=jnp.float32)
         return gradient, (jnp.einsum("NV,NE->VE", slope, states), bias_gradient)
@@ -174,7 +174,7 @@ _in_blocks = differentiable(_in_blocks_forward, _in_blocks_backward, static=(4,)
 
 
 def _blocks(table: Array, bias: Array, count: int) -> tuple[Array, Array, Array]:
-    """Return the blocks of the table and of the bias, and the first column of each."""
+    """Return the blocks of the table and of the bias, and the first column of each block."""
     columns = len(table) // count
     blocks = table.reshape(count, columns, -1), bias.reshape(count, columns)
     return *blocks, jnp.arange(count, dtype=jnp.int32) * columns

@@ -62,23 +62,23 @@ PAIR_HEADS = frozenset({"nsp"})
 
 
 def check_decoder(model: ModelConfig) -> None:
-    """Raise a UserError if the masked-LM decoder cannot read states of the layers' width."""
+    """Raise a UserError if the layers and the token table differ in width and nothing maps them."""
     if model.projects_embeddings and not model.head_transform:
         raise UserError(
             f"model.head_transform is False, but the token table is {model.embedding_dim} wide and "
-            f"the layers {model.hidden_dim}: the decoder could not read the layers' states; set "
-            "model.head_transform to True"
+            f"the layers are {model.hidden_dim} wide: the decoder cannot read the layers' states; "
+            "set model.head_transform to True"
         )
 
 
 @dataclass(frozen=True)
 class MaskedLM(Teachable):
-    """Prediction of masked tokens and sentence pairs; `baseline` is the unigram entropy, nats."""
+    """Prediction of masked tokens and sentence pairs; `baseline` is the unigram entropy in nats."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
     continues_word: np.ndarray | None = field(default=None, compare=False)
-    """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
+    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
     pairs: bool = True
     """Whether rows are pairs of sentences with a label."""
 
@@ -104,7 +104,7 @@ class MaskedLM(Teachable):
         return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens, at any `masking_rates` (B,) given; add positions, labels, weights (B, P)."""
+        """Mask tokens, at `masking_rates` (B,) if given; add positions, labels, weights (B, P)."""
         masked = mask_tokens(
             batch["tokens"],
             batch["segment_ids"],
@@ -119,7 +119,7 @@ class MaskedLM(Teachable):
         return {**batch, **masked._asdict()}
 
     def counts(self, rows: Batch) -> Scalars:
-        """Count masked positions and, where the model has a pooler, labelled pairs."""
+        """Count masked positions and, if the model has a pooler, labelled pairs."""
         masked = {"mlm_count": jnp.sum(rows["weights"])}
         if not self.model.pooler:
             return masked
@@ -133,7 +133,7 @@ class MaskedLM(Teachable):
     def at_places(
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> tuple[Array, Array, Array]:
-        """Compute the last states, and loss (nats) and correctness (B, P) at masked positions."""
+        """Compute the last states and, at masked positions (B, P), loss (nats) and correctness."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
         return states, *projected_cross_entropy(projection, rows["labels"], layout)
@@ -160,13 +160,13 @@ class MaskedLM(Teachable):
         self, logits: Array, wanted: Array, rows: Batch, temperature: float
     ) -> Float[Array, "B P"]:
         """Compute the divergence from the teacher's predictions at each masked position."""
-        if wanted.shape != logits.shape:  # other padding of the same vocabulary
+        if wanted.shape != logits.shape:  # the same vocabulary, padded differently
             count = self.model.vocab_size
             logits, wanted = logits[..., :count], wanted[..., :count]
         return divergences(logits, wanted, temperature)
 
     def soft_weights(self, rows: Batch) -> Float[Array, "B P"]:
-        """Return 1 for each masked position, 0 for unused places."""
+        """Return 1 for each masked position and 0 for each unused place."""
         return jnp.asarray(rows["weights"])
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
@@ -177,7 +177,7 @@ class MaskedLM(Teachable):
         return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return counts, gain, and the pair accuracy of always giving the more frequent label."""
+        """Return counts, gain, and the accuracy of always choosing the more frequent pair label."""
         values = {"num_masked": sums["mlm_count"]}
         if self.pairs:
             pairs, ones = sums["nsp_count"], sums["nsp_ones"]
@@ -201,7 +201,7 @@ class MaskedLM(Teachable):
 
 @dataclass(frozen=True)
 class MaskedLMByPosition(MaskedLM):
-    """Masked LM for evaluation, with results by position of the masked token in its segment.
+    """Masked LM for evaluation, with results by the masked token's position in its segment.
 
     Batches have `masking_rates`, (B,) float32, each at most `masking.rate`, so that one compiled
     program serves all rates.
@@ -209,7 +209,7 @@ class MaskedLMByPosition(MaskedLM):
 
     edges: tuple[int, ...] = (0,)
     """Ascending borders of K buckets: bucket k has the positions `edges[k]` to `edges[k + 1]` - 1.
-    The position of a token is the number of tokens before it in its segment, [CLS] included."""
+    A token's position is the number of tokens before it in its segment, [CLS] included."""
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Return losses (nats), right answers and counts of each row and bucket, (B, K) each.
@@ -238,8 +238,8 @@ def position_buckets(length: int) -> tuple[int, ...]:
 def projected_cross_entropy(
     projection: Projection, labels: Int[Array, "B P"], layout: OnMesh
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
-    """Return `cross_entropy` of a projection's logits; a CPU makes them block by block."""
-    # Passes over all logits cost a CPU as much as their products do; other devices fuse them.
+    """Return `cross_entropy` of a projection's logits, which a CPU computes block by block."""
+    # On a CPU, passes over all logits cost as much as their products; other devices fuse them.
     count = num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
     if count > 1 and (layout is None or layout.is_local):
         return cross_entropy_in_blocks(*projection, labels, count)
@@ -247,7 +247,7 @@ def projected_cross_entropy(
 
 
 def pair_sums(logits: Float[Array, "B 2"], labels: Array) -> Scalars:
-    """Sum loss (nats), right answers and labels over rows with a sentence pair (label not -1)."""
+    """Sum loss (nats), right answers and labels over the rows with a sentence pair (label >= 0)."""
     has_pair = (labels >= 0).astype(jnp.float32)
     sums = judged_sums("nsp", *cross_entropy(logits, jnp.maximum(labels, 0)), has_pair)
     return sums | {"nsp_ones": jnp.sum((labels == 1).astype(jnp.float32))}

@@ -1,15 +1,15 @@
 """Masking on the device: choosing the tokens to predict, and replacing them in the input.
 
-Source: Devlin et al. 2018, section 3.1 and appendix A.1, and the published data creation's number
-of masked tokens: n = clip(round(rate * tokens of the row), 1, P), special tokens counted.
+Source: Devlin et al. 2018, section 3.1 and appendix A.1. As in the published data creation, the
+number of masked tokens is n = clip(round(rate * tokens of the row, special ones too), 1, P).
 
 Every random number is a hash of (seed, row_index, position in the row), so that a row is masked the
-same in any batch, on any mesh and after a restart, and differently each time it is read again (with
+same in any batch, on any mesh and after a restart, but differently when it is read again (with
 another row_index). No operation mixes rows: a batch sharded over rows needs no collective.
 
-The n positions with the highest random priority are found by bisecting the priority, 32 counts over
-(B, L), instead of sorting: on one CPU core 7 ns a token, where `lax.sort` takes 21 to 27 and
-`lax.top_k` on integers 101 to 124 (L = 128 and 512).
+The n positions with the highest random priority are found by bisecting the priority, with 32 counts
+over (B, L), instead of sorting. On one CPU core this takes 7 ns per token; `lax.sort` takes 21 to
+27 ns and `lax.top_k` on integers 101 to 124 ns (L = 128 and 512).
 """
 
 import math
@@ -26,27 +26,27 @@ from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 from bert_jax.tokenization.special_ids import SpecialIds
 
-# What a random number is for; words far from the small numbers that dropout sites use.
+# Hash words that separate the uses of random numbers; dropout sites use small numbers instead.
 _PRIORITY, _ACTION, _REPLACEMENT = 0x4D41534B, 0x41435431, 0x52455031
-_WORD_ROUNDS = 4  # of filling what is left of n with shorter words
+_WORD_ROUNDS = 4  # rounds in which shorter words fill what is left of n
 
 
 @dataclass(frozen=True)
 class MaskingConfig(Bounded, section="masking"):
-    """Settings of masking: how many tokens are chosen, and how they are replaced."""
+    """Settings of masking, such as how many tokens are chosen and how they are replaced."""
 
     rate: Part = 0.15
     """Share of a row's tokens that are predicted in training."""
     max_predictions: Count | None = None
-    """Most predicted positions a row (P). None: rate * L, rounded up to a multiple of 4."""
+    """Maximum of predicted positions per row (P). None: rate * L, rounded up to a multiple of 4."""
     mask_rate: Fraction = 0.8
     """Share of the chosen tokens that become [MASK]."""
     random_rate: Fraction = 0.1
-    """Share of the chosen tokens that become a random token; the rest stay as they are."""
+    """Share of the chosen tokens that become random tokens; the rest stay as they are."""
     whole_word: bool = False
-    """Whether all tokens of a word are chosen, or none."""
+    """Whether words are chosen whole: either all tokens of a word or none."""
     eval_rate: Part = 0.15
-    """Share of a row's tokens that are predicted in evaluations, whatever training masks."""
+    """Share of a row's tokens that are predicted in evaluations, whatever the training rate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +57,7 @@ class MaskingConfig(Bounded, section="masking"):
             )
 
     def num_predictions(self, length: int) -> int:
-        """Return P, the predicted positions of a row of `length` tokens; at most `length`."""
+        """Return P, the number of predicted positions for rows of `length`; at most `length`."""
         if self.max_predictions is not None:
             return min(self.max_predictions, length)
         return min(math.ceil(self.rate * length / 4) * 4, length)
@@ -88,15 +88,15 @@ def mask_tokens(
     continues_word: Bool[Array | np.ndarray, " V"] | None = None,
     rates: Float[Array | np.ndarray, " B"] | None = None,
 ) -> Masked:
-    """Choose and replace tokens, each row by a pure function of (seed, row_index) and the row.
+    """Choose and replace tokens; each row's result is a pure function of seed, row_index and row.
 
     A row without tokens to choose has weights 0. Padding (segment 0) and special ids are never
-    chosen, special ids never drawn. `vocab_size` is without the padding of the embedding table;
-    `continues_word` says for each id whether it continues the word before it; `rates` replace
-    `config.rate` row by row, and the latter then gives only P.
+    chosen, and special ids are never drawn. `vocab_size` excludes the embedding table's padding;
+    `continues_word` is true for ids that continue the preceding word; `rates` replace `config.rate`
+    row by row, and `config.rate` then determines only P.
 
     Raises:
-      UserError: whole-word masking without `continues_word`; a vocabulary of special ids only.
+      UserError: Whole-word masking has no `continues_word`, or all ids are special.
     """
     if config.whole_word and continues_word is None:
         raise UserError(
@@ -104,7 +104,7 @@ def mask_tokens(
         )
     specials = sorted(set(astuple(special_ids)))
     if vocab_size <= len(specials):
-        raise UserError(f"vocab_size is {vocab_size}, of which {len(specials)} are special tokens")
+        raise UserError(f"vocab_size is {vocab_size}, but there are {len(specials)} special tokens")
     tokens = jnp.asarray(tokens).astype(jnp.int32)
     segment_ids = jnp.asarray(segment_ids)
     length = tokens.shape[1]
@@ -130,8 +130,8 @@ def mask_tokens(
     action = hash_u32(seed, _ACTION, rows, places)
     to_mask = threshold_u32(config.mask_rate)
     to_random = threshold_u32(config.mask_rate + config.random_rate)
-    # Real, non-special ids are numbered 0.. and the specials' gaps put back in ascending order. The
-    # remainder prefers some ids by at most vocab_size / 2^32 of their probability.
+    # A number is drawn below the count of non-special ids, then raised past each special id. The
+    # remainder raises the probability of some ids by at most vocab_size / 2^32 of it.
     drawn = hash_u32(seed, _REPLACEMENT, rows, places) % np.uint32(vocab_size - len(specials))
     drawn = drawn.astype(jnp.int32)
     for special in specials:
@@ -142,7 +142,7 @@ def mask_tokens(
         jnp.where(action < np.uint32(to_random), drawn, tokens),
     )
 
-    # Chosen positions first, in ascending order.
+    # Sort the chosen positions to the front, in ascending order.
     positions = lax.sort(jnp.where(chosen, places, length), dimension=1)[:, :num_predictions]
     used = positions < length
     positions = jnp.where(used, positions, 0)
@@ -151,7 +151,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw numbers that differ within a row (`places` is the low bits); 0: not a candidate."""
+    """Draw numbers that differ wherever `places` do (their low bits); 0: not a candidate."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)
@@ -163,12 +163,12 @@ def _threshold(
     """Return the least t >= 1 for which at most `limit` countable places have priority >= t."""
 
     def halve(step, below):
-        # `below`, built bit by bit from the top, is the greatest number known to admit too many.
+        # `below`, built bit by bit from the top, is the greatest t known to admit too many places.
         trial = below | (jnp.uint32(1) << (31 - step).astype(jnp.uint32))
         count = (countable & (priority >= trial[:, None])).sum(axis=1, dtype=jnp.int32)
         return jnp.where(count > limit, trial, below)
 
-    # Zero admits all places; where even those are within the limit, t is 1, as 0 is no candidate.
+    # Zero admits all places; if these are within the limit, t is 1, since 0 marks no candidate.
     return lax.fori_loop(0, 32, halve, jnp.zeros_like(limit, jnp.uint32)) + 1
 
 
@@ -184,8 +184,8 @@ def _choose_words(
 
     A word that does not fit is passed over for shorter words, as in the published data creation.
     After each round, fewer tokens are left to choose than the passed-over word has, so
-    `_WORD_ROUNDS` rounds suffice for words of at most `_WORD_ROUNDS` tokens; with the rare longer
-    words, a few tokens fewer are chosen.
+    `_WORD_ROUNDS` rounds suffice for words of at most `_WORD_ROUNDS` tokens; if there are longer
+    words, which are rare, slightly too few tokens may be chosen.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)

@@ -5,9 +5,9 @@ evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective
 interface and its metrics, and know no metric by name.
 
 A step calls `prepare` on the whole batch, `counts` for the loss's denominators over the whole
-batch, then for each micro-batch `forward` for the numerators and `loss` to combine both. The
-micro-batches' losses add up to the loss of the batch, however unequal they are, because the
-denominators are known before the first one.
+batch, then for each micro-batch `forward` for the numerators and `loss` to combine both. Because
+the denominators are known before the first micro-batch, the losses of the micro-batches add up to
+the loss of the batch, even if the micro-batches have unequal sizes.
 """
 
 import math
@@ -30,9 +30,9 @@ from bert_jax.objectives.losses import ratio
 Tree = Any
 """Nested dict of arrays."""
 Batch = dict[str, Any]
-"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and others by objective."""
+"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and an objective's own."""
 Scalars = dict[str, Num[Array, ""]]
-"""Sums over rows, by name: the sums over two sets of rows are added entry by entry."""
+"""Sums over rows, by name; entries for two sets of rows add up to the entry for both sets."""
 _STACK = ("encoder", "layers")
 
 
@@ -54,9 +54,9 @@ class Metric:
     short: str = ""
     """Name in printed lines and tables; empty: neither lines nor plots show the metric."""
     floor: str = ""
-    """Name of the evaluation's value for the best constant answer; empty: none."""
+    """Name of an evaluation's value for the score of the best constant answer; empty: none."""
     baseline: str = ""
-    """Name of `Objective.baseline`, for the first metric only."""
+    """Words for `Objective.baseline`; only the first metric has them."""
 
     def of(self, sums: Mapping[str, float]) -> float:
         """Return the metric's value from sums over all rows of an evaluation."""
@@ -66,7 +66,7 @@ class Metric:
 def judged_sums(
     name: str, loss: Array, correct: Array, weights: Array, count: str = ""
 ) -> dict[str, Array]:
-    """Sum losses (nats) and right answers, both weighted, and the weights."""
+    """Return weighted sums of losses (nats) and right answers, and the sum of the weights."""
     return {
         f"{name}_loss": jnp.sum(loss * weights),
         f"{name}_correct": jnp.sum(correct * weights),
@@ -89,7 +89,7 @@ class Shown(NamedTuple):
     tokens: Array
     """(B, L) token ids of the input."""
     predicted: Array
-    """(B, L) bool: the token's label is predicted."""
+    """(B, L) bool: whether the token's label is predicted."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class Objective(ABC):
     """Training objective as a set of pure functions; subclasses are frozen dataclasses."""
 
     model: ModelConfig
-    """Encoder of the objective, with the step's compute type and unrolling."""
+    """Architecture of the encoder, with the step's compute type and unrolling."""
     baseline: float | None = field(default=None, kw_only=True)
-    """First metric of the best model that ignores its input; None if unknown."""
+    """Value of the first metric for the best model that ignores its input; None if unknown."""
     frozen: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """Paths, joined by /, of the entries of the parameters that no step changes (see `trained`)."""
+    """Paths, joined by /, of entries in the parameters that no step changes (see `trained`)."""
     frozen_layers: int = field(default=0, kw_only=True)
     """Number of bottom layers of `encoder` that no step changes. If it is not 0, `frozen` contains
     the embeddings, and the backward pass ends above these layers."""
@@ -109,7 +109,7 @@ class Objective(ABC):
     @property
     @abstractmethod
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the objective; the first is monitored, plotted, compared with `baseline`."""
+        """Metrics; the first is monitored, plotted and compared with `baseline`."""
 
     @abstractmethod
     def init(self, key: Array) -> Tree:
@@ -120,13 +120,13 @@ class Objective(ABC):
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Make model inputs and labels of the whole batch on the device, such as by masking."""
+        """Make the inputs and labels of the whole batch on the device, for example by masking."""
         del seed
         return batch
 
     @abstractmethod
     def counts(self, rows: Batch) -> Scalars:
-        """Count the denominators of the loss, over the whole batch."""
+        """Compute the denominators of the loss, over the whole batch."""
 
     @abstractmethod
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
@@ -145,17 +145,17 @@ class Objective(ABC):
         return {name: params[name] for name in self.axes()}
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return an evaluation's results other than the metrics, from its sums."""
+        """Return an evaluation's results other than metrics; `sums` are over all its rows."""
         del sums
         return {}
 
     def gain(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the unigram entropy minus the first metric, a loss in nats; empty if unknown."""
+        """Return `baseline` minus the first metric, both in nats; empty without a `baseline`."""
         loss = self.metrics[0].of(sums)
         return {} if self.baseline is None else {"nats_below_unigram": self.baseline - loss}
 
     def has_dropout(self) -> bool:
-        """Say whether training uses dropout."""
+        """Return whether training uses dropout."""
         return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
 
     @staticmethod
@@ -186,7 +186,7 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Teachable(Objective):
-    """Objective that can be distilled: a teacher of the same class makes the same predictions."""
+    """Objective that can be distilled: a teacher of the same class predicts the same labels."""
 
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Run the model, and compute the sums from its last states by `finish`."""
@@ -195,7 +195,7 @@ class Teachable(Objective):
         return self.finish(params, states, rows, inputs[-1])[1]
 
     def computing(self, params: Tree) -> Tree:
-        """Return the parameters for the forward pass, such as with LoRA updates added."""
+        """Return the parameters for the forward pass, for example with LoRA updates added."""
         return params
 
     @abstractmethod
@@ -240,7 +240,7 @@ class Adapted(Objective):
         return with_lora_axes(self.lora, logical_axes(self.model, *self.parts()))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Return the mean loss of the labels; 0 in a batch without any."""
+        """Return the mean loss over the labels; 0 if the batch has none."""
         return ratio(sums["loss"], counts["count"])
 
     def computing(self, params: Tree) -> Tree:
@@ -252,19 +252,19 @@ class Adapted(Objective):
 class CoupledObjective(Objective):
     """Objective whose loss compares the rows of a batch with each other.
 
-    Each row enters the loss of the others through a small array, such as its vector. With
-    micro-batches, a step therefore computes all these arrays first, then the loss's gradient by the
-    arrays, and then, micro-batch by micro-batch, the parameters' gradient (Gao et al. 2021, Scaling
-    Deep Contrastive Learning Batch Size).
+    Each row enters the loss of other rows through a small array, such as its vector. With
+    micro-batches, a step therefore computes all these arrays first, then the gradient of the loss
+    with respect to the arrays, and then, one micro-batch at a time, the gradient with respect to
+    the parameters (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
     """
 
     @abstractmethod
     def represent(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Array:
-        """Compute each prepared row's array, such as its vector, from this row; rows on axis 0."""
+        """Compute an array for each prepared row, such as its vector; rows do not interact."""
 
     @abstractmethod
     def compare(self, outputs: Array, rows: Batch, layout: OnMesh) -> Scalars:
-        """Compute the sums of this device's rows; `layout.all_rows` gathers the batch's rows."""
+        """Compute the sums over this device's rows; `layout.all_rows` gathers the batch's rows."""
 
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Represent the rows and compare them."""
@@ -273,7 +273,7 @@ class CoupledObjective(Objective):
 
 
 def num_params(objective: Objective) -> int:
-    """Count the parameters, except for a teacher and rows that pad the vocabulary."""
+    """Count the parameters, except a teacher's and the rows that pad the vocabulary."""
     objective = objective.for_evaluation()
     model, shapes = objective.model, _shapes(objective)
 
@@ -286,7 +286,7 @@ def num_params(objective: Objective) -> int:
 
 
 def _shapes(objective: Objective) -> Tree:
-    # The key is made in the function: outside it would open a device.
+    # The key is made inside the function, since outside, making it would open a device.
     return jax.eval_shape(lambda: objective.init(jax.random.key(0)))
 
 
@@ -296,19 +296,19 @@ def num_frozen(objective: Objective) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(kept))
 
 
-# The trainable part of the parameters is a tree of its own: gradients, optimizer moments, a run's
-# saves and the best parameters have its structure.
+# The trainable part of the parameters is a separate tree: gradients, optimizer moments, a run's
+# saves and the best parameters have the same structure as this tree.
 
 
 def trained(objective: Objective, tree: Tree) -> Tree:
-    """Return the trainable part of a tree that is structured like one run's parameters.
+    """Return the trainable part of a tree that has the structure of one run's parameters.
 
     Leaves are arrays, `ShapeDtypeStruct`s, or objects without a shape (axes, shardings). The bottom
     `frozen_layers` of the encoder's stack are cut off; dicts that become empty are left out.
     """
 
     def upper(leaf: Any) -> Any:
-        """Cut the frozen bottom layers off a stack, if the leaf has a shape."""
+        """Cut the frozen bottom layers off a leaf of the stack, if the leaf has a shape."""
         count = objective.frozen_layers
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct((leaf.shape[0] - count, *leaf.shape[1:]), leaf.dtype)
@@ -341,7 +341,7 @@ def with_trained(objective: Objective, whole: Tree, part: Tree) -> Tree:
 
 
 def trains_all(objective: Objective) -> bool:
-    """Say whether a step changes all parameters."""
+    """Return whether a step changes all parameters."""
     return not (objective.frozen or objective.frozen_layers)
 
 

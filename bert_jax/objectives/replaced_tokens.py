@@ -1,8 +1,8 @@
-"""Replaced-token detection: a small generator replaces tokens, the encoder finds the replaced.
+"""Replaced-token detection: a small generator replaces tokens, and the encoder finds them.
 
 Source: Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
 Generators", section 2, appendix A, and the published code: generator and discriminator share the
-token, position and type embeddings and their norm, and nothing after the norm.
+token, position and type embeddings and the norm of these, but nothing after the norm.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from bert_jax.objectives.objective import (
 )
 from bert_jax.tokenization.special_ids import SpecialIds
 
-# Purposes of random numbers; words far from masking's words.
+# Hash words that separate the uses of random numbers; they are far from masking's words.
 _SAMPLING, _GENERATOR_DROPOUT = 0x53414D50, 0x47454E44
 SHARED = ("token", "position", "type", "norm")
 """Parts of the embeddings that both models share."""
@@ -83,7 +83,7 @@ def generator_of(model: ModelConfig, size: float) -> ModelConfig:
 
 
 def generator_params(params: Any) -> Any:
-    """Return the generator's full parameters, with the shared embeddings: `encoder` and `mlm`."""
+    """Return the generator's full parameters: `encoder`, with the shared embeddings, and `mlm`."""
     shared = {n: part for n, part in params["encoder"]["embeddings"].items() if n in SHARED}
     own = params["generator"]["encoder"]
     embeddings = {**shared, **own.get("embeddings", {})}
@@ -97,13 +97,13 @@ class ReplacedTokens(Objective):
     masking: MaskingConfig
     special_ids: SpecialIds
     generator_size: float = 0.25
-    """Share of the discriminator's width, heads and feed-forward width."""
+    """Share of the discriminator's width, heads and feed-forward width that the generator has."""
     discriminator_weight: float = 50.0
     """Factor of the discriminator's loss."""
     temperature: float = 1.0
     """Divisor of the generator's logits before a token is drawn."""
     continues_word: np.ndarray | None = field(default=None, compare=False)
-    """(vocab_size,) bool, for whole-word masking: the id continues the word before it."""
+    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
 
     metrics = METRICS
 
@@ -138,7 +138,7 @@ class ReplacedTokens(Objective):
         )
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens as `MaskedLM` does, and add the seed of each row's generated tokens (B,)."""
+        """Mask tokens as `MaskedLM` does; add seeds (B,) from which each row's tokens are drawn."""
         seeds = jnp.asarray(hash_u32(seed, _SAMPLING, jnp.asarray(batch["row_index"])))
         return {**self.proposer.prepare(batch, seed), "proposals": seeds}
 
@@ -179,7 +179,7 @@ class ReplacedTokens(Objective):
         return masked + self.discriminator_weight * detection
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracy of the best constant answer, the share replaced, and counts."""
+        """Return the best constant answer's accuracy, the share of replaced tokens, and counts."""
         tokens, replaced = sums["rtd_count"], sums["rtd_replaced"]
         return {
             "rtd_majority": max(replaced, tokens - replaced) / max(tokens, 1.0),
@@ -201,7 +201,7 @@ class ReplacedTokens(Objective):
 
 
 def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
-    """Join both models, without poolers, into one tree with the shared embeddings once."""
+    """Join both models, without poolers, into one tree that has the shared embeddings once."""
     encoder, own = (
         {name: part for name, part in model["encoder"].items() if name != "pooler"}
         for model in (discriminator, generator)
@@ -215,10 +215,10 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw tokens from softmax(logits), by row seed and position; no gradient (Gumbel-max)."""
+    """Draw tokens from softmax(logits) by row seed and position, without gradient (Gumbel-max)."""
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
-    # Numbers near 0 decide the maximum: float32 resolves them to 2^-33, numbers near 1 to 2^-24.
+    # Numbers near 0 decide the maximum; float32 resolves 2^-33 there, but only 2^-24 near 1.
     uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     gumbel = -jnp.log(-jnp.log1p(-uniform))
     return jnp.argmax(jax.lax.stop_gradient(logits) + gumbel, axis=-1).astype(jnp.int32)
@@ -229,11 +229,11 @@ def replace_tokens(
 ) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
     """Put drawn tokens at the chosen positions; return the discriminator's input and a mask.
 
-    The mask says whether a token differs from the text's; a drawn token may equal the original.
+    The mask marks the tokens that differ from the text; a drawn token may equal the original.
     """
     length = rows["tokens"].shape[1]
     used = rows["weights"] > 0
-    at = jnp.where(used, rows["positions"], length)  # beyond the row: dropped
+    at = jnp.where(used, rows["positions"], length)  # places beyond the row are dropped
     row = jnp.arange(at.shape[0])[:, None]
     tokens = rows["tokens"].at[row, at].set(drawn, mode="drop")
     changed = jnp.zeros(tokens.shape, bool).at[row, at].set(drawn != rows["labels"], mode="drop")

@@ -25,9 +25,9 @@ class ClassLoss:
     """Options of the loss for rare classes or uncertain labels (from `tasks.skew.SkewConfig`)."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class, in multi-label tasks of each label's positives; (): all 1."""
+    """Weight of each class or, in multi-label tasks, of each label's positives; empty: all 1."""
     focal_gamma: float = 0.0
-    """Exponent of 1 - p in the focal loss, p being the label's probability; 0: cross entropy."""
+    """Exponent of 1 - p in the focal loss, where p is the label's probability; 0: cross entropy."""
     label_smoothing: float = 0.0
     """Share of a label's probability that is spread over all classes."""
 
@@ -49,20 +49,20 @@ _PLAIN = ClassLoss()
 
 @dataclass(frozen=True)
 class Head:
-    """Kind of prediction: its network, its loss, and how its labels are counted."""
+    """Kind of prediction, with a network, a loss and a rule for counting labels."""
 
     network: HeadNetwork
     """Network of the head (see `model.task_heads`)."""
     losses: Callable[[Array, Array, Array, ClassLoss], Array]
-    """Loss of each row (B,), or each token (B, L), from logits, labels and segment ids."""
+    """Function from logits, labels, segment ids and options to losses of rows or tokens."""
     unit: str = "nats per row"
     """Unit of the loss."""
     per_token: bool = False
     """Whether each token has a label; labels below 0 are padding."""
     one_class: bool = False
-    """Whether a label is one class of several; the mean loss then divides by class weights."""
+    """Whether a label is one of several classes, so that class weights enter the denominator."""
     outputs: Callable[[Array], Array] = lambda logits: logits
-    """Function from the logits to the outputs that predictions are made from."""
+    """Function from the logits to the outputs from which predictions are made."""
 
     def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
         """Return the weight of each loss: 0 for padding and for rows that only fill the batch."""
@@ -71,7 +71,7 @@ class Head:
     def count(
         self, labels: Array, counted: Float[Array, "*counted"], options: ClassLoss
     ) -> Float[Array, ""]:
-        """Return the denominator of the mean loss; `counted` are the weights of the labels."""
+        """Return the denominator of the mean loss; `counted` has the weight of each label."""
         if self.one_class and options.weights:
             counted = counted * options.of(jnp.maximum(labels, 0))
         return jnp.sum(counted)
@@ -80,7 +80,7 @@ class Head:
 def _class_losses(
     logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
-    """Return weighted losses as torch's CrossEntropyLoss does; labels below 0 are not counted."""
+    """Return weighted losses as torch's CrossEntropyLoss does; `counted` drops labels below 0."""
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])
@@ -109,7 +109,7 @@ def _multi_label_losses(
 def _span_losses(
     logits: Float[Array, "B L 2"], labels: Integer[Array, "B 2"], segment_ids: Array, *_: Any
 ) -> Array:
-    # Padding is no answer, so that the loss of a row does not depend on the row's padded length.
+    # Padding is never an answer, so that a row's loss does not depend on the row's padded length.
     places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
     each = cross_entropy(jnp.moveaxis(places, -1, 1), labels)[0]  # of (B, 2, L) and (B, 2)
     return jnp.mean(each, axis=-1)
@@ -153,13 +153,13 @@ HEADS: dict[HeadKind, Head] = {
         "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),
 }
-"""Heads by kind of prediction; a new head is a new entry. Losses equal those of Transformers' class
-for the same task, except that padding is never the answer of a span here."""
+"""Heads by kind of prediction; a new head is a new entry. Each loss is the same as in Transformers'
+class for the task, except that here padding is never the answer of a span."""
 
 
 @dataclass(frozen=True)
 class TaskObjective(Adapted, Teachable):
-    """Prediction of the labels of rows, or of their tokens, by a head on the encoder.
+    """Prediction of the labels of rows, or of the labels of tokens, by a head on the encoder.
 
     Batches have the type `tasks.rows.Batch`. Outputs are float32 logits: (B, C); for tags and spans
     (B, L, C); for the G choices of an example (B, G); for arcs (B, L, L, 2), score and best
@@ -201,7 +201,7 @@ class TaskObjective(Adapted, Teachable):
         *size, length = rows["tokens"].shape
         segments = rows["segment_ids"].reshape(-1, length)
         logits = head_logits(self.model, self.config, params, states, segments, stream)
-        if len(size) == 2:  # rows that belong together
+        if len(size) == 2:  # groups of rows
             logits = logits.reshape(*size, *logits.shape[1:])
         loss = count = jnp.float32(0)
         if "labels" in rows:
@@ -214,12 +214,12 @@ class TaskObjective(Adapted, Teachable):
     def soft_losses(
         self, logits: Array, wanted: Array, rows: Batch, temperature: float
     ) -> Float[Array, "*counted"]:
-        """Compute the loss against a teacher's logits: for rows (B,), for tags of tokens (B, L)."""
+        """Compute losses against a teacher's logits: (B,) for rows, (B, L) for tags of tokens."""
         if self.kind == "regression":  # scores are not logits
             return jnp.square(logits - wanted)[:, 0]
         if self.kind == "multi_label":
             return jnp.mean(binary_divergences(logits, wanted, temperature), axis=-1)
-        if self.kind == "span":  # start and end, over the tokens that are no padding
+        if self.kind == "span":  # start and end, over the tokens that are not padding
             real = rows["segment_ids"][..., None] > 0
             logits, wanted = (
                 jnp.moveaxis(jnp.where(real, x, PADDED_LOGIT), -1, 1) for x in (logits, wanted)
@@ -236,7 +236,7 @@ class TaskObjective(Adapted, Teachable):
         return super().token_weights(rows) * rows["weights"][:, None]
 
     def has_dropout(self) -> bool:
-        """Say whether training uses dropout, in the model or the head."""
+        """Return whether training uses dropout, in the model or in the head."""
         return bool(self.config.dropout_rate) or super().has_dropout()
 
     def flops(self, rows: Batch) -> int:

@@ -1,4 +1,4 @@
-"""Translation: the next target token, from the source and the target tokens before (Cho 2014).
+"""Translation: predict each target token from the source and the earlier target tokens (Cho 2014).
 
 Batches come from the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]; the
 labels, made here, end with [SEP] after the last token of each target.
@@ -43,7 +43,7 @@ class Translation(Objective):
     """Prediction of each target token and of the target's end.
 
     `model` configures the network; `baseline` is the unigram entropy of the training targets and
-    their end tokens, in nats a token. Metrics never include label smoothing, even in training.
+    their end tokens, in nats per token. Metrics exclude label smoothing, even in training.
     """
 
     network: Network
@@ -107,7 +107,7 @@ class Translation(Objective):
 
 
 def sides(rows: Batch) -> tuple[Side, Side]:
-    """Return source and target of rows."""
+    """Return the source side and the target side of rows."""
     source = Side(rows["tokens"], rows["segment_ids"])
     return source, Side(rows["target_tokens"], rows["target_segment_ids"])
 
@@ -115,7 +115,7 @@ def sides(rows: Batch) -> tuple[Side, Side]:
 def next_tokens(
     tokens: Integer[Array, "B T"], segment_ids: Integer[Array, "B T"], end: int
 ) -> Int[Array, "B T"]:
-    """Return the token after each place of packed targets; after a target's last, `end`."""
+    """Return the token after each place of packed targets; `end` after a target's last token."""
     continues = segment_ids[:, 1:] == segment_ids[:, :-1]
     labels = jnp.where(continues, tokens[:, 1:].astype(jnp.int32), end)
     return jnp.pad(labels, ((0, 0), (0, 1)), constant_values=end)

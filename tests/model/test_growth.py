@@ -210,16 +210,16 @@ def test_a_model_that_is_doubled_computes_what_its_source_does(config):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"vocab_size": 12}, "model.vocab_size is 12, the source has 11"),
-        ({"gated": False}, "model.gated is False, the source has True"),
-        ({"positions": "learned"}, "model.positions is 'learned', the source has 'rope'"),
-        ({"rope_theta": 5.0}, "model.rope_theta is 5.0, the source has 10000.0"),
-        ({"attention_pattern": "GL"}, "model.attention_pattern is 'GL', the layers of the source "),
+        ({"vocab_size": 12}, "model.vocab_size is 12, but the source has 11"),
+        ({"gated": False}, "model.gated is False, but the source has True"),
+        ({"positions": "learned"}, "model.positions is 'learned', but the source has 'rope'"),
+        ({"rope_theta": 5.0}, "model.rope_theta is 5.0, but the source has 10000.0"),
+        ({"attention_pattern": "GL"}, "attention_pattern is 'GL', but the layers of the source "),
         ({"num_layers": 3}, "model.num_layers is 3, expected at least the source's 4"),
         ({"mlp_dim": 5}, "model.mlp_dim is 5, expected at least the source's 6"),
         ({"hidden_dim": 16}, "model.num_heads is 4, expected 8: heads of 2 as in the source"),
-        ({"num_kv_heads": 4}, "each shared by 1 query heads, in the source by 2"),
-        ({"embedding_dim": 4}, "model.embedding_dim is 4, and the source's tables are as wide"),
+        ({"num_kv_heads": 4}, "1 query heads share each, but 2 in the source"),
+        ({"embedding_dim": 4}, "model.embedding_dim is 4, but the source's tables are as wide"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, said):
@@ -234,7 +234,7 @@ def test_fields_that_nothing_reads_may_differ():
     wanted = dataclasses.replace(BERT, rope_theta=7.0, local_window=3, head_activation="gelu")
     assert grown_config(BERT, wanted, "a source") == BERT
     table = dataclasses.replace(BERT, num_positions=9, hidden_dim=9, num_heads=3)
-    with pytest.raises(UserError, match=r"num_positions is 9, the source has 7; .*multiple of 4, "):
+    with pytest.raises(UserError, match=r"is 9, but the source has 7; .*multiple of 4, "):
         grown_config(BERT, table, "a source")
     scaled = dataclasses.replace(BERT, scale_embeddings=True)
     wider = dataclasses.replace(

@@ -328,5 +328,5 @@ def test_bad_config():
     tokens = np.full((1, 8), 6)
     with pytest.raises(UserError, match="whole_word needs a tokenizer"):
         masked(tokens, config=MaskingConfig(whole_word=True), continues_word=None)
-    with pytest.raises(UserError, match="vocab_size is 5, of which 5"):
+    with pytest.raises(UserError, match="vocab_size is 5, but there are 5"):
         masked(tokens, vocab_size=5, special_ids=SpecialIds(*range(5)))

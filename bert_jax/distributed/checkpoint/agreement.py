@@ -1,8 +1,8 @@
 """Decisions that several processes share.
 
-Each process sees a shared directory through caches of its own, and two may see different files.
-So process 0 looks, and all processes follow. Every function is collective: all processes call the
-function, in the same order, from the main thread.
+Each process sees a shared directory through its own caches, so two processes may see different
+files. Therefore process 0 looks, and all processes follow. Every function is collective: all
+processes call it, in the same order, from the main thread.
 """
 
 import json
@@ -33,7 +33,7 @@ def all_agree(ok: bool) -> bool:
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Call `act` in process 0; return its JSON answer in all, or ElsewhereError for its error."""
+    """Call `act` in process 0; all processes return the JSON answer or raise (ElsewhereError)."""
     if jax.process_count() == 1:
         return act()
     answer, error = None, None
@@ -45,7 +45,7 @@ def by_first(act: Callable[[], Any]) -> Any:
     code = 0 if error is None else exit_code(error) or 1
     content = np.frombuffer(json.dumps([answer, f"{error}", code]).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-    padded = np.resize(content, length)  # other processes send only the right size
+    padded = np.resize(content, length)  # only the size matters in other processes
     answer, message, code = json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
     if error is not None:
         raise error

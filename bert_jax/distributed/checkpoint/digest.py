@@ -1,9 +1,9 @@
 """A digest per array that does not depend on how the array is laid out over devices.
 
 Orbax does not notice a flipped bit, so a checkpoint records a digest of every array. A CRC needs
-the bytes in order, and a sharded array has them on several devices. This digest is a sum over
-elements: every device sums its own, and one all-reduce adds the sums up. The result is the same on
-any mesh and any number of processes, and nothing is gathered to the host.
+the bytes in order, but a sharded array has them on several devices. This digest is a sum over
+elements: every device sums its own elements, and one all-reduce adds up these sums. The result is
+the same on any mesh and any number of processes, and nothing is gathered to the host.
 
 digest(x) = sum over i of hash(bits(x[i]) ^ i * ODD)   mod 2^32,   i: row-major index
 
@@ -31,7 +31,7 @@ _MAX_PIECES = 32
 
 
 def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
-    """Compute the digests of named arrays, 8 hexadecimal digits each; collective and blocking."""
+    """Compute a digest of 8 hexadecimal digits for each named array; collective and blocking."""
     by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
     for name, leaf in leaves.items():
         sharding = leaf.sharding
@@ -51,9 +51,9 @@ def text(digest: int | np.integer) -> str:
 
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Compute on the host the share of a block, at index `start`, in the digest of its array."""
+    """Compute, on the host, what a block at index `start` adds to the digest of its array."""
     words = np.ascontiguousarray(block).reshape(block.shape)
-    if block.dtype.itemsize == 8:  # as `bitcast_convert_type` gives it: two words in a last axis
+    if block.dtype.itemsize == 8:  # two words in a last axis, as from `bitcast_convert_type`
         words = words[..., None]
     words = words.view(_UNSIGNED[block.dtype.itemsize])
     strides = _strides((*shape, *words.shape[block.ndim :]))
@@ -94,14 +94,14 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
             for axis, names in enumerate(spec):
                 names = () if names is None else (names,) if isinstance(names, str) else names
                 used |= set(names)
-                number = jnp.uint32(0)  # of the part along this axis
+                number = jnp.uint32(0)  # index of the part along this axis
                 for name in names:
                     index = jax.lax.axis_index(name).astype(jnp.uint32)
                     number = number * np.uint32(mesh.shape[name]) + index
                 step = strides[axis] * part.shape[axis] & 0xFFFFFFFF
                 offset += number * np.uint32(step)
             for name in mesh.axis_names:
-                if name not in used:  # copies: only the first counts
+                if name not in used:  # of several copies, only the first counts
                     first_copy *= (jax.lax.axis_index(name) == 0).astype(jnp.uint32)
             sums.append(_local_sum(part, offset, leaf.shape) * first_copy)
         return jax.lax.psum(jnp.stack(sums), mesh.axis_names)
@@ -112,14 +112,14 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
 
 
 def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
-    """Compute the share of one device's part; `offset` is the row-major index of its start."""
+    """Compute what one device's part adds; `offset` is the row-major index of the part's start."""
     words = part.view(jnp.uint8) if part.dtype == jnp.bool_ else part
     words = jax.lax.bitcast_convert_type(words, _UNSIGNED[part.dtype.itemsize])
     strides = _strides((*shape, *words.shape[part.ndim :]))
     if words.ndim == 0:
         words, strides = words[None], [1]
-    # XLA's CPU backend writes the hashes to memory before it sums them (measured: ten times the
-    # time). Added up in pieces, which it fuses, they are a fraction of the array.
+    # XLA's CPU backend writes all hashes to memory before it sums them, which takes ten times as
+    # long (measured). It fuses the sum of pieces, and that sum is a fraction of the array.
     pieces = min(_MAX_PIECES, max(1, words.size // _PIECE))
     axis = next((a for a, size in enumerate(words.shape) if size >= pieces), None)
     if axis is None:

@@ -42,7 +42,7 @@ from bert_jax.distributed.checkpoint.verify import (
 _log = logging.getLogger("bert_jax")
 
 Report = Callable[[str, int, str], None]
-"""Function that is told (kind, step, message), where kind is "save_failed" or "damaged"."""
+"""Function called with (kind, step, message), where kind is "save_failed" or "damaged"."""
 
 
 class SaveFailedError(RuntimeError):
@@ -52,7 +52,7 @@ class SaveFailedError(RuntimeError):
 
 
 class Checkpoints:
-    """The checkpoints of one run, for its training loop.
+    """The checkpoints of one run, for the training loop.
 
     Every method is collective: all processes call it, in the same order, from the main thread.
     """
@@ -67,8 +67,8 @@ class Checkpoints:
     ):
         """Open `directory`, and remove what interrupted saves left in it.
 
-        The first save makes it if missing. Damaged checkpoints are moved to `damaged/` beside it.
-        `max_failed_saves` in a row end the run. Process 0 calls `report`, from the main thread.
+        The first save makes a missing `directory`; `damaged/` beside it gets damaged checkpoints.
+        `max_failed_saves` in a row end the run. Process 0 calls `report` from the main thread.
         """
         self._directory = storage.as_path(directory)
         self._aside = self._directory.parent / "damaged"
@@ -82,7 +82,7 @@ class Checkpoints:
         by_first(lambda: storage.remove_unfinished(self._directory))
 
     def restore(self, abstract: Any) -> Restored | None:
-        """Restore the newest intact checkpoint; move damaged ones that are newer to `damaged/`."""
+        """Restore the newest intact checkpoint; move newer, damaged checkpoints to `damaged/`."""
         restored = load_newest(self._directory, abstract)
         if restored is None:
             return None
@@ -109,9 +109,9 @@ class Checkpoints:
     ) -> None:
         """Start a save; return once the arrays are copied, so that the caller may donate them.
 
-        If the step, the next to train, has a checkpoint, nothing is saved. `state` is a pytree with
-        a field `params`, a nested dict; the rest are fields of `Record`. `Retention` reads
-        `metrics`, and `lowest_at` in `extra`. Too many failed saves in a row are a SaveFailedError.
+        `step` is the next step to train; if it has a checkpoint, nothing is saved. `state` is a
+        pytree with a nested dict `params`; other arguments are fields of `Record`. `Retention`
+        reads `metrics`, and `lowest_at` in `extra`. Too many failures raise a SaveFailedError.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
@@ -132,7 +132,10 @@ class Checkpoints:
         self._save = _Save(self, step, pending, fault)
 
     def wait(self) -> bool:
-        """Wait until the last save is on disk; return true unless it or a verification failed."""
+        """Wait until the last save is on disk; return false if it or a verification failed.
+
+        Too many failures in a row raise a SaveFailedError.
+        """
         save, self._save = self._save, None
         if save:
             save.join()
@@ -165,10 +168,10 @@ class Checkpoints:
     def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
         """Save, and retry until a save succeeds, since no later save makes up for this one.
 
-        `content` is `config`, `extra` and `metrics`, as in `save`. With `read_back`, wait for the
-        verification too, which may take as long. Too many failures are a SaveFailedError.
+        `content` is `config`, `extra` and `metrics`, as in `save`. With `read_back`, also wait for
+        the verification, which may take as long. Too many failures raise a SaveFailedError.
         """
-        with contextlib.suppress(SaveFailedError):  # try this save whatever happened before
+        with contextlib.suppress(SaveFailedError):  # earlier failures must not prevent this save
             self.wait()
         damaged = 0
         while damaged < self._max_failures:
@@ -188,9 +191,9 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Wait for a save under way, and for a verification only to the end of a block.
+        """Wait for a save under way; stop a verification at the end of the block being read.
 
-        Not collective, and it raises nothing: it may be called on the way out of an error.
+        Not collective. This raises nothing, so that it may be called while an error is handled.
         """
         if self._save is not None:
             self._save.join()
@@ -206,7 +209,7 @@ class Checkpoints:
         return f"{where}: {reason}. {there}."
 
     def _make_directory(self) -> None:
-        """Make the checkpoint directory once, never its parent, whose disk may be unmounted."""
+        """Make the checkpoint directory once, but not its parent: the disk may be unmounted."""
         if not self._made:
             self._directory.mkdir(exist_ok=True)
         self._made = True
@@ -231,7 +234,7 @@ class Checkpoints:
 
 
 class _Save(threading.Thread):
-    """One save in progress: a thread that waits for the disk, then starts to read back, or logs."""
+    """One save in progress: a thread that waits for the disk, then starts reading back or logs."""
 
     def __init__(self, owner: Checkpoints, step: int, pending: Any, error: Exception | None):
         super().__init__(name="save", daemon=True)
@@ -247,14 +250,14 @@ class _Save(threading.Thread):
                 self.error = error
         if self.error is None:
             self._owner._reader.start(self.step)
-        else:  # at once, not when the next save is due
+        else:  # log at once, not when the next save is due
             _log.error("%s", self._owner._explained(self.step, save_fault(self.error)))
 
 
 class _Reader:
-    """Reads checkpoints back in a thread of process 0, one at a time, and then prunes.
+    """Thread of process 0 that reads checkpoints back, one at a time, and then prunes.
 
-    While one is read, others may be written; only the newest of them is read next.
+    While a checkpoint is read, others may be written; only the newest of these is read next.
     """
 
     def __init__(self, owner: Checkpoints):
@@ -275,7 +278,7 @@ class _Reader:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Wait until everything that was asked for has been read."""
+        """Wait until no checkpoint is left to read."""
         while thread := self._thread:
             thread.join()
 
@@ -299,7 +302,7 @@ class _Reader:
                 self._read(step)
             except VerificationStoppedError:
                 pass
-            except Exception as error:  # the directory is gone, say; the next save will tell
+            except Exception as error:  # perhaps the directory is gone; the next save will tell
                 _log.warning("Verifying the checkpoint of step %d: %s", step, one_line(error))
 
     def _read(self, step: int) -> None:

@@ -1,8 +1,8 @@
 """Restoring the newest intact checkpoint of a directory onto devices.
 
-Functions here are collective: with several processes all call them, in the same order, from the
-main thread. Process 0 lists the checkpoints, reads the records and decides what is damaged; the
-other processes check their share of the files.
+Functions here are collective: all processes call them, in the same order, from the main thread.
+Process 0 lists the checkpoints, reads the records and decides what is damaged; each process checks
+a share of the files.
 """
 
 import logging
@@ -34,19 +34,19 @@ from bert_jax.errors import UserError
 _log = logging.getLogger("bert_jax")
 
 _CACHED_SECONDS = 90.0
-"""Time until a file system's cache must show a new directory; NFS and gcsfuse need up to 60 s."""
+"""Time by which a file system's cache must show a new directory; NFS and gcsfuse may need 60 s."""
 
 
 class DamagedCheckpointError(RuntimeError):
-    """No checkpoint of the directory is intact, though there are some."""
+    """The requested checkpoint, or every checkpoint of a directory, is damaged."""
 
     exit_code = 5
 
 
 class OutOfSightError(RuntimeError):
-    """A checkpoint that process 0 finds intact and another process cannot read."""
+    """A checkpoint that process 0 finds intact but another process cannot read."""
 
-    exit_code = 6  # another try may see it
+    exit_code = 6  # another try may succeed
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Restored:
     step: int
     """Next step to train, which is also the number of the next batch."""
     state: Any
-    """The whole state, or the nested dict of parameters from `load_newest`."""
+    """The whole state or, from `load_newest` without `abstract`, the nested dict of parameters."""
     record: Record
     damaged: tuple[Verdict, ...] = ()
     """Newer checkpoints that were skipped because they are damaged."""
 
     def warning(self) -> str:
-        """Name the skipped checkpoints in a sentence; "" if there are none."""
+        """Return a sentence that names the skipped checkpoints; "" if there are none."""
         if not self.damaged:
             return ""
         what = "; ".join(f"{bad.step} ({bad.fault})" for bad in self.damaged)
@@ -71,14 +71,14 @@ class Restored:
 
 
 def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
-    """Restore the newest intact checkpoint, None if there is none; nothing on disk changes.
+    """Restore the newest intact checkpoint; return None if there is no checkpoint. No file changes.
 
-    `abstract` is the state with a `jax.ShapeDtypeStruct` per array, whose sharding the array gets;
-    the saved sharding may be another. None: only the parameters, onto one device.
+    `abstract` is the state with a `jax.ShapeDtypeStruct` per array, which sets the array's sharding
+    whatever the saved sharding. None restores only the parameters, onto one device.
 
     Raises:
-        DamagedCheckpointError: There are checkpoints and none is intact.
-        UserError: An intact checkpoint has arrays of other names, shapes or dtypes.
+        DamagedCheckpointError: There are checkpoints, but none is intact.
+        UserError: A checkpoint has another format, or arrays of other names, shapes or dtypes.
         OutOfSightError: Process 0 finds a checkpoint intact that another process cannot read.
     """
     directory = as_path(directory)
@@ -99,7 +99,7 @@ def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Restore the checkpoint of a step; DamagedCheckpointError if it is damaged or missing."""
+    """Restore a step's checkpoint; raise a DamagedCheckpointError if it is damaged or missing."""
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
     if fault:
@@ -143,7 +143,7 @@ def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
     if wrong:
         fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
         fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
-        return record, {}, fault  # drop the arrays: memory may not hold the next checkpoint too
+        return record, {}, fault  # without the arrays: memory may not hold two checkpoints
     if abstract is None:
         return record, nested_params(leaves), ""
     state = jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
@@ -160,7 +160,7 @@ def _await_sight(path: epath.Path) -> None:
 def _common_fault(path: epath.Path, fault: str) -> str:
     """Return a checkpoint's fault in the words of process 0; "" if no process found one.
 
-    If another process found a fault, and process 0, which then reads everything, finds none, raise
+    If another process found a fault but process 0, which then reads everything, finds none, raise
     an OutOfSightError: such a checkpoint must not be skipped.
     """
     if all_agree(not fault):
@@ -170,7 +170,7 @@ def _common_fault(path: epath.Path, fault: str) -> str:
     common: str = by_first(lambda: fault or verify_checkpoint(path).fault)
     if not common:
         raise OutOfSightError(
-            f"{path} is intact for process 0, and another process cannot read it ("
+            f"{path} is intact for process 0, but another process cannot read it ("
             f"{fault or 'its log has the reason'}). All hosts must mount the same directory; if a "
             "cached listing was old, a rerun after a minute works"
         )
@@ -178,13 +178,13 @@ def _common_fault(path: epath.Path, fault: str) -> str:
 
 
 def check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
-    """Raise a UserError for the first array whose name, shape or dtype is not the wanted one."""
+    """Raise a UserError for the first array whose name, shape or dtype differs from `wanted`."""
     saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
     needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
     for name in sorted({*saved, *needed}):
         has, wants = (each.get(name, "no such array") for each in (saved, needed))
         if has != wants:
             raise UserError(
-                f"{path}: array {name} is {has} in the checkpoint and {wants} in this run; both "
+                f"{path}: array {name} is {has} in the checkpoint but {wants} in this run; both "
                 "must have the same model and optimizer"
             )

@@ -24,15 +24,15 @@ _PREFIX = PARAMS + "/"
 
 @dataclass(frozen=True)
 class Record:
-    """Metadata of a checkpoint, beside its arrays."""
+    """Metadata of a checkpoint, saved with the arrays."""
 
     step: int
     """Next step to train, which is also the number of the next batch."""
     config: dict[str, Any]
     extra: dict[str, Any]
-    """Values that the loop saved beside the state."""
+    """Other values that the loop saved with the state."""
     metrics: dict[str, float]
-    """Metrics of an evaluation of exactly this state; empty where there was none."""
+    """Metrics of an evaluation of exactly this state; empty if there was none."""
     arrays: dict[str, list[Any]]
     """Arrays by name: shape, dtype and digest."""
 
@@ -45,7 +45,7 @@ class Record:
 
     @property
     def digest(self) -> str:
-        """Digest of all arrays, which tells one checkpoint from another: 16 hexadecimal digits."""
+        """Digest of all arrays, 16 hexadecimal digits, which tells one checkpoint from another."""
         content = json.dumps(self.arrays, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -60,7 +60,7 @@ class RecordFaultError(ValueError):
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """Read a checkpoint's record; RecordFaultError if damaged, UserError if of another format."""
+    """Read a record; raise a RecordFaultError if it is damaged, a UserError for another format."""
     try:
         content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
         crc = content.pop("crc32", None)
@@ -90,29 +90,29 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Group leaves as they are stored: nested parameters, and the rest, if any, by name."""
+    """Group leaves as they are stored: parameters as a nested dict, any other leaves by name."""
     rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}
     return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
 
 
 def ungrouped(groups: dict[str, Any]) -> dict[str, Any]:
-    """Return named leaves from the groups that `grouped` made."""
+    """Return leaves by name, from the groups that `grouped` made."""
     params = {_PREFIX + name: leaf for name, leaf in named_leaves(groups[PARAMS]).items()}
     return {**params, **groups.get(REST, {})}
 
 
 def group_of(name: str) -> tuple[str, str]:
-    """Return the group of an array, and its name within the group."""
+    """Return an array's group, and the array's name within the group."""
     return (PARAMS, name.removeprefix(_PREFIX)) if is_param(name) else (REST, name)
 
 
 def is_param(name: str) -> bool:
-    """Return true for the name of a parameter of the model."""
+    """Return true if `name` is the name of a model parameter."""
     return name.startswith(_PREFIX)
 
 
 def nested_params(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters among named leaves as a nested dict."""
+    """Return the parameters among the named `leaves`, as a nested dict."""
     params = {name.removeprefix(_PREFIX): leaf for name, leaf in leaves.items() if is_param(name)}
     tree: dict[str, Any] = unflatten_dict(params, sep="/")
     return tree

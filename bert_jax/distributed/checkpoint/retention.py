@@ -1,9 +1,9 @@
 """Retention of checkpoints: a policy, and marks that keep the checkpoints where branches began.
 
 A mark is a small file beside the checkpoints, `<step>.branch-<digest of the name>.json`. A branch
-writes its mark into the directory of another run without that run's lease. This is safe while the
-run writes: a mark appears whole, each branch has a file of its own, and the run looks for marks
-before it deletes a checkpoint.
+writes this file into another run's directory without holding that run's lease. This is safe even
+while the run writes: a mark appears whole, each branch has its own file, and the run looks for
+marks before it deletes a checkpoint.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Retention(Bounded, section="checkpoint"):
     keep: Count = 3
     """Number of newest checkpoints to keep, counting only checkpoints that were read back."""
     keep_every_steps: Natural = 0
-    """Interval in steps between checkpoints that are kept for ever; 0: none."""
+    """Interval in steps between checkpoints that are kept for ever; 0: there are none."""
     keep_best: Natural = 0
     """Number of checkpoints with the best evaluations to keep."""
     best_metric: str = ""
@@ -46,12 +46,11 @@ class Retention(Bounded, section="checkpoint"):
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """Return the `saved` steps that may be deleted; `verified` ones were read back.
+        """Return the `saved` steps to delete; `verified` were read back, `metrics` are by step.
 
-        Nothing is deleted before `keep` newer checkpoints were read back: an unverified save
-        replaces none. The newest verified checkpoint not after `lowest_at`, the step of the lowest
-        training loss, stays as the way back from a divergence; if all are newer, the oldest stays.
-        `metrics` are by step.
+        A checkpoint may go only after `keep` newer ones were read back: an unverified save replaces
+        none. `lowest_at` is the step of the lowest training loss; the newest verified checkpoint
+        up to it stays, as the way back from a divergence (if all are later, the oldest stays).
         """
         if len(verified) < self.keep:
             return []
@@ -75,16 +74,16 @@ class Retention(Bounded, section="checkpoint"):
 
 
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
-    """Mark a step's checkpoint as kept for the work directory `branch`; return true if it is new.
+    """Mark a checkpoint as kept for the work directory `branch`; return true if the mark is new.
 
-    A directory that cannot be written is a UserError, or an OSError for an unknown reason.
+    If the directory cannot be written, raise a UserError, or an OSError for an unknown reason.
     """
     mark = _mark(directory, step, branch)
     if mark.exists():
         return False
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     content = json.dumps({"branch": branch, "step": step, "time": now}) + "\n"
-    if is_url(mark):  # an object appears whole
+    if is_url(mark):  # in a bucket, a file appears whole
         mark.write_text(content)
     else:
         replace_file(Path(mark), content.encode())
@@ -92,17 +91,17 @@ def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
 
 
 def forget_branch(directory: AnyPath, step: int, branch: str) -> None:
-    """Remove the mark of a branch that was not begun."""
+    """Remove the mark of a branch that has not begun after all."""
     _mark(directory, step, branch).unlink(missing_ok=True)
 
 
 def kept_steps(directory: AnyPath) -> set[int]:
-    """Return the steps that branches began from."""
+    """Return the steps from which branches began."""
     return {step for step, _ in _marks(directory)}
 
 
 def branches_of(directory: AnyPath) -> dict[int, list[str]]:
-    """Return the work directories of branches, by the step at which each began, ascending."""
+    """Return the work directories of branches by the step at which they began, ascending."""
     found: dict[int, list[str]] = {}
     for step, name in sorted(_marks(directory)):
         branch = "a branch whose mark cannot be read"

@@ -1,8 +1,8 @@
 """Layout of checkpoints on disk or in a bucket. The only file that imports Orbax and TensorStore.
 
-Orbax writes the arrays of all processes and makes a checkpoint appear complete or not at all: by a
-rename on a file system, by a last file (`commit_success.txt`) in a bucket. TensorStore reads single
-arrays on the host, for verification, without devices.
+Orbax writes the arrays of all processes and makes a checkpoint appear complete or not at all: on a
+file system by a rename, in a bucket by a last file (`commit_success.txt`). For verification,
+TensorStore reads single arrays on the host, without devices.
 """
 
 import errno
@@ -28,7 +28,7 @@ from bert_jax.files.urls import is_url
 
 PARAMS, REST, RECORD = "params", "rest", "record"
 _COMMITTED = "commit_success.txt"
-_OUT_OF_REACH = (  # TensorStore's words, in a ValueError
+_OUT_OF_REACH = (  # TensorStore's status codes, in the text of a ValueError
     "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
 )
 _ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
@@ -40,7 +40,7 @@ _SAVE_FAULTS = {
 }
 
 AnyPath: TypeAlias = epath.Path | Path
-"""A local path, or one in a bucket (`gs://`)."""
+"""A path on a local disk or in a bucket (`gs://`)."""
 
 
 def as_path(directory: AnyPath | str) -> epath.Path:
@@ -76,7 +76,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Check that a local directory can be written, or raise an OSError; ignore buckets."""
+    """Raise an OSError if a local directory cannot be written; buckets are not checked."""
     if not is_url(directory):
         probe = as_path(directory) / "probe.deleted"
         probe.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def try_to_write(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint; if interrupted, the rest no longer counts as a checkpoint."""
+    """Delete a checkpoint; what an interruption leaves no longer counts as a checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -104,7 +104,7 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
     if is_url(checkpoint):
         import fsspec
 
-        (checkpoint / _COMMITTED).unlink(missing_ok=True)  # a half-moved one must not count
+        (checkpoint / _COMMITTED).unlink(missing_ok=True)  # a half-moved checkpoint must not count
         fsspec.filesystem("gs").copy(f"{checkpoint}/", f"{aside}/", recursive=True)
         checkpoint.rmtree()
     else:
@@ -117,19 +117,19 @@ def write_async(
 ) -> Any:
     """Start a save; return once the arrays are copied, so that the caller may donate them.
 
-    Collective. The directory, which must not exist, appears when everything is written; `result()`
-    of the returned future waits for that, and raises the error of a failed save. `arrays` has the
-    groups "params" (nested) and, where there is more, "rest" (flat); `record` has JSON values.
+    Collective. The directory, which must not exist, appears when everything is written. `result()`
+    of the returned future waits for this and raises the error of a failed save. `arrays` has the
+    groups "params" (nested) and, for other arrays, "rest" (flat); `record` has JSON values.
     """
     with _context():
-        # Orbax writes the record later, when the caller may have changed what is in it.
+        # Copy the record: Orbax writes it later, when the caller may have changed its values.
         return ocp.save_checkpointables_async(
             as_path(checkpoint), {**arrays, RECORD: json.loads(json.dumps(record))}
         )
 
 
 def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
-    """Write a nested dict of arrays as Orbax does by default, for readers without this package."""
+    """Write a nested dict of arrays in Orbax's default form, for readers without this package."""
     ocp.save(as_path(directory), tree)
 
 
@@ -140,9 +140,9 @@ def read_tree(directory: AnyPath) -> dict[str, Any]:
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read groups of arrays onto devices; collective. Return them, and the fault, "" if none.
+    """Read groups of arrays onto devices (collective); return them and a fault or "".
 
-    `wanted` has groups, as for `write_async`, of `jax.ShapeDtypeStruct`s with shardings.
+    `wanted` has the groups of `write_async`, with a sharded `jax.ShapeDtypeStruct` for each array.
     """
     loaded: dict[str, Any] = {}
     fault = ""
@@ -165,19 +165,19 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return (group, name) of the arrays in Orbax's lists; bypasses its caches, not collective."""
+    """Return (group, name) of each array in Orbax's lists, bypassing caches; not collective."""
     checkpoint = as_path(checkpoint)
     listed = set()
     for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
         if group != RECORD:
             content = read_object(checkpoint / group / "_METADATA")
             if not (content["use_ocdbt"] is content["use_zarr3"] is True):
-                raise ValueError(f"{group}/_METADATA is not of arrays in OCDBT and Zarr 3")
+                raise ValueError(f"{group}/_METADATA does not list arrays in OCDBT and Zarr 3")
             for leaf in content["tree_metadata"].values():
                 keys = leaf["key_metadata"]
                 kinds = {key["key_type"] for key in keys}
                 if leaf["value_metadata"] != _ARRAY or kinds != {_DICT_KEY}:
-                    raise ValueError(f"{group}/_METADATA is not of arrays in nested dicts")
+                    raise ValueError(f"{group}/_METADATA does not list arrays in nested dicts")
                 listed.add((group, "/".join(key["key"] for key in keys)))
     return listed
 
@@ -187,8 +187,8 @@ def host_blocks(
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
     """Yield (block, index of its first element, shape of the array); not collective.
 
-    Blocks, in host memory, are as large as what one device wrote. The name within the group,
-    "params" or "rest", has keys of nested dicts joined by "/".
+    A block lies in host memory and has the size that one device wrote. `name` is the name within
+    the group ("params" or "rest"): the keys of nested dicts, joined by "/".
     """
     place = f"{as_path(checkpoint) / group}/"
     base = {"driver": "file", "path": place}
@@ -210,9 +210,9 @@ def host_blocks(
 
 
 def damage(error: Exception, path: AnyPath) -> str:
-    """Describe an error met in reading, as a phrase.
+    """Describe, as a phrase, an error that occurred in reading.
 
-    If a bucket is out of reach or denied, raise a ConnectionError instead: its files may be intact.
+    If a bucket is out of reach or denies access, raise a ConnectionError: its files may be intact.
     """
     if is_url(path) and (
         type(error).__module__.split(".")[0] in ("gcsfs", "google", "aiohttp", "requests")
@@ -227,7 +227,7 @@ def save_fault(error: BaseException) -> str:
     """Describe in a phrase why a save failed, from the error and its causes."""
     chain: list[BaseException] = []
     known: BaseException | None = error
-    while known is not None and not any(known is seen for seen in chain):  # it may be a ring
+    while known is not None and not any(known is seen for seen in chain):  # causes may be a ring
         chain.append(known)
         known = known.__cause__ or known.__context__
     messages = "\n".join(map(str, chain))
@@ -242,7 +242,7 @@ def one_line(error: BaseException) -> str:
 
 
 def read_object(path: epath.Path) -> dict[str, Any]:
-    """Read a JSON object from a file; an OSError or a ValueError if there is none."""
+    """Read a JSON object from a file; raise an OSError or a ValueError if there is none."""
     content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(content, dict):
         raise ValueError("no JSON object")
@@ -255,13 +255,13 @@ def _context() -> ocp.Context:
     registry.add(ocp.handlers.JsonHandler, checkpointable_name=RECORD)
     context = ocp.Context()
     context.checkpointables.registry = registry
-    # Weights and moments shrink by 12%, for more than half of a save's processor time.
+    # It would shrink weights and moments by 12%, for more than half of a save's processor time.
     context.array.saving.use_compression = False
-    # Devices with the same array save a part each, cut by a program per shape and device: not worth
-    # compiling for a few bytes.
+    # If devices hold the same array, each saves a part, which a program per shape and device cuts:
+    # not worth compiling for a few bytes.
     context.array.saving.min_slice_bytes_for_replica_parallel = 1 << 16
-    # Only random keys need this metadata; verification would miss damage that breaks a restore.
+    # Only random keys need this metadata; damage to it breaks a restore but passes verification.
     context.array.saving.array_metadata_store = None
-    # Where a directory cannot be made, Orbax's threads would wait for it for 20 minutes.
+    # If a directory cannot be made, Orbax's threads would wait 20 minutes for it.
     context.asynchronous.create_directories_asynchronously = False
     return context

@@ -1,6 +1,6 @@
 """Reading checkpoints back (`bert-jax verify`): every file by its CRC, every array by its digest.
 
-Runs on the host, array by array: no device is touched and no process waits for another.
+It runs on the host, array by array: no device is touched, and no process waits for another.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Verdict:
 
     step: int
     fault: str
-    """Fault, with the name of the file or array; "" if everything is as it was saved."""
+    """Fault, with the name of the file or array; "" if the checkpoint has no fault."""
     num_bytes: int = 0
     num_arrays: int = 0
 
@@ -43,11 +43,11 @@ class Verdict:
 
 
 class VerificationStoppedError(Exception):
-    """Verification was asked to stop before everything was read."""
+    """A request to stop ended verification before everything was read."""
 
 
 def is_verified(checkpoint: AnyPath) -> bool:
-    """Return true if a checkpoint was read back after it was written; looks only for the mark."""
+    """Return true if a checkpoint has the mark that it was read back after it was written."""
     return (as_path(checkpoint) / _MARK).exists()
 
 
@@ -65,9 +65,9 @@ def verify_checkpoint(
 ) -> Verdict:
     """Read every file and every array of a checkpoint.
 
-    With `mark` an intact checkpoint gets `verified.json`, by which `file_fault` finds changed files
-    later. `progress` gets the number of bytes of each piece that was read. If `stopped()`, asked
-    between pieces, is true, VerificationStoppedError is raised; another format is a UserError.
+    With `mark` an intact checkpoint gets `verified.json`, with which `file_fault` can later find
+    changed files. `progress` is called with the number of bytes of each piece. Raise a
+    VerificationStoppedError if `stopped()` is true before a piece, a UserError for another format.
     """
     checkpoint = as_path(checkpoint)
     step = int(checkpoint.name)
@@ -101,13 +101,13 @@ def verify_checkpoint(
 
 
 def find_fault(checkpoint: AnyPath) -> str:
-    """Describe a checkpoint's fault, "" if none; read the arrays only without `verified.json`."""
+    """Return a checkpoint's fault or ""; if there is a `verified.json`, check only the files."""
     is_known = is_verified(checkpoint)
     return file_fault(checkpoint) if is_known else verify_checkpoint(checkpoint).fault
 
 
 def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Verify a directory's checkpoints, or only the given step's; UserError if there is none."""
+    """Verify a directory's checkpoints, or only step `only`; raise a UserError if there is none."""
     directory = as_path(directory)
     steps = saved_steps(directory)
     if not steps:
@@ -133,7 +133,7 @@ def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False
 
 
 def audit_report(verdicts: list[Verdict]) -> list[str]:
-    """Return a line for each checkpoint, and for several of them a summary."""
+    """Return a line for each checkpoint and, if there are several, a summary."""
     width = max(len(f"{verdict.step:,}") for verdict in verdicts)
     lines = []
     for verdict in verdicts:
@@ -151,9 +151,10 @@ def audit_report(verdicts: list[Verdict]) -> list[str]:
 def file_fault(
     checkpoint: AnyPath, part: tuple[int, int] = (0, 1), groups: tuple[str, ...] = ()
 ) -> str:
-    """Describe the first file that differs from `verified.json`; "" if none, or without that file.
+    """Describe how the first bad file differs from `verified.json`.
 
-    `part` (i, n) selects every n-th file, from the i-th; `groups` selects directories, (): all.
+    Return the empty string if no file differs or `verified.json` is missing. `part` (i, n) selects
+    every n-th file from the i-th; `groups` are the directories to check (empty: all).
     """
     checkpoint = as_path(checkpoint)
     if not is_verified(checkpoint):
@@ -172,7 +173,7 @@ def file_fault(
                 return f"file {name} is missing"
             found = path.stat().length
             if found != size:
-                return f"file {name} has {found:,} bytes of {size:,}"
+                return f"file {name} has {found:,} bytes instead of {size:,}"
             if _file_crc(path) != crc:
                 return f"file {name} differs from its CRC"
     except Exception as error:  # whatever a damaged file, or a bucket, makes the reader raise
@@ -181,10 +182,10 @@ def file_fault(
 
 
 def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
-    """Describe a fault in Orbax's lists of arrays, which only Orbax uses; "" if there is none."""
+    """Describe a fault in the lists of arrays, which only Orbax uses; "" if there is none."""
     try:
         listed = storage.listed_arrays(checkpoint)
-    except Exception as error:  # whatever is in them
+    except Exception as error:  # whatever damaged lists raise
         return f"the list of its arrays cannot be read: {damage(error, checkpoint)}"
     wrong = ", ".join("/".join(array) for array in sorted(listed ^ recorded)[:3])
     return wrong and f"the list of its arrays differs from its record: {wrong}"
@@ -200,7 +201,7 @@ def _write_mark(checkpoint: epath.Path) -> None:
         for path in files_below(checkpoint)
     }
     content = json.dumps({"files": files, "crc32": json_crc(files)})
-    if is_url(checkpoint):  # an object appears whole
+    if is_url(checkpoint):  # in a bucket, a file appears whole
         (checkpoint / _MARK).write_text(content)
     else:
         temporary = checkpoint.with_name(f"{checkpoint.name}.{_MARK}.deleted")

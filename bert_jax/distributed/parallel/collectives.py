@@ -1,8 +1,8 @@
-"""Communication of devices in a step: parameters gathered where used, gradients reduced.
+"""Communication between the devices of a step: gathering parameters and reducing gradients.
 
 A step on a mesh runs inside a `jax.shard_map` over `data` and `fsdp` (`on_local_rows`): each device
-sees its own rows and its own part of the parameters, and nothing crosses those two axes but what is
-written here. `tensor` is left to the compiler, which derives its collectives from the parameters'
+sees its own rows and its own part of the parameters, and only the collectives in this module cross
+those two axes. `tensor` is left to the compiler, which derives collectives from the parameters'
 shardings (Shoeybi et al. 2019: two all-reduces per layer in each direction).
 """
 
@@ -26,10 +26,10 @@ BY_HAND = ("data", "fsdp")
 def on_local_rows(
     f: Callable[..., Any], mesh: Mesh, in_specs: Sequence[Any], out_specs: Any, shared: int = 0
 ) -> Callable[..., Any]:
-    """Wrap `f` to run on every device (or `tensor` group of devices), on its part of the arguments.
+    """Wrap `f` so that each device (or `tensor` group) runs it on its part of the arguments.
 
-    On one device `f` is returned. Specs may name `tensor`, which is ignored: the compiler splits
-    it. On a mesh of trials the results, and all but the last `shared` arguments, have trials on
+    On one device, return `f`. Specs may name `tensor`, which is ignored: the compiler splits it. On
+    a mesh of trials, the results and all arguments except the last `shared` ones have trials on
     axis 0, which the specs leave out.
     """
     if mesh.size == 1:
@@ -49,12 +49,12 @@ def on_local_rows(
         ),
         out_specs=jax.tree.map(partial(by_hand, trials=True), out_specs, is_leaf=_is_spec),
         axis_names=set(mesh.axis_names) - ({"tensor"} if mesh.shape["tensor"] > 1 else set()),
-        check_vma=False,  # would make jax.grad reduce where each gradient arises
+        check_vma=False,  # True would make jax.grad reduce each gradient where it arises
     )
 
 
 def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
-    """Wrap `f` to run on every trial of this device; trials share the last `shared` arguments."""
+    """Wrap `f` to run each trial of this device; trials share the last `shared` arguments."""
     if TRIAL not in mesh.axis_names:
         return f
 
@@ -69,7 +69,7 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make a model's layout inside `on_local_rows`; specs below `layers` are of stacked layers."""
+    """Make a model's layout inside `on_local_rows`; specs below `layers` are for stacked layers."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
         layer = jax.tree.map(
@@ -90,9 +90,9 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
     """Gather the parts of parameters over `fsdp`; matrices travel and arrive in the compute type.
 
-    Unless `layers`, stacked layers stay split: each layer gathers its own parameters. The gradient
-    of a gathered parameter is summed over `fsdp` and cut to the device's part in the backward pass;
-    all other sums are left to `reduce_gradients`.
+    Unless `layers`, stacked layers stay split: each layer gathers its own parameters. The backward
+    pass sums a gathered parameter's gradient over `fsdp` and cuts it to the device's part; all
+    other sums are left to `reduce_gradients`.
     """
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -103,8 +103,8 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = Fa
         if name == "kernel":
             travels = used = dtype
         elif name == "token" and _is_split(spec, mesh):
-            # Used as float32 for lookup and output: both gradients are added in float32 and reduced
-            # once, and the many gradients of a frequent token are not summed in bfloat16.
+            # Lookup and output use the table as float32: their gradients are added in float32 and
+            # reduced once, and the many gradients of a frequent token are not summed in bfloat16.
             travels = dtype
         return _gather(param, mesh, spec, travels, used)
 
@@ -154,15 +154,15 @@ def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
 
 
 def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
-    """Return the device's part, along `axis`, of the sum over `fsdp`.
+    """Sum over `fsdp`, and return the device's part of the sum along `axis`.
 
-    If `fsdp` spans a whole TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut:
-    twice the bytes. Two reduce-scatters over groups of about sqrt(n) devices move half as much.
+    If `fsdp` spans a whole TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut. Two
+    reduce-scatters over groups of about sqrt(n) devices move half as many bytes.
     """
     size = mesh.shape["fsdp"]
     inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", scatter_dimension=0, tiled=True)
-    # Along the first axis: where a part is narrower than a tile's 128 lanes, XLA again falls back.
+    # Scatter along the first axis: for parts narrower than a tile's 128 lanes, XLA also falls back.
     x = jnp.moveaxis(x, axis, 0)
     if mesh.size > size or inner == 1:
         x = scatter(x)
@@ -178,8 +178,8 @@ def reduce_gradients(
 ) -> Any:
     """Sum the gradients of local rows over the mesh; each device keeps its own part.
 
-    Gradients are summed as `dtype`. With `whole` they cover whole parameters; otherwise `gather`
-    has already summed over `fsdp`, and cut, the gradients of parameters that `fsdp` splits.
+    Gradients are summed as `dtype`. With `whole` they cover whole parameters; otherwise, if `fsdp`
+    splits a parameter, `gather` has already summed the gradient over `fsdp` and cut it.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs, is_leaf=_is_spec)
@@ -206,9 +206,9 @@ def reduce_sums(sums: Any) -> Any:
 
 
 def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., Any]:
-    """Wrap `f` to run on each device's part over `tensor` too; results are split as the arguments.
+    """Wrap `f` to run on each device's part along `tensor`, too; `specs` also split the results.
 
-    Without this, XLA would first gather the operand of a collective over `tensor`.
+    Without this, XLA would gather the operand of a collective over `tensor` first.
     """
     if mesh.shape["tensor"] == 1:
         return f

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 def in_flight(
     dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
 ) -> Iterator[tuple[Item, Any]]:
-    """Yield items and results as numpy arrays, in order, with at most `ahead` later under way."""
+    """Yield items and results (numpy), in order; at most `ahead` later results are under way."""
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, dispatch(item)))

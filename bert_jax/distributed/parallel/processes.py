@@ -1,6 +1,6 @@
 """Joining a run of several processes: a TPU pod, a Slurm or MPI job, a simulated pod.
 
-Everything here happens before the first JAX computation. Signs of several processes:
+Everything here happens before the first JAX computation. Signs of a run with several processes:
 
 1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, set by `launch/local.py`, by
    `launch/gke.sh` on GPU nodes, or by users of other clusters. (JAX itself reads only the first.)
@@ -33,14 +33,14 @@ _SLURM = (
 _TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # as GKE sets them
 
 # The coordinator ends with process 0, and the other processes then abort. So process 0 waits this
-# long after an error, for processes with the same error to report it themselves.
+# long after an error, so that processes with the same error can report it themselves.
 _LINGER_SECONDS = 2.0
-# JAX aborts the process (no exception) when it gives up waiting; we give up before.
+# When JAX gives up waiting, it aborts the process without an exception; we give up earlier.
 _SPARE_SECONDS = 60
 
 
 class JoinError(RuntimeError):
-    """Failure of the processes to find each other; a retry may help if one was late."""
+    """Failure of the processes to find each other; a retry may help if a process was late."""
 
     exit_code = 6
 
@@ -50,7 +50,7 @@ class Cluster:
     """Processes of the run, as environment variables describe them."""
 
     source: str
-    """Source of the description, for messages."""
+    """Name, in messages, of the variables or service that describe the processes."""
     method: str | None
     """`cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
@@ -60,11 +60,11 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster that variables describe, None for one process; UserError if incomplete."""
+    """Return the cluster in `environ`, None for one process; raise a UserError if incomplete."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
-    # An address and nothing else corrects the one that the cluster reports; JAX reads it.
+    # An address by itself replaces the address that the cluster reports; JAX reads it.
     if given and not (given == [ADDRESS] and (slurm or mpi or on_tpu)):
         found: Cluster | None = _from_variables(environ, given)
     elif slurm:
@@ -83,17 +83,17 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
 
 
 def join(mode: Mode, timeout_seconds: int = 300) -> None:
-    """Join the other processes of the run; do nothing where there are none.
+    """Join the other processes of the run; do nothing if there are none.
 
     Afterwards `jax.devices()` lists the devices of all processes, only process 0 logs below errors,
-    and Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. Leave with
-    `leave` after an error.
+    and Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. After an
+    error, end the process with `leave`.
 
-    "auto" joins where the environment names other processes; "on" refuses to run without; "off"
-    runs on the devices of only this process.
+    "auto" joins if the environment names other processes; "on" refuses to run if it names none;
+    "off" uses only the devices of this process.
 
     Raises:
-        UserError: The environment is incomplete.
+        UserError: The environment is incomplete or wrong, or names no processes for "on".
         JoinError: The processes did not find each other in time.
     """
     if mode == "off":
@@ -105,7 +105,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         if mode == "auto":
             return
         cluster = Cluster("--distributed=on", None)  # JAX detects more kinds than `find_cluster`
-    # A thread, because the wait is in C++, where no signal is handled and no timeout is kept.
+    # In a thread, because the wait is in C++, which handles no signals and keeps no timeout.
     failed: list[BaseException] = []
     worker = threading.Thread(
         target=_initialize, args=(cluster, timeout_seconds, failed), daemon=True
@@ -153,9 +153,9 @@ def label() -> str:
 
 
 def leave(code: int) -> None:
-    """End this process at once with `code`, if it is one of several; call it after an error.
+    """End this process at once with `code`, if it is one of several; for use after an error.
 
-    A normal exit would wait for the others, which wait for this one in the middle of a step.
+    A normal exit would wait for the other processes, which wait for this one within a step.
     """
     if not _here.joined:
         return
@@ -175,8 +175,8 @@ _here = SimpleNamespace(joined=False, index=0)  # state of this process in a run
 
 
 def _on_tpu() -> bool:
-    """Return true if this machine has TPU chips that jax_platforms allows; starts no backend."""
-    # Private, but the alternative is a second search of the PCI bus with its own list of chips.
+    """Return true if this machine has TPU chips that jax_platforms allows; start no backend."""
+    # A private module, but otherwise we would search the PCI bus with a second list of chips.
     from jax._src import cloud_tpu_init
 
     platforms = getattr(jax.config, "jax_platforms", None) or ""
@@ -188,7 +188,7 @@ def _from_variables(environ: Mapping[str, str], given: list[str]) -> Cluster:
     missing = [name for name in (ADDRESS, COUNT, INDEX) if name not in given]
     if missing:
         raise UserError(
-            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set and "
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set but "
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. A process of a "
             "run needs all three: host:port of process 0, the number of processes, and its own "
             "number from 0. To run only on this machine: --distributed=off"
@@ -237,7 +237,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler that turns the first into SIGTERM, which JAX shares with all."""
+    """Return a SIGINT handler: the first becomes a SIGTERM, which JAX passes to all processes."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:
@@ -245,7 +245,7 @@ def _stop_all() -> Callable[[int, Any], None]:
         seen += 1
         if seen > 1:
             os._exit(128 + number)
-        text = "\nSIGINT: all processes save after this step; a second one ends this one at once\n"
+        text = "\nSIGINT: all processes save after this step; a second SIGINT ends this process\n"
         os.write(2, text.encode())
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -17,7 +17,7 @@ from bert_jax.model.layout import LogicalAxes
 
 AXES = ("data", "fsdp", "tensor")
 TRIAL = "trial"
-"""Mesh axis, before the others, that spreads the trials of a sweep."""
+"""Mesh axis over which a sweep's trials are spread; it precedes the other axes."""
 
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
@@ -46,20 +46,20 @@ AxisSize = Annotated[int, AtLeast(1), Or(-1, "the devices that the other axes le
 class MeshConfig(Bounded, section="mesh"):
     """Arrangement of the devices; data x fsdp x tensor is the number of devices.
 
-    `(n, 1, 1)` is plain data parallelism, `fsdp` also splits parameters and optimizer state by
-    their embed axis, `tensor` splits heads, MLP and vocabulary (Megatron). One of the three may be
+    `(n, 1, 1)` is plain data parallelism; `fsdp` also splits parameters and optimizer state by
+    their embed axis; `tensor` splits heads, MLP and vocabulary (Megatron). One of the three may be
     -1: it takes the devices that the others leave.
     """
 
     data: AxisSize = -1
-    """Number of groups of devices that split the batch; each holds all parameters."""
+    """Number of device groups that split the batch; each group holds all parameters."""
     fsdp: AxisSize = 1
     """Number of devices that split the batch, parameters and optimizer state."""
     tensor: AxisSize = 1
     """Number of devices that split heads, MLP and vocabulary."""
     num_slices: Natural = 0
-    """Number of TPU slices, which a slower network joins; 0: as the devices report. A positive
-    number divides the devices, in order, into equal groups, to try multislice on one slice."""
+    """Number of TPU slices, which a slower network connects; 0: as the devices report. A positive
+    number divides the devices, in order, into equal groups, so that one slice acts as several."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,8 +86,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     if math.prod(sizes) != len(devices):
         raise UserError(
             f"{config.fields} do not fill {len(devices)} devices; the three must multiply to "
-            f"{len(devices)}, or one be -1 and the others' product divide it (divisors: "
-            f"{_divisors(len(devices))})"
+            f"{len(devices)}, or one must be -1 and the other two multiply to a divisor of it: "
+            f"{_divisors(len(devices))}"
         )
     slices = _slices(devices, config.num_slices)
     if sizes[0] % len(slices):
@@ -98,20 +98,20 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"must lie inside a slice: let their product be one of {_divisors(per_slice)}"
         )
     sizes[0] //= len(slices)
-    # Inside a slice the order suits the network between its chips; an axis may take part of one of
-    # its dimensions (tensor=2 of 4x4x8), which jax.make_mesh refuses.
+    # Inside a slice, the order of devices suits the network between chips; a mesh axis may take
+    # part of a network dimension (tensor=2 of 4x4x8), which jax.make_mesh refuses.
     parts = [create_device_mesh(sizes, part, allow_split_physical_axes=True) for part in slices]
-    # The step is written for the compiler's propagation (Auto); the default would give Explicit
-    # axes, where every intermediate's sharding is part of its type.
+    # The step relies on the compiler to propagate shardings (Auto); by default, axes would be
+    # Explicit, and the sharding of every intermediate would be part of its type.
     return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make a mesh (trial, data, fsdp, tensor); as many trials at once as keep all devices busy.
+    """Make a mesh (trial, data, fsdp, tensor) of all devices, with as many trials as possible.
 
-    The number of trials at once divides `num_trials`. Sizes that do not fit are a UserError.
+    The number of trials on the mesh divides `num_trials`. Raise a UserError if sizes do not fit.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [max(1, getattr(config, name)) for name in AXES]
@@ -125,8 +125,8 @@ def make_trial_mesh(
     size = len(devices) // trials
     if config.data != -1 and math.prod(sizes) != size:
         raise UserError(
-            f"{config.fields} take {math.prod(sizes)} devices a trial, and {num_trials} trials at "
-            f"once on {len(devices)} devices leave {size} to each; leave mesh.data at -1"
+            f"{config.fields} take {math.prod(sizes)} devices per trial, but with {num_trials} "
+            f"trials on {len(devices)} devices, each trial has {size}; leave mesh.data at -1"
         )
     parts = [make_mesh(config, group).devices for group in _groups(devices, trials)]
     return Mesh(np.stack(parts), (TRIAL, *AXES), axis_types=(AxisType.Auto,) * (1 + len(AXES)))
@@ -143,23 +143,23 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
     if count:
         if len(devices) % count:
             raise UserError(
-                f"mesh.num_slices is {count} and does not divide {len(devices)} devices; "
+                f"mesh.num_slices is {count}, which does not divide {len(devices)} devices; "
                 f"{_divisors(len(devices))} would work"
             )
         return _groups(devices, count)
     groups: dict[int, list[Any]] = {}
     for device in devices:
-        # On other platforms slice_index may count hosts that no slow network separates.
+        # On other platforms, slice_index may count hosts, which no slow network separates.
         index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
         groups.setdefault(index, []).append(device)
     return [groups[index] for index in sorted(groups)]
 
 
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
-    """Return the spec of an array with these logical axes; its length is the array's rank.
+    """Return the spec of an array with these logical axes; the spec has an entry per dimension.
 
-    A mesh axis splits one dimension only: where two dimensions ask for it (a D x D kernel), the
-    first gets it. A parameter that has one dimension per layer (a bias, a norm), or one row per
+    A mesh axis splits only one dimension: if two dimensions ask for it (a D x D kernel), the first
+    gets it. A parameter with a single dimension per layer (a bias, a norm), or with a row per
     position, is not split over `fsdp`: gathering it would cost a collective for little memory.
     """
     is_vector = parameter and sum(axis not in ("layers", "length") for axis in axes) < 2
@@ -177,15 +177,15 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
 def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
     """Return a NamedSharding per parameter, as a tree like `shapes`.
 
-    `logical_axes` has each parameter's tuple of axis names. A UserError names a dimension that does
-    not divide over its mesh axes, and sizes that would.
+    `logical_axes` has each parameter's tuple of axis names. If a dimension does not divide over its
+    mesh axes, a UserError names the dimension, and sizes that would divide.
     """
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
         spec = partition_spec(axes, parameter=True)
-        # The token table is split over `fsdp` by rows, unless `tensor` splits these. Its gradient
+        # The token table is split over `fsdp` by rows, unless `tensor` splits these. The gradient
         # is a scatter with columns innermost in memory: if columns were split, XLA would reduce the
-        # whole gradient and then cut it, twice the bytes.
+        # whole gradient and then cut it, which moves twice the bytes.
         divides = mesh.shape["tensor"] == 1 and shape.shape[0] % mesh.shape["fsdp"] == 0
         if axes == ("vocab", "embed") and divides:
             spec = PartitionSpec("fsdp", None)
@@ -212,9 +212,9 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """Return a NamedSharding per leaf: a moment has its parameter's, the rest is replicated."""
+    """Return a NamedSharding per leaf: moments follow their parameters, the rest is replicated."""
 
-    def is_hole(leaf: Any) -> bool:  # nothing is kept here of a parameter
+    def is_hole(leaf: Any) -> bool:  # the optimizer keeps nothing here for a parameter
         return isinstance(leaf, optax.MaskedNode)
 
     return optax.tree_map_params(
@@ -238,7 +238,7 @@ def row_spec() -> PartitionSpec:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a batch: rows over `data` and `fsdp`, after any axis of trials."""
+    """Return a batch's sharding: rows over `data` and `fsdp`, preceded by any axis of trials."""
     trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
     return NamedSharding(mesh, PartitionSpec(*trials, *row_spec()))
 
@@ -251,7 +251,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 def check_batch_size(
     batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Raise a UserError if the micro-batches do not divide over a mesh, or over so many shards."""
+    """Raise a UserError if micro-batches do not divide over `mesh`, a mesh or a shard count."""
     shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
@@ -266,10 +266,10 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     """Return (index, count): this process supplies slice `index` of `count` of a global batch.
 
     Slices are contiguous. Processes that hold the same rows (because `tensor` spans them) get the
-    same index; other overlaps are a UserError. Rows go to devices in the order of the slices; which
-    device holds which row does not matter to the step.
+    same index; other overlaps raise a UserError. Rows go to devices in the order of the slices; the
+    step does not depend on which device holds which row.
     """
-    # One row a shard: any batch that divides over the mesh is split in the same proportions.
+    # One row per shard: any batch that divides over the mesh is split in the same proportions.
     num_rows = num_batch_shards(mesh)
     rows_of: dict[int, set[int]] = {}
     device: Any
@@ -278,14 +278,14 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     groups = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(len(group) for group in groups) != len(set().union(*groups)):
         raise UserError(
-            f"mesh {dict(mesh.shape)} gives processes overlapping parts of a batch; let "
-            "mesh.tensor divide, or be a multiple of, the devices of one process"
+            f"mesh {dict(mesh.shape)} gives processes overlapping parts of a batch; mesh.tensor "
+            "must divide a process's number of devices or be a multiple of it"
         )
     return groups.index(tuple(sorted(rows_of[jax.process_index()]))), len(groups)
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Put this process's rows, in `data_shard` order, into global arrays without a copy."""
+    """Put this process's rows, in the order of `data_shard`, into global arrays without a copy."""
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         check_batch_size(len(next(iter(batch.values()))), mesh, where="the batch")

@@ -34,17 +34,17 @@ _PLATFORMS: dict[AttentionImpl, str] = {"fused": "tpu", "splash": "tpu", "cudnn"
 """Platform of each kernel; `auto` tries a platform's kernels in this order, then `xla`."""
 _HAS_DROPOUT = ("fused",)
 FUSED_FROM_LENGTH = 128
-"""`auto` takes `fused` on TPU for rows at least this long.
+"""Length of the shortest rows for which `auto` takes `fused` on a TPU.
 
-Estimated cycles of a training step compiled for v5e with dropout 0.1, for `fused` XLA's estimate
-plus the kernels' scheduled bundles. Two layers of width 768, 16 rows of L=512: 21.8 M with `xla`,
-16.2 + 1.9 M with `fused`. One layer of width 512, 64 rows of L=128: 8.24 M and 7.69 + 0.26 M."""
+Estimated cycles of a training step compiled for v5e, dropout 0.1 (`fused`: XLA's estimate plus the
+kernels' scheduled bundles): two layers of width 768, 16 rows of L=512: `xla` 21.8 M, `fused` 16.2 +
+1.9 M; one layer of width 512, 64 rows of L=128: `xla` 8.24 M, `fused` 7.69 + 0.26 M."""
 
 _SMALL_VMEM = ("tpu v3", "tpu v4")
-"""TPU kinds with 16 MiB of VMEM, too little for the rotation angles of a long row."""
+"""TPU kinds whose VMEM, 16 MiB, is too small for the rotation angles of a long row."""
 
 log = logging.getLogger("bert_jax.attention")
-"""Logger for costs of the chosen implementation; a run copies its messages to `events.jsonl`."""
+"""Logger of warnings about the chosen implementation; a run copies them to `events.jsonl`."""
 
 _HEAD_AXES = ("batch", "length", "heads", "head_dim")
 
@@ -55,8 +55,8 @@ def attend(
     """Attend from each query to the keys with its segment id (Vaswani et al. 2017, section 3.2.1).
 
     `auto` picks the fastest implementation that supports `asked`. `fused` and `splash` run in
-    Pallas's interpreter on a CPU, for tests. `layout` is None on one device, and inside a
-    shard_map. `layers` is the number of layers whose scores `xla` keeps at a time, for the warning.
+    Pallas's interpreter on a CPU, for tests. `layout` is None on one device and inside a shard_map.
+    `layers`, used only in the warning, is the number of layers whose scores `xla` keeps at a time.
 
     Raises:
       UserError: `impl` does not support `asked` here; the message names alternatives.
@@ -71,12 +71,12 @@ def attend(
         impl = choose(here, asked)
         if impl == "xla" and not in_band and (cause := _fell_back(here, asked)):
             when_kept = partial(_warn_once, _scores_kept(cause, asked, keeps_half, layers))
-    elif impl != "xla":  # which supports everything, also sizes that are still symbolic
+    elif impl != "xla":  # `xla` supports everything, even sizes that are still symbolic
         _refuse(impl, here, asked)
     if impl == "cudnn" and in_band:
         impl = "xla"
         _warn_once(
-            "model.attention_impl is 'cudnn', whose window lies on one side of a query only: "
+            "model.attention_impl is 'cudnn', whose window covers only one side of a query, so "
             "local layers use 'xla', block by block"
         )
     if asked.angles is not None and not _rotates_inside(impl, layout):
@@ -90,7 +90,7 @@ def attend(
             return banded_attention(asked, keeps_half)
         return xla_attention(asked, when_kept, keeps_half)
 
-    from bert_jax.model.attention import fused, library  # Pallas takes its time to import
+    from bert_jax.model.attention import fused, library  # importing Pallas is slow
 
     arrays = list(asked[:5])
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
@@ -105,7 +105,7 @@ def attend(
         axes += [("batch", "length", None)] * len(asked.angles or ())
 
     def run(q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array, *others: Array) -> Array:
-        """Attend on one device, with its shards of the arrays."""
+        """Attend on one device, to the device's shards of the arrays."""
         mine = asked._replace(q=q, k=k, v=v, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
         if impl == "splash":
             return library.splash_attention(mine)
@@ -123,8 +123,8 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    On a GPU a window that leaves out most scores goes to `xla`, which computes only the others:
-    cuDNN's window lies on one side of a query, so it would compute all scores and mask them.
+    On a GPU, if a window leaves out most scores, `xla` is chosen, which computes only the others:
+    cuDNN's window covers one side of a query, so that cuDNN would compute and mask all scores.
     """
     if platform == "gpu" and is_banded(asked):
         return "xla"
@@ -137,7 +137,7 @@ def choose(platform: str, asked: Asked) -> AttentionImpl:
 
 
 def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
-    """Map each kernel of the platform to the reason why it does not support `asked`, or to None."""
+    """Map each kernel of the platform to the reason why it refuses `asked`, or to None."""
     return {impl: _unsupported(impl, asked) for impl in _PLATFORMS if _PLATFORMS[impl] == platform}
 
 
@@ -161,17 +161,17 @@ def _fell_back(platform: str, asked: Asked) -> str | None:
         return None
     reasons = _obstacles(platform, asked)
     for impl, reason in reasons.items():
-        if reason is None:  # only the dropout stands in the way
+        if reason is None:  # only dropout rules the kernel out
             return f"{impl!r} has no dropout: set model.attention_dropout_rate to 0 to use it"
     return "; ".join(f"{impl!r} needs {reason}" for impl, reason in reasons.items())
 
 
 def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str:
-    """Write the warning about the float32 work of `xla` and the memory of its kept scores."""
+    """Return the warning that `xla` computes scores in float32 and keeps them in memory."""
     _, queries, heads, _ = asked.q.shape
     size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
     stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"
-    kept = "model.remat=full keeps one layer's only" if layers > 1 else "one layer at a time"
+    kept = "model.remat=full keeps only one layer's" if layers > 1 else "one layer at a time"
     return (
         f"attention uses 'xla', which computes scores in float32 and keeps {size:.2g} GiB of "
         f"{stored} for each row of {queries} tokens until the backward pass ({kept}). {cause}"
@@ -193,7 +193,7 @@ def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
     if asked.dropout_rate and impl not in _HAS_DROPOUT:
         other = "'xla'" if here == "gpu" else "'fused' or 'xla'"
         raise UserError(
-            f"{where} has no dropout, and model.attention_dropout_rate is {asked.dropout_rate}: "
+            f"{where} has no dropout, but model.attention_dropout_rate is {asked.dropout_rate}: "
             f"set model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
         )
     if reason := _unsupported(impl, asked):
@@ -201,7 +201,7 @@ def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
 
 
 def _rotates_inside(impl: AttentionImpl, layout: OnMesh) -> bool:
-    """Say whether the implementation itself rotates queries and keys."""
+    """Return whether the implementation itself rotates queries and keys."""
     if impl != "fused":
         return False
     kind = device_kind(layout) or jax.devices()[0].device_kind.lower()

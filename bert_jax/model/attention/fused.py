@@ -7,15 +7,15 @@ probabilities and the dropout mask from the log of the softmax's denominator.
 
 Two decisions shape the code:
 
-- Positions lie along the lanes, (B, H*K, L): the order in which XLA's projections leave queries,
-  keys and values when heads are narrower than 128 lanes, so that none of them is transposed on the
-  way in or out. A head is a range of sublanes, which costs nothing to pick.
-- Scores are computed transposed, (S, L): the softmax then reduces over sublanes, which is plain
-  vector arithmetic, the statistics of a query are a row along the lanes, and four of the five
+- Positions lie along the lanes, (B, H*K, L). XLA's projections leave queries, keys and values in
+  this order if heads are narrower than 128 lanes, so none of them is transposed on the way in or
+  out. A head is a range of sublanes, which costs nothing to pick.
+- Scores are computed transposed, (S, L). The softmax then reduces over sublanes, which is plain
+  vector arithmetic; the statistics of a query are a row along the lanes; and four of the five
   products of the backward pass have only K rows.
 
-Source of the method: Dao et al. 2022 (FlashAttention); its loop over keys is in `fused_long`, for
-rows beyond 1,024.
+Source of the method: Dao et al. 2022 (FlashAttention). The method's loop over keys is in
+`fused_long`, for rows of more than 512 positions.
 """
 
 import math
@@ -45,7 +45,7 @@ from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
 _LONG_VMEM = 64 * 2**20
-"""VMEM limit, bytes, for a long row's head: 8 double-buffered arrays, frame, a block's scores."""
+"""VMEM limit in bytes for a long row's head: 8 double-buffered arrays, frame, scores of a block."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
@@ -60,9 +60,9 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
 
 
 def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device; sizes must pass `unsupported`, keys have as many heads as queries.
+    """Attend on one device; `unsupported` must accept the sizes, and keys have H heads, too.
 
-    `head_index` has the model's numbers of these heads: on a mesh a device has only some heads.
+    `head_index` numbers these heads within the model, since a device of a mesh has only some.
     """
     q, k, v, q_segment_ids, kv_segment_ids, dropout_rate, stream, site, window, *_ = asked
     assert stream is not None
@@ -111,7 +111,7 @@ def _backward(plan: Plan, residuals, gradient):
     operands = [*operands, log_sum, gradient]
     call = partial(_call, plan, name="attention_backward", num_products=5, out_shapes=shapes)
     if plan.is_long:
-        sums = pltpu.VMEM((plan.head_dim, plan.frame), jnp.float32)  # of gradients, over chunks
+        sums = pltpu.VMEM((plan.head_dim, plan.frame), jnp.float32)  # gradients over chunks
         scratch = [*fused_long.frame(plan, shapes[1].dtype), sums, sums]
         grads = call(fused_long.backward_kernel, [*operands, out], words, scratch)
     else:
@@ -153,7 +153,7 @@ def _call(
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shapes, words)),
         ),
     )
-    # Chosen when lowering: a step compiled ahead of time for a TPU is traced on another machine.
+    # Chosen at lowering, because a step compiled ahead of time for a TPU is traced elsewhere.
     return jax.lax.platform_dependent(
         words,
         *operands,
@@ -185,7 +185,7 @@ def _kept(plan: Plan, words_ref, head: int, start: int):
 def _forward_kernel(
     plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, out_ref, log_sum_ref
 ):
-    factor = LOG2_E / math.sqrt(plan.head_dim)  # scores in units of log 2, for exp2
+    factor = LOG2_E / math.sqrt(plan.head_dim)  # scores are base-2 logarithms, for exp2
     for start in range(0, plan.queries, plan.chunk):
         visible = _visible(plan, start, q_ids_ref, kv_ids_ref)
         chunk = slice(start, start + plan.chunk)
@@ -231,7 +231,7 @@ def _backward_kernel(
             masked = jnp.where(alone, 0.0, MASKED_SCORE)
             log_sum = jnp.where(alone, math.log2(end - first), log_sum)
             scores = product(k.T, q, NN) * (scale * LOG2_E)
-            # Probabilities / (1 - rate): in the exponent, dropout's factor costs nothing.
+            # Probabilities divided by 1 - rate: in the exponent, this factor costs nothing.
             weights = jnp.exp2(
                 jnp.where(visible, scores, masked) - (log_sum + math.log2(kept_share))
             )
@@ -243,7 +243,7 @@ def _backward_kernel(
                 dweights = jnp.where(survives, dweights, 0.0)
             mean = (weights * dweights).sum(0, keepdims=True) * kept_share
             dscores = (weights * (dweights - mean)).astype(q.dtype)
-            # Nothing flows to the scores of a query that sees no key: such scores are constants.
+            # A query that sees no key has constant scores, so no gradient flows to them.
             q = jnp.where(alone, 0.0, q.astype(jnp.float32)).astype(q.dtype)
             dq = jnp.where(alone, 0.0, product(k, dscores, NN) * scale)
             dq_ref[0, rows, chunk] = dq.astype(dq_ref.dtype)
@@ -265,7 +265,7 @@ class _Sums:
         self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)
 
     def add(self, first: int, *grads: Float[Array, "K S"]) -> None:
-        """Add gradients of keys and gradients of values; their first key is number `first`."""
+        """Add gradients of keys and of values, for the keys from number `first` on."""
         for start in range(0, grads[0].shape[1], self.width):
             here, part = (first + start) // self.width, slice(start, start + self.width)
             both = zip(self.blocks[here], grads, strict=True)

@@ -1,10 +1,10 @@
 """Kernels of `fused` for rows beyond 512: loops over chunks of queries and blocks of keys.
 
-A program holds one head of one row, (K, L) with positions along the lanes as in `fused`. If it
-rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of queries meets
-all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm 1); with a
-window it meets one block, the keys that it can see. The backward pass adds the gradients of keys
-and values up in VMEM, in float32.
+A program holds one head of one row, (K, L), with positions along the lanes as in `fused`. If the
+program rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of
+queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
+1). With a narrow window it meets one block, which has all keys that the chunk can see. The backward
+pass sums the gradients of keys and values in VMEM, in float32.
 """
 
 import math
@@ -106,11 +106,11 @@ def backward_kernel(
         here = _part(number, plan.chunk)
         q, left = _query(plan, q_ref, angles, here, scale * LOG2_E)
         q_ids, gradient = q_ids_ref[0, :, here], gradient_ref[0, :, here]
-        # The sum over keys of weight times its gradient, from the output.
+        # The output yields the sum over keys of weight times gradient.
         mean = gradient.astype(jnp.float32) * out_ref[0, :, here].astype(jnp.float32)
         mean = mean.sum(0, keepdims=True) * kept_share
         log_sum = log_sum_ref[0, 0, :, here]
-        # A query that sees no key has equal weights, and scores that are constants (see `fused`).
+        # A query that sees no key has equal weights and constant scores (see `fused`).
         alone = log_sum < MASKED_SCORE / 2
         masked = jnp.where(alone, 0.0, MASKED_SCORE)
         log_sum = jnp.where(alone, math.log2(plan.blocks * plan.block), log_sum)
@@ -140,7 +140,7 @@ def backward_kernel(
         dq_ref[0, :, here] = _turned(plan, dq, angles, here, back=True).astype(dq_ref.dtype)
 
     _loop(plan.queries // plan.chunk, chunk, None)
-    # Rotated queries are already multiplied by the scores' factor, others are not.
+    # Rotated queries are already multiplied by the scores' factor, but others are not.
     left = 1 / LOG2_E if plan.rotates else scale
 
     def write(number, _):
@@ -161,12 +161,12 @@ def _part(number, size: int) -> Any:
 
 
 def _keys(plan: Plan, chunk: Any, number) -> Any:
-    """Return the slice of a block of keys; in a frame, it begins at the chunk's own first place."""
+    """Return the slice of a block of keys; in a frame it begins at the chunk's first place."""
     return pl.ds(chunk.start, plan.block) if plan.is_framed else _part(number, plan.block)
 
 
 def _visible_keys(plan: Plan):
-    """Return `visible_keys`; cheaper in a frame, where blocks and chunks are equally far apart."""
+    """Return `visible_keys` or, in a frame, a cheaper form: all chunks see the same offsets."""
     if not plan.is_framed:
         return partial(visible_keys, plan)
     near = is_near(plan.front, (plan.block, plan.chunk), -plan.front)
@@ -180,7 +180,7 @@ def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) 
 
 
 def _query(plan: Plan, q_ref, angles, here, factor: float):
-    """Return a chunk of queries, rotated and scaled; without rotation, with the factor to apply."""
+    """Return a chunk of queries, and the scores' factor unless rotation has applied it (None)."""
     q = q_ref[0, :, here]
     if not plan.rotates:
         return q, factor
@@ -188,7 +188,7 @@ def _query(plan: Plan, q_ref, angles, here, factor: float):
 
 
 def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: bool = False):
-    """Rotate `x` (K, n), in float32, if the plan says so: times `factor`, by -angle with `back`."""
+    """Rotate `x` (K, n) if planned, in float32, times `factor`; with `back`, rotate backwards."""
     x = x.astype(jnp.float32)
     if not plan.rotates:
         return x
@@ -201,7 +201,7 @@ def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: b
 
 
 def _laid(plan: Plan, k_ref, v_ref, angles, laid):
-    """Fill the scratch arrays; return readers of keys, rotated, and of values at given places."""
+    """Fill the scratch arrays; return functions that read (rotated) keys and values at places."""
     keys = values = None
     if laid:
         keys = laid[0]
@@ -217,7 +217,7 @@ def _laid(plan: Plan, k_ref, v_ref, angles, laid):
 
 
 def _lay(plan: Plan, frame_ref, piece):
-    """Copy a row into a scratch array, piece by piece in 32 bits, `plan.front` lanes further on."""
+    """Copy a row into a scratch array, in 32-bit pieces, shifted right by `plan.front` lanes."""
     if not plan.is_framed:
 
         def copy(number, _):

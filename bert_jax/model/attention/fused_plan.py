@@ -10,12 +10,12 @@ from bert_jax.model.dropout import keep_at
 
 LANES = 128
 SHORT_LENGTH = 512
-"""Longest row whose kernel is unrolled. Beyond, loops are as fast and compile in less time."""
+"""Longest row whose kernel is unrolled. For longer rows, loops are as fast and compile faster."""
 MAX_LENGTH = 8192
 """Longest row for which VMEM holds one head and its gradients."""
 LOG2_E = math.log2(math.e)
 SCORES_PER_CHUNK = 512 * 512
-"""Scores held at a time (1 MiB in float32; the backward pass holds about four such arrays)."""
+"""Number of scores held at a time (1 MiB; the backward pass holds about four such arrays)."""
 NT = (((1,), (1,)), ((), ()))
 NN = (((1,), (0,)), ((), ()))
 
@@ -42,45 +42,45 @@ class Plan(NamedTuple):
     def is_framed(self) -> bool:
         """Whether a long row's chunks of queries meet only the keys in their window.
 
-        Keys and values are then copied into a longer array, the frame, so that what a chunk sees
-        begins at the chunk's own first place: aligned to lanes, and no wider than the window needs.
+        Keys and values are then copied into a longer array, the frame, so that the keys a chunk
+        sees begin at the chunk's own first place, aligned to lanes, and span only the window.
         """
         reach = up_to_lanes(LANES + 2 * (self.window or 0))
         return self.is_long and self.window is not None and reach < self.keys
 
     @property
     def chunk(self) -> int:
-        """Queries that are computed together."""
+        """Number of queries that are computed together."""
         narrow = self.is_framed if self.is_long else self.window is not None
-        if narrow:  # so that few keys are computed in vain
+        if narrow:  # so that few keys are computed needlessly
             return LANES
         return _largest(self.queries, SCORES_PER_CHUNK // (512 if self.is_long else self.keys))
 
     @property
     def block(self) -> int:
-        """Keys that are computed together for a chunk of a long row: in a frame, all it sees."""
+        """Number of keys computed together for a chunk of a long row; in a frame, all it sees."""
         if self.is_framed:
             return up_to_lanes(self.chunk + 2 * self.front)
         return _largest(self.keys, SCORES_PER_CHUNK // self.chunk)
 
     @property
     def blocks(self) -> int:
-        """Blocks of keys that each chunk of a long row is computed against."""
+        """Number of blocks of keys that each chunk of a long row meets."""
         return 1 if self.is_framed else self.keys // self.block
 
     @property
     def piece(self) -> int:
-        """Keys of a long row that are rotated, or copied into a frame, at a time."""
+        """Number of keys of a long row that are rotated, or copied into a frame, at a time."""
         return _largest(self.keys, SCORES_PER_CHUNK // 512)
 
     @property
     def front(self) -> int:
-        """Empty places in a frame before the first key."""
+        """Number of empty places before the first key in a frame."""
         return (self.window or 0) if self.is_framed else 0
 
     @property
     def frame(self) -> int:
-        """Length of the array of a long row's keys, with the empty places of a frame."""
+        """Length of the array with a long row's keys, including the empty places of a frame."""
         if not self.is_framed:
             return self.keys
         around = self.front // LANES * LANES + LANES
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Heads of one program: as many as make about two full chunks of scores; 1 if long."""
+        """Number of heads per program, for at most two full chunks of scores; 1 for a long row."""
         limit = 1 if self.is_long else max(1, 2 * SCORES_PER_CHUNK // self.scores)
         return max(
             n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """Scores computed for one row and head."""
+        """Number of scores computed for one row and head."""
         if self.is_long:
             return self.queries * self.blocks * self.block
         sizes = (range(*self.reach(start)) for start in range(0, self.queries, self.chunk))
@@ -111,17 +111,17 @@ class Plan(NamedTuple):
         return first // LANES * LANES, min(self.keys, -(-last // LANES) * LANES)
 
     def head(self, ref, head: int, start: int, size: int):
-        """Read (K, size) of one of a program's heads, from place `start` on."""
+        """Read `size` places of a head of the program, from place `start` on: (K, size)."""
         return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
 
 
 def up_to_lanes(length: int) -> int:
-    """Round a length up to whole lanes."""
+    """Round a length up to a multiple of `LANES`."""
     return -(-length // LANES) * LANES
 
 
 def _largest(length: int, limit: int) -> int:
-    """Return the largest divisor of a length that is whole lanes and within the limit."""
+    """Return the largest divisor of a length that is a multiple of `LANES` within the limit."""
     limit = max(LANES, limit)
     return max(n for n in range(LANES, length + 1, LANES) if length % n == 0 and n <= limit)
 
@@ -129,7 +129,7 @@ def _largest(length: int, limit: int) -> int:
 def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
     """Return the mask of keys that each query sees, (keys, queries) bool, for all heads.
 
-    `q_ids` and `kv_ids` are (1, queries) and (1, keys); `query` and `key` are their first places.
+    `q_ids` (1, queries) begin at place `query` of the row, `kv_ids` (1, keys) at place `key`.
     """
     visible = same_segment(q_ids, kv_ids)
     if plan.window is None:
@@ -149,7 +149,7 @@ def is_near(window: int, shape: tuple[int, int], offset):
 
 
 def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):
-    """Return a head's mask (keys, queries) of kept probabilities, from places `key`, `query` on."""
+    """Return a head's mask (keys, queries) of kept probabilities, from `key` and `query` on."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, dims, axis) for axis, dims in (
         (0, (shape[0], 1)), (1, (1, shape[1]))
     ))  # fmt: skip

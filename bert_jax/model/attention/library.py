@@ -1,4 +1,4 @@
-"""Kernels of libraries, without dropout: JAX's for TPUs (any length), and cuDNN's for GPUs.
+"""Library kernels, without dropout: JAX's for TPUs, for any length, and cuDNN's for GPUs.
 
 Sources: jax.experimental.pallas.ops.tpu.splash_attention; `jax.nn.dot_product_attention`.
 """
@@ -23,7 +23,7 @@ _LANES, _LONGEST_BLOCK = 128, 512
 _MAX_HEAD_DIM = 128
 _AMPERE = (8, 0)
 _LEAST_VERSION = {(10, 3): 91100}
-"""cuDNN version that a compute capability needs, where JAX's CUDA plugin accepts an older one."""
+"""Oldest cuDNN that works for a compute capability, if JAX's CUDA plugin accepts older ones."""
 
 
 class Gpu(NamedTuple):
@@ -32,12 +32,12 @@ class Gpu(NamedTuple):
     capability: tuple[int, int] | None
     """CUDA's compute capability; None on other GPUs."""
     cudnn: int | None
-    """Version of cuDNN, 91100 for 9.11; None where there is none."""
+    """Version of cuDNN (9.11 is 91100); None if JAX finds no cuDNN."""
 
 
 def local_gpu() -> Gpu:
     """Return the first GPU of this process."""
-    # Private, but the same place as JAX's own check, which raises in the middle of a trace.
+    # A private module, but JAX's own check reads it, too, and raises in the middle of a trace.
     from jax._src.lib import cuda_versions
 
     said = str(getattr(jax.local_devices(backend="gpu")[0], "compute_capability", ""))
@@ -51,8 +51,8 @@ def local_gpu() -> Gpu:
 def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
     """Name the requirement that the arrays or the local GPU do not meet; None if all are met.
 
-    Checked are the requirements of JAX's `check_is_flash_attention` for training with a mask, and
-    the compute capability, which JAX does not check.
+    The requirements are JAX's for training with a mask (`check_is_flash_attention`), and the
+    compute capability, which JAX does not check.
     """
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"model.dtype 'bfloat16', not {np.dtype(dtype).name}"
@@ -74,8 +74,8 @@ def cudnn_attention(
     asked: Asked, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> Float[Array, "B L H K"]:
     """Attend on one device, without dropout; "xla" runs the call without a GPU, for tests."""
-    # One mask for all heads, (B, 1, L, S): segment ids are data, and whether a row is packed or
-    # merely padded (for which cuDNN could take lengths) is not known when compiling.
+    # One mask for all heads, (B, 1, L, S): cuDNN could take lengths instead if rows were merely
+    # padded, but segment ids are data, so that compilation cannot rule out packed rows.
     mask = visible_keys(asked.q_segment_ids, asked.kv_segment_ids, asked.window)
     return jax.nn.dot_product_attention(
         *asked[:3], mask=mask, is_causal=asked.causal, implementation=implementation
@@ -92,13 +92,13 @@ def splash_unsupported(queries: int, keys: int) -> str | None:
 def block_sizes(
     queries: int, keys: int, window: int | None = None
 ) -> splash_attention_kernel.BlockSizes:
-    """Return the largest blocks of at most 512 that divide the lengths, in all passes.
+    """Return the largest blocks of at most 512 that divide the lengths, for all passes.
 
-    One block is a whole row at L=512: no running softmax, and the fused backward pass (one kernel
-    for dq, dk and dv) needs no sum over blocks afterwards. For longer rows, up to four blocks of
-    keys are in memory together, so that fewer parts of dq are written and added up. With a window,
-    blocks are about as wide as the range that a query sees, since each is computed or skipped as a
-    whole; the fused backward pass would skip none.
+    At L=512 one block is a whole row: there is no running softmax, and the fused backward pass (one
+    kernel for dq, dk and dv) needs no sum over blocks. For longer rows, up to four blocks of keys
+    are in memory together, so that fewer partial sums of dq are written. With a window, blocks are
+    about as wide as the range that a query sees, since each is computed or skipped as a whole; the
+    backward pass is not fused then, because the fused kernel would skip none.
     """
     longest = _LONGEST_BLOCK
     if window is not None:
@@ -117,7 +117,7 @@ def block_sizes(
 
 
 def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
-    """Attend on one device; no dropout, lengths divisible by 128, as many key as query heads."""
+    """Attend on one device, without dropout; lengths are multiples of 128, keys have H heads."""
     _, queries, heads, head_dim = asked.q.shape
     window, causal = asked.window, asked.causal
     shape = (queries, asked.k.shape[1])
@@ -138,11 +138,11 @@ def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
             interpret=interpret,
         )
         segments = splash_attention_kernel.SegmentIds(q=q_ids, kv=kv_ids)
-        # The kernel takes heads in front of positions and queries that are already scaled.
+        # The kernel expects heads before positions, and queries that are already scaled.
         q, k, v = (x.swapaxes(1, 2) for x in (q * (1 / math.sqrt(head_dim)), k, v))
         return jax.vmap(kernel)(q, k, v, segments).swapaxes(1, 2)
 
-    # Chosen when lowering: a step compiled ahead of time for a TPU is traced on another machine.
+    # Chosen at lowering, because a step compiled ahead of time for a TPU is traced elsewhere.
     ids = asked.q_segment_ids.astype("int32"), asked.kv_segment_ids.astype("int32")
     on_tpu, elsewhere = (partial(run, interpret=interpret) for interpret in (False, True))
     return jax.lax.platform_dependent(*asked[:3], *ids, tpu=on_tpu, default=elsewhere)

@@ -1,9 +1,9 @@
 """Attention in plain XLA operations: the reference, and the fastest for short rows on a TPU.
 
 The derivative is written out, so that a TPU runs the backward pass in five fusions around the five
-matrix products. Left to JAX, the gradient of the softmax is a pass of its own over (B, H, L, S):
-150 thousand cycles of a v5e for 32 rows of BERT-base at L=128, out of 1.0 million that all matrix
-products of the layer's attention take.
+matrix products. In JAX's own derivative, the gradient of the softmax is a separate pass over
+(B, H, L, S). For 32 rows of BERT-base at L=128, this pass takes 150 thousand cycles of a v5e; all
+matrix products of a layer's attention take 1.0 million.
 """
 
 import math
@@ -20,25 +20,25 @@ from bert_jax.model.layers import einsum_float32
 from bert_jax.model.rotation import Rotation
 
 MASKED_SCORE = -1e30
-"""Score of a key that a query must not see: finite, so that no row is ever 0/0, and far enough
-below any real score that its probability is exactly 0 in float32."""
+"""Score of a key that a query must not see: finite, so that no row is ever 0/0, and so far below
+any real score that the key's probability is exactly 0 in float32."""
 _SMALLEST_BLOCK = 16
-"""Fewest queries in a block of `banded_attention`: with fewer, the products would cost more."""
+"""Smallest number of queries in a block of `banded_attention`; smaller blocks would cost more."""
 
 
 class Asked(NamedTuple):
     """Arguments of one scaled dot-product attention of L queries to S keys.
 
-    A query whose segment id no key has gets a finite vector without meaning: the mean of all
-    values, from `cudnn` another one.
+    If no key has a query's segment id, the query gets a finite vector without meaning: the mean of
+    all values or, from `cudnn`, some other vector.
     """
 
     q: Float[Array, "B L H K"]
     k: Float[Array, "B S G K"]
-    """Keys of G heads; H / G heads of queries share one."""
+    """Keys of G heads; each is shared by H / G query heads."""
     v: Float[Array, "B S G K"]
     q_segment_ids: Integer[Array, "B L"]
-    """Segment of each query; 0 is padding, which sees padding only."""
+    """Segment of each query; 0 is padding, which sees only padding."""
     kv_segment_ids: Integer[Array, "B S"]
     dropout_rate: float = 0.0
     """Rate of the dropout of the attention probabilities."""
@@ -46,11 +46,11 @@ class Asked(NamedTuple):
     site: Number = 0
     """Dropout site: a number that no other dropout of the model has."""
     window: int | None = None
-    """Largest distance between a query and a key that it sees; None: no limit."""
+    """Largest distance at which a query sees a key; None: no limit."""
     causal: bool = False
     """Whether a query sees only its own place and earlier places."""
     q_places: Integer[Array, "B L"] | None = None
-    """Places of the queries in the row, for `xla`; None: query i lies at i."""
+    """Places of the queries in the row (only `xla` takes them); None: query i is at place i."""
     angles: Rotation | None = None
     """Rotation to apply to queries and keys before the product; None: they are used as given."""
 
@@ -62,7 +62,7 @@ def visible_keys(
     q_places: Integer[Array, "B L"] | None = None,
     causal: bool = False,
 ) -> Bool[Array, "B 1 L S"]:
-    """Return the mask of keys that each query sees: in its segment, at most `window` away.
+    """Return the mask of keys that each query sees: keys of its segment, at most `window` away.
 
     Segments are contiguous, so that distances in the row are distances in the text. See `Asked`.
     """
@@ -81,11 +81,11 @@ def xla_attention(
 ) -> Float[Array, "B L H K"]:
     """Attend, keeping float32 scores for the backward pass; keys have as many heads as queries.
 
-    `when_kept` is called when the pass is traced for a gradient, where scores are kept. With
+    `when_kept` is called if the pass is traced for a gradient: only then are scores kept. With
     `keeps_half` the probabilities are kept instead, in the type of `v`.
     """
-    # Heads in front of positions by hand: left to the einsums, XLA on CPU chooses transposed
-    # operands (forward 7.5 against 5.1 ms at B=16, L=128, H=4, K=64); on TPU it is free.
+    # Moving heads before positions here keeps XLA on CPU from transposing the einsums' operands (a
+    # forward pass of 5.1 instead of 7.5 ms at B=16, L=128, H=4, K=64); on TPU it costs nothing.
     q, k, v = (x.swapaxes(1, 2) for x in asked[:3])
     segments = asked.q_segment_ids, asked.kv_segment_ids
     visible = visible_keys(*segments, asked.window, asked.q_places, asked.causal)
@@ -95,7 +95,7 @@ def xla_attention(
 
 
 def is_banded(asked: Asked) -> bool:
-    """Say whether `banded_attention` applies and saves scores; False while sizes are symbolic."""
+    """Return whether `banded_attention` applies and saves scores; False if sizes are symbolic."""
     queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
     if window is None or asked.dropout_rate or asked.q_places is not None:
         return False
@@ -104,10 +104,10 @@ def is_banded(asked: Asked) -> bool:
 
 
 def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B L H K"]:
-    """Attend within a window, block by block; no dropout, as many keys and key heads as queries'.
+    """Attend within a window, block by block, without dropout; q, k and v have the same shape.
 
-    A block of queries, as long as the window, meets the keys of its own block and of those before
-    and after it: 3 L window scores instead of L * L.
+    A block of queries, as long as the window, meets the keys of its own block and of the two
+    adjacent blocks: 3 L window scores instead of L * L.
     """
     assert asked.window is not None
     rows, length = asked.q.shape[:2]
@@ -129,7 +129,7 @@ def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B 
         after = jnp.concatenate((middle[:, 1:], edge), 1)
         return jnp.concatenate((before, middle, after), 2).reshape(-1, 3 * block, *x.shape[2:])
 
-    # Padding is in segments of its own: -1 for queries, -2 for keys.
+    # Padding forms separate segments: -1 for queries, -2 for keys.
     places = jnp.broadcast_to(jnp.arange(block, 2 * block), (rows * count, block))
     segments = own(asked.q_segment_ids, -1), neighbours(asked.kv_segment_ids, -2)
     visible = visible_keys(*segments, asked.window, places, asked.causal)
@@ -150,16 +150,16 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     if when_kept is not None:
         when_kept()
     scale = 1 / math.sqrt(q.shape[-1])
-    # Scores, their scale, softmax and its sums in float32 whatever the compute type.
+    # Scores, their scaling, the softmax and its sums are float32 whatever the compute type.
     scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * scale
     scores = jnp.where(visible, scores, MASKED_SCORE)
-    # The difference is kept, not the scores: a TPU writes it in the pass that adds up the powers,
-    # and that pass takes a quarter of the cycles of one that only adds.
+    # The differences are kept, not the scores: a TPU writes them in the pass that sums the
+    # exponentials, and this pass takes a quarter of the cycles of a pass that only sums.
     scores = scores - scores.max(-1, keepdims=True)
     inverse = 1 / jnp.exp(scores).sum(-1, keepdims=True)
     weights = (jnp.exp(scores) * inverse).astype(v.dtype)
     out = jnp.einsum("BHLS,BHSK->BHLK", dropout(weights, rate, *drop), v)
-    # A query that sees no key has a mean of values that depends on no score.
+    # The output for a query that sees no key, a mean of values, depends on no score.
     slope = jnp.where(visible.any(-1, keepdims=True), scale, 0.0)
     kept = (weights, None) if keeps_half else (scores, inverse)
     return out, (q, k, v, slope, drop, kept, out)
@@ -167,13 +167,13 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
 
 def _backward(rate, when_kept, keeps_half, residuals, gradient):
     q, k, v, slope, drop, (kept, inverse), out = residuals
-    # The barrier keeps XLA from recognising the forward mask here and storing it in between.
+    # The barrier keeps XLA from recognising the forward mask and storing it until this pass.
     drop = jax.lax.optimization_barrier(drop)
     weights = kept.astype(jnp.float32) if keeps_half else jnp.exp(kept) * inverse
     dv = jnp.einsum("BHLS,BHLK->BHSK", dropout(weights.astype(v.dtype), rate, *drop), gradient)
     dweights = dropout(einsum_float32("BHLK,BHSK->BHLS", gradient, v), rate, *drop)
-    # The sum over keys of weight times its gradient, from the output (Dao et al. 2022, appendix
-    # B.2): a pass over (L, K) in place of one over (L, S).
+    # The output yields the sum over keys of weight times gradient (Dao et al. 2022, appendix B.2)
+    # in a pass over (L, K) instead of (L, S).
     mean = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1, keepdims=True)
     dscores = (weights * (dweights - mean) * slope).astype(q.dtype)
     dq = jnp.einsum("BHLS,BHSK->BHLK", dscores, k)

@@ -4,7 +4,7 @@ A cell's inputs are projected for all places at once; only its state is projecte
 
 Sources: Elman 1990 (tanh); Cho et al. 2014, with the reset gate after the product as in cuDNN and
 torch (GRU); Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000 (LSTM). Gates
-lie in the order of torch: reset, update, new; input, forget, cell, output.
+have torch's order: reset, update, new (GRU); input, forget, cell, output (LSTM).
 """
 
 from collections.abc import Callable
@@ -25,15 +25,15 @@ State = tuple[Float[Array, "... D"], ...]
 
 
 class Restart(NamedTuple):
-    """Places where a segment begins, and the state that it begins with."""
+    """Places where segments begin, and the states with which they begin."""
 
     at: Bool[Array, "..."]
-    """Mask of the places, in the shape of the inputs without their last axis."""
+    """Mask of these places, in the shape of the inputs without the last axis."""
     fresh: Any = None
-    """States for all places, a tree like the state; used where `at` is true. None: zeros."""
+    """States for all places, used where `at` is true: a tree like the state. None: zeros."""
 
     def of(self, state: Any) -> Any:
-        """Replace the state, a tree of arrays, where a segment begins."""
+        """Replace the state (a tree of arrays) of the rows where a segment begins."""
         at = self.at[..., None]
         if self.fresh is None:
             return jax.tree.map(lambda old: jnp.where(at, 0.0, old), state)
@@ -55,7 +55,7 @@ def _lstm(x: Array, recurrent: Array, state: State) -> State:
 
 
 class CellKind(NamedTuple):
-    """Equations of a cell."""
+    """Equations of one kind of cell."""
 
     num_gates: int
     """Number of gates: inputs and states are projected to `num_gates` times the state's width."""
@@ -64,7 +64,7 @@ class CellKind(NamedTuple):
     advance: Callable[[Array, Array, State], State]
     """Function from (projected input, projected state, state) to the next state."""
     recurrent_bias: bool = False
-    """Whether the state's projection needs a bias of its own, besides the input's."""
+    """Whether the state's projection needs a bias in addition to the input projection's."""
 
 
 CELLS: dict[CellName, CellKind] = {
@@ -72,7 +72,7 @@ CELLS: dict[CellName, CellKind] = {
     "gru": CellKind(3, 1, _gru, recurrent_bias=True),
     "lstm": CellKind(4, 2, _lstm),
 }
-"""Cells by name."""
+"""Kinds of cells by name."""
 
 
 class Cell(nnx.Module):
@@ -87,7 +87,7 @@ class Cell(nnx.Module):
         rngs: nnx.Rngs,
         context: int = 0,
     ):
-        """Make the weights: matrices of the state orthogonal, an LSTM's forget bias 1.
+        """Make the weights: state matrices start orthogonal, an LSTM's forget bias starts at 1.
 
         Sources: Bahdanau et al. 2014, appendix B.1; Jozefowicz et al. 2015, section 3.2.
         """
@@ -142,8 +142,8 @@ def run(
 ) -> tuple[Float[Array, "T ... D"], State]:
     """Run a cell along the places of rows, from `state`; return its outputs and the last state.
 
-    `projected` are the cell's projected inputs, places on axis 0. `restart` marks where segments
-    begin, or with `reverse` (from the last place to the first) where they end.
+    `projected` are the cell's projected inputs, with places on axis 0. `reverse` runs from the last
+    place to the first. `restart` marks where segments begin or, with `reverse`, where they end.
     """
     step = cell.stepper()
 

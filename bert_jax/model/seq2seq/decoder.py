@@ -30,9 +30,9 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import Context, make_context
 
 SITE_DECODER = 1 << 17
-"""First dropout site: the embeddings; layer n has the five numbers from 1 + 5 n on."""
+"""Dropout site of the decoder's embeddings; layer n has five sites, from this + 1 + 5 n on."""
 SITES_PER_LAYER = 5
-SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the sites that an encoder's layer has, too
+SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the three sites of an encoder's layer
 
 Attend = Callable[[Array], Array]
 """Function that applies one of a layer's attentions to the layer's states."""
@@ -44,14 +44,14 @@ class Source(NamedTuple):
 
     states: Float[Array, "B S D"]
     segment_ids: Integer[Array, "B S"]
-    """0 is padding; a target token sees the source tokens with its own number."""
+    """0 is padding; a target token sees the source tokens that have the target token's number."""
 
 
 class Memory(NamedTuple):
-    """Keys and values of one layer: of the source, or of the target tokens of all beams.
+    """Keys and values of one layer, for the source tokens or for the target tokens of all beams.
 
-    Each of G heads of width D has S slots. Target tokens lie in S = T * K slots: the tokens that K
-    beams write in a step lie side by side and stay where they are.
+    Each of G heads of width D has S slots. Target tokens have S = T * K slots: the tokens that K
+    beams write in a step lie side by side, and stay there when beams are reordered.
     """
 
     keys: Float[Array, "B G D S"]
@@ -59,7 +59,7 @@ class Memory(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """Masks of the slots of both memories that beams see."""
+    """Masks of the slots that beams see in both memories."""
 
     target: Bool[Array, "B K S"]
     """Slots with the tokens of each beam."""
@@ -75,7 +75,7 @@ def memory_of(keys: Float[Array, "B S G D"], values: Float[Array, "B S G D"]) ->
 def attend_slots(
     query: Float[Array, "B K H D"], memory: Memory, visible: Bool[Array, "B C S"]
 ) -> Float[Array, "B K H D"]:
-    """Attend from one token of each of K beams to memory slots; C is K, or 1 for all beams."""
+    """Attend from one token of each of K beams to memory slots; C is K, or 1 for a shared mask."""
     keys, values = memory
     rows, beams, heads, dim = query.shape
     groups = keys.shape[1]
@@ -90,7 +90,7 @@ def attend_slots(
 
 
 class CausalSelfAttention(SelfAttention):
-    """Multi-head self-attention from a token to itself and those before."""
+    """Multi-head self-attention from a token to itself and to earlier tokens."""
 
     causal = True
 
@@ -102,7 +102,7 @@ class CausalSelfAttention(SelfAttention):
         visible: Bool[Array, "B K S"],
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend from the token of step `at` of R = B * K beams; return the extended memory too."""
+        """Attend in R = B * K beams from the token of step `at`; also return the longer memory."""
         beams = visible.shape[:2]
 
         def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:
@@ -154,7 +154,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], context: Context, source: Source, index: Number
     ) -> Float[Array, "B T D"]:
-        """Apply the layer to all places; `index`, its number, numbers the dropout sites."""
+        """Apply the layer to all positions; `index`, the layer's number, sets its dropout sites."""
         site = SITE_DECODER + index * SITES_PER_LAYER
         return self._joined(
             x,
@@ -187,7 +187,7 @@ class DecoderLayer(nnx.Module):
     def weights(
         self, x: Float[Array, "B T D"], context: Context, source: Source
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B H T T"], Float[Array, "B H T S"]]:
-        """Apply the layer without dropout; return the weights of both attentions as well."""
+        """Apply the layer without dropout; also return the weights of both attentions."""
         found = []
 
         def attend_target(y: Array) -> Array:
@@ -220,7 +220,7 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(Stack):
-    """Stack of decoder layers over looked-up tokens."""
+    """Stack of decoder layers over the vectors of tokens."""
 
     def __init__(self, config: ModelConfig, has_table: bool, rngs: nnx.Rngs):
         """Make a decoder; without `has_table`, tokens are looked up in the encoder's table."""
@@ -234,7 +234,7 @@ class Decoder(Stack):
         stream: Stream = None,
         layout: OnMesh = None,
     ) -> Float[Array, "B T D"]:
-        """Compute the normalised last states of looked-up tokens, in the compute type."""
+        """Compute the normalised last states for the vectors of tokens, in the compute type."""
         context = make_context(self.config, segment_ids, None, stream, layout)
         x = self._embedded(vectors, context)
         return self.run(x, context, lambda layer, x, at, _: layer(x, context, source, at))[-1]
@@ -259,7 +259,7 @@ class Decoder(Stack):
         visible: Visible,
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], list[Memory]]:
-        """Compute the last states of one token of each of R = B * K beams, and the new memories."""
+        """For one token of each of R = B * K beams, compute last states and the new memories."""
         places = jnp.broadcast_to(at, (len(vectors), 1))
         context = make_context(self.config, jnp.ones_like(places), places)
         x, written = self._embedded(vectors, context), []

@@ -1,8 +1,8 @@
 """The interface of a network that reads a source and writes a target.
 
-Training reads `logits`, all target places at once (teacher forcing). Search reads `start` and
-`step`, a token at a time. Both are the same function: `step` after k tokens gives the logits of
-place k of `logits`. Search, evaluation, the attention page and export know networks only
+Training calls `logits`, for all target places at once (teacher forcing). Search calls `start` and
+`step`, one token at a time. Both compute the same: `step` after k tokens gives the logits that
+`logits` gives at place k. Search, evaluation, the attention page and export know networks only
 through this interface.
 """
 
@@ -20,33 +20,33 @@ from bert_jax.model.layout import OnMesh
 Tree = Any
 """Nested dict of arrays."""
 Tying = Literal["all", "output", "none"]
-"""Sharing of token tables: by source, target and output (all), by target and output, or none."""
+"""Token tables that are shared: all (source, target, output), output (target, output), none."""
 
 
 class Side(NamedTuple):
     """Packed rows of one side, source or target."""
 
     tokens: Integer[Array, "B L"] | Float[Array, "B L F"]
-    """Source: [CLS] text [SEP], or vectors in place of tokens where the network reads such; target:
-    [CLS] text, the decoder's input."""
+    """Source: [CLS] text [SEP], or vectors if the network reads vectors; target: [CLS] text, the
+    decoder's input."""
     segment_ids: Integer[Array, "B L"]
-    """0 padding; a source and a target with the same number are a pair."""
+    """0 is padding; a source and a target with the same number are a pair."""
 
 
 class Cache(NamedTuple):
     """State of a search after some tokens."""
 
     shared: Tree
-    """Arrays (B, ...) that all beams of a source read; never tiled, never reordered."""
+    """Arrays (B, ...) that all beams of a source read; they are never tiled or reordered."""
     beams: Tree
-    """Arrays (B, K, ...) of the K beams; reordered along axis 1."""
+    """Arrays (B, K, ...) of the K beams; they are reordered along axis 1."""
 
 
 class Weights(NamedTuple):
     """Attention weights of one forward pass, float32; each row sums to 1."""
 
     encoder: Float[Array, "N B H S S"] | None
-    """Weights among source tokens; None where a network has no such layer."""
+    """Weights among source tokens; None if the network has no such attention."""
     decoder: Float[Array, "M B H T T"] | None
     """Weights from a target token to itself and earlier target tokens."""
     cross: Float[Array, "M B H T S"] | None
@@ -79,12 +79,12 @@ class Network(ABC):
         """Compute the logits of the token after each target place, float32.
 
         V is `padded_vocab_size`; columns that stand for no token are `PADDED_LOGIT`. A target place
-        sees the places of its segment up to its own, and the source places of its segment.
+        sees itself, the earlier target places of its segment and the segment's source places.
         """
 
     @abstractmethod
     def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Encode one source a row (segment ids 1, padding 0), with room for `max_length` steps."""
+        """Encode one source per row (segment id 1, padding 0); make room for `max_length` steps."""
 
     @abstractmethod
     def step(
@@ -98,4 +98,4 @@ class Network(ABC):
 
     @abstractmethod
     def flops(self, source_length: int, target_length: int) -> int:
-        """Count the floating-point operations of one row of both lengths in a training step."""
+        """Count a training step's floating-point operations for one row with both lengths."""

@@ -1,4 +1,4 @@
-"""Recurrent networks that read a source and write a target: the models before the Transformer."""
+"""Recurrent networks that read a source and write a target, as used before the Transformer."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +42,7 @@ class Recurrent(nnx.Module):
         self.config, self.settings = config, settings
         self.encoder = RecurrentEncoder(config, settings, rngs)
         self.decoder = RecurrentDecoder(config, settings, rngs)
-        # The readout has the width of the table: no map between them.
+        # The readout is as wide as the table, so no map lies between them.
         head = replace(config, head_transform=False, decoder_bias=True)
         self.output = MaskedLMHead(replace(head, tied=settings.tying != "none"), rngs)
 
@@ -59,7 +59,7 @@ class Recurrent(nnx.Module):
     def memory(
         self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
-        """Return the decoder's source: encoder states if it attends, else one summary vector."""
+        """Return the decoder's view of the source: a `Memory` if it attends, else `summary`."""
         if not self.settings.attends:
             return summary
         return self.decoder.attention.remember(states, source.segment_ids)
@@ -89,7 +89,7 @@ class RecurrentNetwork(Network):
         if self.settings.bidirectional and self.model.hidden_dim % 2:
             raise UserError(
                 f"model.hidden_dim is {self.model.hidden_dim}; with objective.bidirectional it "
-                "must be even, half for each direction"
+                "must be even: each direction has half of it"
             )
 
     @override
@@ -141,7 +141,7 @@ class RecurrentNetwork(Network):
         config, settings, s, t = self.model, self.settings, source_length, target_length
         d, e, kind = config.hidden_dim, config.embedding_width, CELLS[settings.cell]
         layers = settings.num_decoder_layers or config.num_layers
-        # Inputs and states of all layers, then the context or what is fed back.
+        # Inputs and states of all layers, then the context or the readout that is fed back.
         first = e + d // 2 if settings.bidirectional else e + d
         read = kind.num_gates * d * (first + (config.num_layers - 1) * 2 * d)
         added = layers * d if settings.wiring == "before" else settings.feeds * e

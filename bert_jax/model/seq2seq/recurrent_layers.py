@@ -1,9 +1,9 @@
-"""Recurrent encoder and decoder over packed rows, places on axis 0, a decoder's beams on axis 2.
+"""Recurrent encoder and decoder over packed rows; axis 0 is the place, a decoder's axis 2 the beam.
 
 Sources: Schuster & Paliwal 1997 (bidirectional encoder); Sutskever et al. 2014 and Cho et al. 2014
-(the source as one vector), Bahdanau et al. 2014 (attention by the previous state), Luong et al.
-2015 (attention by the current state, its result fed to the next place), Wu et al. 2016 (GNMT: only
-the first layer reads both ways, residuals, the context in every layer).
+(the source as one vector); Bahdanau et al. 2014 (the previous state attends); Luong et al. 2015
+(the current state attends, and the result feeds the next place); Wu et al. 2016 (GNMT: only the
+first layer reads in both directions, there are residuals, the context feeds every layer).
 
 With a decoder state s and source states h_i, attention scores are s^T h_i (dot), s^T W h_i
 (multiplicative; Luong et al. 2015, section 3.1) or v^T tanh(W1 h_i + W2 s) (additive; Bahdanau et
@@ -31,35 +31,35 @@ from bert_jax.model.seq2seq.cells import Cell, CellName, Restart, State, looped,
 from bert_jax.model.seq2seq.network import Tying
 
 Score = Literal["none", "dot", "multiplicative", "additive"]
-# Dropout sites, after the Transformer's sites: single sites, then one per layer of each side.
+# Dropout sites, numbered after the Transformer's: single sites, then one per layer of each side.
 SITE_SOURCE, SITE_TARGET, SITE_READOUT = range(1 << 18, (1 << 18) + 3)
 SITE_SOURCE_LAYERS, SITE_TARGET_LAYERS = (1 << 18) + (1 << 8), (1 << 18) + (1 << 9)
 
 
 @dataclass(frozen=True)
 class RecurrentConfig(Bounded, section="objective"):
-    """Shape of a recurrent encoder and decoder, beside the widths and layers of `model`."""
+    """Settings of a recurrent encoder and decoder beyond the widths and layers of `model`."""
 
     cell: CellName = "gru"
     """Cell of all layers: tanh, gru or lstm."""
     attention: Score = "additive"
-    """Score function of the attention; none: the decoder reads one vector of the whole source."""
+    """Score function of the attention; none: the decoder reads one vector for the whole source."""
     wiring: Literal["before", "after"] = "before"
     """Decoder state that attends. before: the bottom layer's previous state, and the context feeds
     every layer (Bahdanau et al. 2014; GNMT). after: the top layer's current state, and the readout
     feeds the next place (Luong et al. 2015). Without attention, the source's vector feeds every
     layer (before: Cho et al. 2014) or only the first state (after: Sutskever et al. 2014)."""
     bidirectional: bool = True
-    """Whether the encoder's first layer reads both ways, each with half of the width."""
+    """Whether the encoder's first layer reads in both directions, each with half of the width."""
     num_decoder_layers: Natural = 0
-    """Layers of the decoder; 0: model.num_layers."""
+    """Number of decoder layers; 0: model.num_layers."""
     residual_from: Annotated[int, AtLeast(2), Or(0, "none")] = 0
     """First layer with a residual connection, counted from 1; all layers above have one too. At
     least 2, as layer 1 reads embeddings; 0: no layer. GNMT: 3."""
     window: Natural = 0
-    """Largest distance between a target place and a source place it sees; 0: no limit."""
+    """Largest distance at which a target place sees a source place; 0: no limit."""
     tying: Tying = "all"
-    """Sharing of token tables: all (source, target, output), output (target, output) or none."""
+    """Token tables that are shared: all (source, target, output), output (target, output), none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,12 +80,12 @@ class RecurrentConfig(Bounded, section="objective"):
         return self.attends and self.wiring == "after"
 
     def is_residual(self, layer: int) -> bool:
-        """Say whether a layer, counted from 0, adds its input to its output."""
+        """Return whether a layer, counted from 0, adds its input to its output."""
         return bool(self.residual_from) and layer + 1 >= self.residual_from
 
 
 Mask = Float[Array, "L B *beams D"] | None
-"""Factors of a dropout, 0 or 1 / (1 - rate), with places on axis 0; None: nothing is dropped."""
+"""Dropout factors, 0 or 1 / (1 - rate), with places on axis 0; None: nothing is dropped."""
 
 
 def dropout_mask(config: ModelConfig, stream: Stream, site: int, length: int) -> Mask:
@@ -100,7 +100,7 @@ def dropout_mask(config: ModelConfig, stream: Stream, site: int, length: int) ->
 
 
 def drop(x: Float[Array, "... D"], mask: Mask) -> Float[Array, "... D"]:
-    """Drop states by a mask that broadcasts against them."""
+    """Multiply states by a dropout mask that broadcasts against them."""
     return x if mask is None else (x.astype(jnp.float32) * mask).astype(x.dtype)
 
 
@@ -112,7 +112,7 @@ class TokenTable(nnx.Module):
 
 
 class RecurrentEncoder(nnx.Module):
-    """Layers of cells; the first layer may read both ways."""
+    """Layers of cells; the first layer may read in both directions."""
 
     def __init__(self, config: ModelConfig, settings: RecurrentConfig, rngs: nnx.Rngs):
         self.config, self.settings = config, settings
@@ -152,7 +152,7 @@ class RecurrentEncoder(nnx.Module):
         segment_ids: Integer[Array, "B S"],
         wanted: Integer[Array, "B T"],
     ) -> Float[Array, "B T D"]:
-        """Return the final states of the segments `wanted`: of each direction, where it ends."""
+        """Return each wanted segment's last state; a sole two-way layer gives both directions'."""
         index = jnp.arange(segment_ids.shape[1])
         is_own = wanted[..., None] == segment_ids[:, None]
         ends = jnp.max(jnp.where(is_own, index, 0), axis=-1)
@@ -166,7 +166,7 @@ class RecurrentEncoder(nnx.Module):
 
 
 class Memory(NamedTuple):
-    """Source as the attention of a decoder reads it."""
+    """Encoded source in the form that a decoder's attention reads."""
 
     states: Float[Array, "B S D"]
     """States of the encoder, float32."""
@@ -176,7 +176,7 @@ class Memory(NamedTuple):
     places: Integer[Array, "B S"]
     """Place of each token in its segment."""
     last_places: Integer[Array, "B S"]
-    """Place of the last token of each token's segment."""
+    """For each token, the place of the last token in its segment."""
 
 
 class Places(NamedTuple):
@@ -192,7 +192,7 @@ Attend = Callable[[Array, Places], tuple[Array, Array]]
 
 
 class Alignment(nnx.Module):
-    """Attention of a recurrent decoder; `window` source places on each side are seen (0: all)."""
+    """Attention of a recurrent decoder; it sees `window` source places on each side (0: all)."""
 
     def __init__(self, config: ModelConfig, score: Score, window: int, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -205,7 +205,7 @@ class Alignment(nnx.Module):
             self.vector = parameter(scale, None)
 
     def remember(self, states: Float[Array, "B S D"], segment_ids: Integer[Array, "B S"]) -> Memory:
-        """Compute once what all target places read from a source."""
+        """Compute, once per source, the arrays that all target places read."""
         keys = states if self.score == "dot" else self.key(states)
         places = restarting_positions(segment_ids)
         to_end = restarting_positions(segment_ids[:, ::-1])[:, ::-1]
@@ -213,7 +213,7 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the attention over a source; the backward pass computes its large sums again."""
+        """Return the attention over a source; the backward pass recomputes its large sums."""
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 
@@ -227,9 +227,9 @@ class Alignment(nnx.Module):
         def attend(states: Array, places: Places) -> tuple[Array, Array]:
             visible = places.segment_ids[..., None] == memory.segment_ids[:, None]
             if self.window:
-                # Around the target's place: Luong et al. 2015, 3.2, local-m. Target place t, which
-                # predicts token t of its text, looks at token t of the source's text, which [CLS]
-                # precedes; beyond the end of the source at the last place.
+                # The window lies around the target's place (Luong et al. 2015, 3.2, local-m).
+                # Target place t, which predicts token t of its text, looks at token t of the source
+                # text, at place t + 1 after [CLS], or at the last place of a shorter source.
                 centre = jnp.minimum(places.at[..., None] + 1, memory.last_places[:, None])
                 visible &= jnp.abs(memory.places[:, None] - centre) <= self.window
             weights = jax.nn.softmax(jnp.where(visible, scores(states), MASKED_SCORE), axis=-1)
@@ -246,11 +246,11 @@ class Carry(NamedTuple):
     states: tuple[State, ...]
     """State of each layer, (..., B, K, D)."""
     fed: Float[Array, "... E"] | None
-    """Readout of the place before, (..., B, K, E), where the wiring feeds it back."""
+    """Readout of the previous place, (..., B, K, E); None if the wiring feeds none back."""
 
 
 class Decoded(NamedTuple):
-    """Results of a decoder's run along target places."""
+    """Results of running a decoder along target places."""
 
     readout: Float[Array, "T B K E"]
     """Vectors that the output table maps to logits."""
@@ -295,7 +295,7 @@ class RecurrentDecoder(nnx.Module):
         return [getattr(self, f"layer{n + 1}") for n in range(self.count)]
 
     def begin(self, summary: Float[Array, "... D"]) -> Carry:
-        """Make the carry before a segment's first place from the summary of its source."""
+        """Make the carry with which a segment begins from the summary of the segment's source."""
         made = jnp.tanh(self.start(summary).astype(jnp.float32))
         vectors = iter(jnp.split(made, made.shape[-1] // self.config.hidden_dim, axis=-1))
         states = tuple(
@@ -315,8 +315,8 @@ class RecurrentDecoder(nnx.Module):
     ) -> Decoded:
         """Run the decoder along target places, from the carry before the first place.
 
-        `source` is what attention reads, or without attention the source's summary at each place.
-        `restart` has a `Carry` for each place where a segment begins; None: no segment begins.
+        `source` is what the attention reads; without attention, the source's summary at each place.
+        `restart` has the `Carry` with which segments begin; None: no segment begins.
         """
         sites = range(SITE_TARGET_LAYERS + 1, SITE_TARGET_LAYERS + self.count)
         masks = [dropout_mask(self.config, stream, site, len(x)) for site in sites]
@@ -362,7 +362,7 @@ class RecurrentDecoder(nnx.Module):
         return found, contexts, weights, last
 
     def _feeding(self, x, memory, places, carry, restart, masks) -> Decoded:
-        """Run all layers place by place: the top state attends, the readout feeds the next one."""
+        """Run the layers by place: the top state attends, and the readout feeds the next place."""
         cells, attend = self.cells, self.attention.reader(memory)
         steps = [cell.stepper() for cell in cells]
         rise = [looped(cell.input, cell.dtype) for cell in cells[1:]]

@@ -1,11 +1,11 @@
 """Beam search on the device, over any network.
 
-Rules, equal to Transformers' `generate` with `early_stopping="never"`: a step looks at the 2 K best
-continuations of K beams. An end token among the K best finishes a hypothesis, an end token among
-the others is ignored; the K best unfinished continuations are the next beams. A hypothesis that
-reaches the greatest length counts as finished. A row is done once its worst finished hypothesis
-beats the best score that its best beam could still reach: its present sum of log-probabilities over
-the penalty of the greatest length.
+The rules equal Transformers' `generate` with `early_stopping="never"`. A step looks at the 2 K best
+continuations of K beams. An end token among the K best finishes a hypothesis; an end token among
+the others is ignored. The K best unfinished continuations are the next beams. A hypothesis that
+reaches the maximum length counts as finished. A row is done once its worst finished hypothesis
+beats the best score that its best beam could still reach: the beam's sum of log-probabilities so
+far, divided by the length penalty at the maximum length.
 """
 
 from dataclasses import dataclass
@@ -28,19 +28,18 @@ class SearchConfig(Bounded):
     """Settings of the beam search for translations."""
 
     num_beams: Count = 5
-    """Hypotheses that are kept at each step (K); 1: greedy search."""
+    """Number of hypotheses kept at each step (K); 1: greedy search."""
     length_alpha: NonNegative = 1.0
     """Exponent of the length penalty: a score is the sum of log-probabilities divided by ((beta +
-    n) / (beta + 1)) ** alpha, for n tokens with the end token; 0: no penalty."""
+    n) / (beta + 1)) ** alpha, where n counts the tokens and the end token; 0: no penalty."""
     length_beta: NonNegative = 0.0
-    """Constant of the length penalty; 5 as in Wu et al. 2016 (GNMT), equation 14."""
+    """Constant beta of the length penalty; 5 in Wu et al. 2016 (GNMT), equation 14."""
     max_length: Natural = 0
-    """Largest number of tokens of a translation, end token included; 0: the model's."""
+    """Largest number of tokens in a translation, end token included; 0: the model's limit."""
     max_length_rate: NonNegative = 3.0
-    """Largest number of target tokens for each source token, [CLS] and [SEP] counted; 0: no
-    limit but `max_length`."""
+    """Largest number of target tokens per source token ([CLS] and [SEP] count); 0: no limit."""
     nbest: Count = 1
-    """Hypotheses to return for each source, at most `num_beams`."""
+    """Number of hypotheses to return for each source, at most `num_beams`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,13 +64,13 @@ class Found(NamedTuple):
     """Finished hypotheses, best first."""
 
     tokens: Integer[Array, "B K T"]
-    """Tokens with the end token, without the begin token; 0 after the end."""
+    """Tokens, including the end token but not the begin token; 0 after the end."""
     lengths: Integer[Array, "B K"]
-    """Number of tokens; 0 where a row has fewer hypotheses than beams."""
+    """Number of tokens; 0 where there is no hypothesis (a row may have fewer than K)."""
     scores: Float[Array, "B K"]
-    """Sum of log-probabilities over the length penalty; -inf where there is no hypothesis."""
+    """Sum of log-probabilities divided by the length penalty; -inf where there is no hypothesis."""
     ended: Bool[Array, "B K"]
-    """Whether the last token is the end token; False: cut at the greatest length."""
+    """Whether the last token is the end token; False if the maximum length cut the hypothesis."""
 
 
 class Prefix(NamedTuple):
@@ -92,7 +91,7 @@ class _State(NamedTuple):
     tokens: Array
     """(B, K, T) tokens of each beam."""
     sums: Array
-    """(B, K) sums of log-probabilities, best first; -inf: no beam."""
+    """(B, K) sums of log-probabilities, best first; -inf where there is no beam."""
     found: Found
     open: Array
     """(B,) whether a row may still find a better hypothesis."""
@@ -113,8 +112,8 @@ def search(
 ) -> Found:
     """Find the best target sequences of each source by beam search; one beam is greedy search.
 
-    The source has one text a row. `limits` is the largest number of target tokens of each row, at
-    most `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
+    The source has one text per row. `limits` are the rows' largest numbers of target tokens, cut to
+    `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
@@ -131,7 +130,7 @@ def search(
         if prefix is not None:
             is_forced = (step < forced.lengths)[:, None]
             column = forced.tokens[:, jnp.minimum(step, forced.tokens.shape[1] - 1), None]
-            # One continuation of each beam.
+            # Each beam has one continuation.
             others = (0, 0), (0, most - beams)
             unchanged = jnp.pad(state.sums, others, constant_values=-jnp.inf)
             sums = jnp.where(is_forced, unchanged, sums)
@@ -189,7 +188,7 @@ def search(
 def continuations(
     logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Find the `most` best continuations by maxima of blocks: their sums, beams and tokens."""
+    """Find the `most` best continuations by maxima of blocks; return sums, beams and tokens."""
     rows, beams, columns = logits.shape
     blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
     maxima = blocks.max(-1)
@@ -208,14 +207,14 @@ def continuations(
 
 
 def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
-    """Pick entries of axis 1 by each row's own indices."""
+    """Pick entries of axis 1, in each row by the row's own indices."""
     pick = jax.vmap(lambda row, chosen: row.at[chosen].get(mode="promise_in_bounds"))
     picked: Array = pick(values, index)
     return picked
 
 
 def _best(found: Found, new: Found, beams: int) -> Found:
-    """Keep the best `beams` of the found and of the first `beams` new hypotheses."""
+    """Keep the best `beams` hypotheses among the found ones and the first `beams` new ones."""
     both = Found(
         *(jnp.concatenate([old, more[:, :beams]], 1) for old, more in zip(found, new, strict=True))
     )

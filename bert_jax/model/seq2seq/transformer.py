@@ -1,7 +1,7 @@
 """The Transformer with an encoder and a decoder (Vaswani et al. 2017).
 
-The encoder has the parameters of a pretrained masked-LM encoder. A decoder's layer is an encoder's
-layer with a cross-attention in between; the output is the masked-LM head.
+The encoder has the parameters of a pretrained masked-LM encoder. A decoder layer is an encoder
+layer with cross-attention between its two parts; the output is the masked-LM head.
 """
 
 import dataclasses
@@ -46,14 +46,13 @@ class _Transformer(nnx.Module):
 
 @dataclass(frozen=True)
 class TransformerNetwork(Network):
-    """Encoder and decoder of attention layers, and `output`, a masked-LM head."""
+    """Encoder and decoder made of attention layers, and `output`, a masked-LM head."""
 
     num_decoder_layers: int = 0
-    """Layers of the decoder; 0: as many as the encoder has."""
+    """Number of decoder layers; 0: as many as the encoder has."""
     tying: Tying = "all"
     feature_dim: int = 0
-    """Width of the vectors (B, S, F) that the encoder reads in place of tokens; 0: it reads
-    tokens."""
+    """Width of the vectors (B, S, F) that the encoder reads; 0: it reads tokens instead."""
 
     def __post_init__(self) -> None:
         if self.feature_dim and self.tying == "all":
@@ -70,7 +69,7 @@ class TransformerNetwork(Network):
 
     @property
     def decoder(self) -> ModelConfig:
-        """Architecture of the decoder: the encoder's, all layers global, without token types."""
+        """Architecture of the decoder: like the encoder, but all layers global, no token types."""
         return dataclasses.replace(
             self.model,
             num_layers=self.num_decoder_layers or self.model.num_layers,
@@ -95,7 +94,7 @@ class TransformerNetwork(Network):
         return self._output(params, states)
 
     def start(self, params: Any, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Encode one source a row, with room for `max_length` tokens a beam.
+        """Encode one source per row; make room for `max_length` tokens per beam.
 
         Raises:
           UserError: `max_length` is beyond `num_positions`.
@@ -117,9 +116,9 @@ class TransformerNetwork(Network):
         return Cache(
             shared={"source": memories, "segment_ids": segment_ids, "target": target},
             beams={
-                # (B, K, T) beam that wrote each token of this beam; -1: no token yet.
+                # (B, K, T): the beam that wrote each token of this beam; -1: no token yet.
                 "writers": jnp.full((*beams, max_length), -1, jnp.int32),
-                # One number: all beams are as long.
+                # The same number for all beams, which are equally long.
                 "length": jnp.zeros(beams, jnp.int32),
             },
         )
@@ -151,10 +150,10 @@ class TransformerNetwork(Network):
         return Weights(outputs.weights, *weights)
 
     def decoder_from(self, encoder: Any, head: Any) -> Any:
-        """Make the entries `decoder`, without cross-attention, and `output` from a masked LM."""
+        """Make the entries `decoder` (without cross-attention) and `output` from a masked LM."""
         embeddings = dict(encoder.get("embeddings", {}))
         if "type" in embeddings and "position" in embeddings:
-            # A decoder has no types: all its tokens are of the first.
+            # A decoder has no token types: all its tokens count as the first type.
             embeddings["position"] = embeddings["position"] + embeddings["type"][0]
         count = self.decoder.num_layers
         layers = jax.tree.map(lambda leaf: leaf[:count], encoder["layers"])
@@ -164,14 +163,14 @@ class TransformerNetwork(Network):
         }
 
     def flops(self, source_length: int, target_length: int) -> int:
-        """Count the floating-point operations of one row of both lengths in a training step."""
+        """Count a training step's floating-point operations for one row with both lengths."""
         read = encoder_flops(self.model, source_length)
         read += 2 * source_length * self.feature_dim * self.model.embedding_width
         written = decoder_flops(self.decoder, source_length, target_length)
         return TRAIN_OVER_FORWARD * (read + written + vocabulary_flops(self.decoder, target_length))
 
     def _inputs(self, params: Any, source: Side) -> tuple[Array, Array, Array]:
-        """Return an encoder's inputs from a source: tokens or vectors, types and segments."""
+        """Return an encoder's inputs for a source: tokens or vectors, types and segments."""
         segment_ids, tokens = jnp.asarray(source.segment_ids, jnp.int32), source.tokens
         if self.feature_dim:
             features = with_params(params["features"], FeatureMap, self.model, self.feature_dim)

@@ -115,14 +115,14 @@ def test_what_cannot_be_grown_leaves_nothing(source, corpus, tmp_path, capsys):
         assert main(["grow", f"{directory}", "--out", f"{tmp_path / 'out'}", *more]) == 2
         return capsys.readouterr().err
 
-    assert "model.gated is True, the source has False" in refused(
+    assert "model.gated is True, but the source has False" in refused(
         source, "--config.model.gated=true", *DEEPER
     )
     assert "unknown field training; Known here: model" in refused(
         source, "--config.training.num_steps=3"
     )
     assert "--rows is 0" in refused(source, "--rows=0")
-    assert "model.norm_order is 'pre', the source has 'post'" in refused(
+    assert "model.norm_order is 'pre', but the source has 'post'" in refused(
         source, "--config=pretrain/modern_tiny"
     )
     tuned = write(tmp_path / "tuned", small_saved("classification", vocab_size=64))

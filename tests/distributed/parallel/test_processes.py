@@ -259,7 +259,7 @@ def test_what_stays_alone(environ, on_tpu):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"JAX_PROCESS_ID": ""}, "JAX_NUM_PROCESSES are set and JAX_PROCESS_ID is not"),
+        ({"JAX_PROCESS_ID": ""}, "JAX_NUM_PROCESSES are set but JAX_PROCESS_ID is not"),
         ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID is 4; .* must be 0 to 3"),
         ({"JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES is 'four'; it must be a whole number"),
         ({"JAX_NUM_PROCESSES": "0"}, "JAX_NUM_PROCESSES is 0"),
