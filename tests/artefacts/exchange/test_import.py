@@ -132,7 +132,7 @@ def test_added_tokens(tmp_path, capsys):
     assert report["added_tokens"] == 2
     out = ["--out", str(tmp_path / "again"), "--add-tokens", str(tmp_path / "tokens.txt")]
     assert cli.main(["import", str(tmp_path / "theirs"), *out]) == 0
-    assert "tokens.txt: 2 tokens are new, each begins as the mean" in (
+    assert "tokens.txt: 2 tokens are new; each begins as the mean" in (
         said := capsys.readouterr().out
     )
     assert "; 1 was there already; 2 start, at least in part, as [UNK]\n" in said
