@@ -69,9 +69,9 @@ def new_tokens(
     """Return the tokens of a list that a tokenizer lacks.
 
     Blank lines are skipped. `where` formats a line number for messages.
+
     Raises:
-        UserError: The tokenizer's kind is unsupported, or entries are special tokens or not single
-            words; lists them.
+        UserError: The tokenizer's kind is unsupported, or entries are special or not one word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(

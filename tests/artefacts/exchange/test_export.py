@@ -139,7 +139,7 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
     ("kind", "changes", "said"),
     [
         ("pretraining", {}, r"embeddings of width 8 with layers of \d+ have no head for pairs"),
-        ("mlm", {"activation": "relu"}, "model.activation is relu, and the masked-LM head"),
+        ("mlm", {"activation": "relu"}, "model.activation is relu, but the masked-LM head"),
         ("class", {}, "its pooler has tanh, but no class of Transformers computes"),
     ],
 )
