@@ -319,8 +319,8 @@ def _program_text(compiled: Any, directory: Path) -> str:
         with quiet():
             return str(compiled.as_text())
     except Exception:
-        # XLA (of jax 0.10) cannot read back programs in which a collective that a SparseCore runs
-        # takes an argument on the way ("async-update instruction should have 1 operands").
+        # XLA (of jax 0.10) cannot read back a program in which a collective on a SparseCore takes
+        # an argument while under way ("async-update instruction should have 1 operands").
         written = sorted(directory.glob("*.after_codegen.txt"))
         if len(written) != 1:
             raise

@@ -125,7 +125,7 @@ class Planner:
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
     def settings_that_fit(self) -> search.Found | None:
-        """Search the fastest mesh, accumulation and rematerialisation for the configured batch."""
+        """Find the fastest mesh, accumulation and rematerialisation for the configured batch."""
         choices = search.candidates(
             self.config, self.phase, self.topology.num_devices,
             num_slices=self.topology.num_slices, possible=self._mesh_is_possible,
@@ -134,7 +134,7 @@ class Planner:
         return search.fastest_that_fits(choices, paper, self.reduced, self.whole, self.usable)
 
     def fit(self, settings: Settings) -> search.Fit:
-        """Search the largest batch for the mesh, accumulation and rematerialisation given."""
+        """Find the largest batch for the mesh, accumulation and rematerialisation of `settings`."""
 
         def measured(measure: search.Measure, rows: int) -> Guess:
             return measure(self.with_batch(settings, rows, settings.accumulation))

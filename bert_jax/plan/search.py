@@ -18,7 +18,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
-"""Largest tensor parallelism; more would wait for four exchanges of activations per layer."""
+"""Largest tensor parallelism; beyond it, devices would wait for four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
 """Largest number of micro-batches in a step, and the share of its speed that fewer must reach."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
@@ -216,7 +216,7 @@ class Fit:
 def largest_batch(
     reduced: Callable[[int], Guess], whole: Callable[[int], Guess], usable: int, first_guess: int,
 ) -> Fit:  # fmt: skip
-    """Search the most rows per batch shard that fit, and the fastest number of rows.
+    """Find the most rows per batch shard that fit, and the fastest number of rows.
 
     Memory and time are taken to be linear in the rows: `reduced` measures them at two numbers below
     `first_guess`, and `whole` checks the result.

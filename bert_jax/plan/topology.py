@@ -112,7 +112,7 @@ def devices(topology: Topology) -> list[Any]:
         UserError: libtpu is missing, or does not know the slice.
     """
     prepare_environment()
-    from jax.experimental import topologies  # imports jax: after the environment
+    from jax.experimental import topologies  # imports jax, so the environment must be set
 
     options: dict[str, Any] = {}
     if math.prod(topology.shape) == 1:

@@ -73,7 +73,7 @@ def says_casing(directory: Path) -> bool:
 
 
 def has_upper_case(vocab: list[str]) -> bool:
-    """Return whether any word of letters has upper case, as without lower-casing of text.
+    """Return whether any word of letters has upper case: a sign that text was not lower-cased.
 
     Tokens with other characters are ignored: uncased vocabularies have `[CLS]` and `<S>`.
     """

@@ -61,7 +61,8 @@ class SentencePieceTokenizer(Tokenizer):
         """Load the content of a `.model` file, which `where` names in error messages.
 
         Raises:
-            UserError: it is not a model, or its special pieces are missing or match raw text.
+            UserError: it is not a model, has too many pieces, or special pieces are missing or
+                match raw text.
         """
         # Checked before the library makes an object of each piece.
         if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
@@ -206,8 +207,7 @@ def train_sentencepiece(
             frequent first; use 1.0 for small alphabets.
 
     Returns:
-        A tokenizer; if the texts yield too few pieces, its `vocab_size` is smaller than asked, and
-        a warning is logged.
+        A tokenizer; if the texts yield too few pieces, it has fewer, and a warning is logged.
 
     Raises:
         UserError: there is no text, an option is out of range, or `vocab_size` has no room for

@@ -41,7 +41,7 @@ KIND_FILES = {
 MAX_SPECIAL = 4
 """Largest number of special tokens in a row."""
 MAX_TOKEN_CHARS = 1000
-"""Longest token, in characters; tokens beyond `max_input_chars_per_word` are never matched."""
+"""Longest token, in characters; tokens longer than `max_input_chars_per_word` never match."""
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Tokenizer(ABC):
     def save(self, directory: Path) -> None:
         """Write the files that `load_tokenizer` reads.
 
-        A missing or empty directory gets all or none of them; in others, files are replaced singly.
+        A missing or empty directory gets all of them or none; in others, each file is replaced.
 
         Raises:
             UserError: the directory has a tokenizer of another kind, or cannot be written.

@@ -29,7 +29,7 @@ ROBERTAS = 2
 _MAX_PARTS, _MAX_PAIR = 64, 16
 """Limits for the parts of a normalizer (a SentencePiece export has 37) and a template's tokens."""
 _MAX_CHARSMAP = 1 << 20
-"""Largest character map, in bytes; XLM-R's, of all of Unicode, has 240,000."""
+"""Largest character map, in bytes; XLM-R's, which covers all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
 """Largest number of bytes that a map may make of one character; NFKC makes at most 33."""
 _BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")

@@ -161,7 +161,7 @@ class WordPieceTokenizer(Tokenizer):
         if missing:
             fresh = dict(zip(missing, self._encode_words(list(missing)), strict=True))
             if len(cache) + len(fresh) > _CACHED_WORDS:
-                cache = self._cache = {}  # starting over costs one batch; frequent words return
+                cache = self._cache = {}  # starting over slows one batch; frequent words return
             # Words of unspaced scripts are whole sentences and do not repeat.
             cache.update(
                 (word, ids)

@@ -44,7 +44,7 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write the files of `write_huggingface`.
 
     Raises:
-        UserError: No class computes the model, or no module of sentence-transformers its pooling.
+        UserError: No class computes the model, or sentence-transformers cannot compute its pooling.
     """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
@@ -121,7 +121,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     ours, theirs = (each.without(left_out).params for each in (meant, back))
     if wrong := proof.unequal(ours, theirs, vocab_size=saved.config.vocab_size):
         raise proof.ProofFailedError(
-            f"read back, this is not what was written: {first_few(wrong, 8)}"
+            f"what was read back is not what was written: {first_few(wrong, 8)}"
         )
     expected, again = (each.tokenizer.encode_batch(proof.PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(proof.PROOF_TEXTS, expected, again, strict=True):
@@ -130,7 +130,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     for name, value in _facts(saved).items():
         if found[name] != value:
             raise proof.ProofFailedError(
-                f"read back, this is not what was written: {name} {found[name]}, not {value}"
+                f"what was read back is not what was written: {name} {found[name]}, not {value}"
             )
     return back
 
@@ -157,7 +157,7 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
             min(len(expected), len(found)),
         )
         raise proof.ProofFailedError(
-            f"{who} gives other ids for {text[:60]!r}: at place {at} "
+            f"{who} gives other ids for {text[:60]!r}: at position {at} "
             f"{list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
         )
 

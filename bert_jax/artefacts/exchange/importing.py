@@ -211,7 +211,7 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
     parts = {"the configuration": "config", "the labels": "outputs"}
     wrong = [name for name, part in parts.items() if getattr(back, part) != getattr(meant, part)]
     if wrong:
-        raise ProofFailedError(f"read back, this is not what was written: {', '.join(wrong)}")
+        raise ProofFailedError(f"what was read back is not what was written: {', '.join(wrong)}")
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the checkpoint back and compare it bit for bit; equal parameters need no `rows`.
+    """Read the checkpoint back and compare parameters bit for bit; `rows` are not needed for this.
 
     A ProofFailedError names the arrays that are missing, unexpected or not equal.
 
@@ -48,7 +48,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):
         raise ProofFailedError(
-            f"{len(wrong)} of {number} arrays did not come back: {first_few(wrong, 8)}"
+            f"{len(wrong)} of {number} arrays are not as written: {first_few(wrong, 8)}"
         )
     versions = {"orbax-checkpoint": version("orbax-checkpoint"), "jax": jax.__version__}
     return {"differences": {}, "arrays": number, "versions": versions}

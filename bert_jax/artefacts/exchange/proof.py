@@ -77,7 +77,7 @@ characters, the empty text, long words, and special tokens spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """Return the proof's texts, and one with the first and last added tokens, if there are any."""
+    """Return the proof's texts and, if tokens were added, one more with the first and last ones."""
     contents = [token.content for token in getattr(tokenizer, "added", ())]
     added = contents[:10] + contents[10:][-10:]
     marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
@@ -132,7 +132,7 @@ class Sides(NamedTuple):
 
 
 def proof_rows(saved: SavedModel) -> list[list[int]]:
-    """Return rows for single texts, then for pairs, cut to 128 tokens or the model's length."""
+    """Return rows for each text, then for pairs of texts, cut to 128 or the model's length."""
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
     room = length - num_special(tokenizer, pair=False)
@@ -220,7 +220,7 @@ def outputs_of(
     batch: Batch,
     embedding: EmbeddingConfig | None = None,
 ) -> dict[str, jax.Array]:
-    """Compute each output that `logits_of` lists if `params` has its parts; can be traced."""
+    """Compute each output that `logits_of` lists if `params` has its parts; JAX can trace this."""
     inputs: tuple[Any, Any, Any] = batch
     hidden = heads.encode(config, params, *inputs)
     found = {"hidden": hidden}
@@ -263,7 +263,7 @@ def compare(
     *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
-    """Return the largest difference of each program from a model, by output.
+    """Return, for each program, the largest difference from a model in each output.
 
     Args:
         saved: The source.
@@ -295,7 +295,7 @@ def compare_shapes(
     *,
     optional: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Compare rows in batches of 16, two rows with more padding, and the longest row by itself.
+    """Compare all rows in batches of 16, then two with more padding, and the longest by itself.
 
     Returns:
         `differences` by output, and `shapes`, the list of (B, L) that were run; see `compare`.
@@ -318,7 +318,7 @@ def check_differences(
     if above:
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
         raise ProofFailedError(
-            f"{failure}: the largest differences are {said}, and {tolerance:.0e} is allowed "
+            f"{failure}: the largest differences are {said}, but {tolerance:.0e} is allowed "
             "(--tolerance). Nothing was left"
         )
 

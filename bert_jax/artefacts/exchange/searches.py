@@ -91,7 +91,7 @@ def _is_tie(
 ) -> bool:
     """Tell whether two translations of a source are equally probable.
 
-    Greedy: compare log-probabilities at the first difference; beam: the means over all tokens.
+    Greedy searches are compared at the first token that differs, beam searches in their means.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
     if not greedy:

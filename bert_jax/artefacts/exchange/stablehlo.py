@@ -144,7 +144,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         result of `compare_searches` as `translations`; the programs' `platforms`; and `versions`.
 
     Raises:
-        ProofFailedError: An output has another shape, a score is not finite, or a text differs.
+        ProofFailedError: An output's shape or a translation differs, or a score is not finite.
     """
     weights = safetensors.numpy.load_file(out / WEIGHTS)
     if saved.network is None:

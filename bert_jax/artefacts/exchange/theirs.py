@@ -191,7 +191,7 @@ def quiet() -> Iterator[None]:
 
 
 def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
-    """Compare an export's source in its own class; return the entry of `proofs` or {}."""
+    """Run an export's source in its own class; return the entry for `proofs` ({}: our own run)."""
     if saved.origin.kind != "huggingface":
         return {}
     if (Path(source) / ADAPTER).is_file():

@@ -21,7 +21,7 @@ from bert_jax.model.heads import MASKED_LM, Params
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter (or, with `{n}` in its name, one per layer).
+    """A parameter or, if its name contains `{n}`, one parameter per layer.
 
     Entries that share a name are parts of one foreign tensor: blocks of rows, in table order.
     """
@@ -73,7 +73,7 @@ class Tensor(NamedTuple):
 def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterator[Tensor]:
     """Yield the tensors of a table that `tree` has, in the order of their first entries.
 
-    If the first layer has no attention norm, files lack its tensor; our tree has a row of ones.
+    If the first layer has no attention norm, files lack that tensor, but our tree has a row of 1s.
     """
     entries: dict[str, list[Entry]] = {}
     for entry in in_model(table, tree):

@@ -65,7 +65,7 @@ class Family:
     fields: Mapping[str, str]
     """Fields of `ModelConfig`, by name in `config.json`."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields of `config.json` that change the computation: one supported value, and the reason."""
+    """Fields of `config.json` that change the computation, each with a supported value and why."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of fields that a `config.json` may lack."""
     sets: Mapping[str, Any] = field(default_factory=dict)

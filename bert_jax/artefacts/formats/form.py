@@ -57,7 +57,7 @@ class Form:
     """File or directory of the tokenizer, if the reader knows it."""
 
     def outputs(self) -> TaskOutputs | None:
-        """Return the fine-tuning head with the meaning of its logits; None without such a head."""
+        """Return the fine-tuning head and the meaning of its logits; None if we read no head."""
         family, found = self.family, {**self.family.defaults, **self.config}
         if (kind := family.head_of(found)) is None:
             return None

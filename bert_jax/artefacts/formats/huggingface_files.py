@@ -41,7 +41,7 @@ PRETRAINING_TASKS = (
     ({"nsp"}, "ForNextSentencePrediction"),
     (set[str](), "Model"),
 )
-"""Class-name suffixes for sets of heads; the first set whose heads a model has applies."""
+"""Class-name suffixes for sets of heads; the first set that a model has in full decides."""
 LOGITS = {"prediction_logits": "mlm", "seq_relationship_logits": "nsp"}
 """Heads by output name of `BertForPreTraining`; a class with one head names its output `logits`."""
 _PROBLEMS = {

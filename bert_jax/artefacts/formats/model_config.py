@@ -100,7 +100,7 @@ def first_position(family: Family, found: Mapping[str, Any]) -> int:
 def _check_heads(
     family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
 ) -> None:
-    """Add to `wrong` a width not divisible by the number of heads, or unsupported heads."""
+    """Add a fault to `wrong` if heads do not divide the width, or have an unsupported width."""
     names = {ours: name for name, ours in family.fields.items()}
     base = vars(ModelConfig()) if family.like_bert else {}
     width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))

@@ -54,7 +54,7 @@ class Adapter:
     config: dict[str, Any]
     """`config.json` of the base, with the class and the labels of the adapter."""
     updates: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
-    """A (r, in), B (out, r) and a factor, by name of the weight; its update is factor B A."""
+    """A (r, in), B (out, r) and a factor, by weight name; the weight's update is factor B A."""
     tensors: Mapping[str, np.ndarray]
     """Tensors that replace tensors of the base."""
 
@@ -189,7 +189,7 @@ def _labels(
 
 
 def _name_in(arrays: Mapping[str, np.ndarray], name: str) -> str:
-    """Return a tensor's name in the base; a bare encoder omits the prefix."""
+    """Return a tensor's name in the base; if the base is a bare encoder, it lacks the prefix."""
     bare = name.partition(".")[2]
     return bare if name not in arrays and bare in arrays else name
 

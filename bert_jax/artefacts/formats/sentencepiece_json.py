@@ -2,7 +2,7 @@
 
 That library has both algorithms (unigram, BPE), but other steps around them. SentencePiece
 normalises with a table in the model, trims and joins spaces, puts a space before the text, and
-writes "▁" for each space. It never reads text as a control or byte piece, as the library would.
+writes "▁" for each space. It never reads text as a control or byte piece; the library would.
 """
 
 import unicodedata
@@ -95,7 +95,7 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
         steps += [
             normalizers.Replace(Regex(AT_START), ""),
             normalizers.Replace(Regex(" {2,}"), " "),
-            normalizers.Replace(Regex(AT_END), ""),  # if spaces have been written as "▁" by now
+            normalizers.Replace(Regex(AT_END), ""),  # spaces may have been written as "▁" by now
         ]
     if normalizer.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))

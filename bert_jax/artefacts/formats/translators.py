@@ -6,7 +6,7 @@ cosines (Vaswani et al. 2017, section 3.5). Permuting every axis of the model's 
 order to the other exactly. The norms have a fixed epsilon of 1e-5.
 
 `EncoderDecoderModel` is a BERT encoder and a BERT decoder with cross-attention (BERT2BERT, Rothe et
-al. 2020). Ours has no pooler, which nothing would read; adds the decoder's token types to its
+al. 2020). Our network has no pooler, since nothing reads it; adds the decoder's token types to the
 positions; and may have one token table for both sides, which is written as two equal tables.
 """
 
@@ -278,7 +278,7 @@ _POOLER = ("encoder.pooler.dense.weight", "encoder.pooler.dense.bias")
 
 
 class BertPair(Family):
-    """`EncoderDecoderModel` of a `BertModel` and a `BertLMHeadModel`."""
+    """Class `EncoderDecoderModel`, made of a `BertModel` and a `BertLMHeadModel`."""
 
     kind = "encoder-decoder"
     class_name = "EncoderDecoderModel"

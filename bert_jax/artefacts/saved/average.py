@@ -115,7 +115,7 @@ def average(
 
 
 def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
-    """Return the checkpoints to average, in order of addition; raise UserError below two."""
+    """Return the checkpoints to average, in order of addition; UserError for fewer than two."""
     if last is not None and last < 1:
         raise UserError(f"--last is {last}; it must be at least 1")
     found: list[Source] = []

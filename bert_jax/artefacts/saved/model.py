@@ -66,7 +66,7 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of head and constant prediction; None if the head is better or has none."""
+        """Dev scores of head and constant prediction; None if the head is better or unscored."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -149,7 +149,7 @@ class SavedModel:
         return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:
-        """Raise UserError, with the supported verbs, if `verb` is not one; `what` is missing."""
+        """Raise UserError if the model does not support `verb`, because it has no `what`."""
         if verb in self.verbs:
             return
         hint = ""

@@ -39,7 +39,7 @@ class Work:
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """Count FLOPs on systolic arrays of this side, contraction and columns padded."""
+        """Count FLOPs on systolic arrays of this side, contraction and columns padded to it."""
         # float32 at full precision takes six passes.
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)

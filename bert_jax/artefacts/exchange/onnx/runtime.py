@@ -30,7 +30,7 @@ from bert_jax.terminal import markdown_table
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 _MAX_INLINE_BYTES = 1_800_000_000
-"""Largest size of weights in the graph's file (ONNX's limit: 2 GiB); others get a second file."""
+"""Limit for weights in the graph's file, which must be under 2 GiB; more go to a second file."""
 
 
 def write(saved: SavedModel, out: Path) -> None:
