@@ -71,7 +71,7 @@ def test_a_model_with_an_adapter_beside_it_is_refused(tmp_path):
     """Transformers loads both as one."""
     write_huggingface(tmp_path / "theirs")
     (tmp_path / "theirs" / "adapter_config.json").write_text("[")
-    with pytest.raises(UserError, match=r"theirs has adapter_config\.json, .* directory of their"):
+    with pytest.raises(UserError, match=r"theirs has adapter_config\.json: .* directory of their"):
         import_model(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
