@@ -26,7 +26,7 @@ _PICKLED = re.compile(r"pytorch_model.*\.bin|model.*\.(pt|pth|ckpt)")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `fetch` accepts a name: `name` or `owner/name`, with or without `@revision`."""
+    """Return whether `fetch` accepts a name: [owner/]name, with or without `@revision`."""
     return _NAME.fullmatch(name) is not None
 
 

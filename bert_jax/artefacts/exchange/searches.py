@@ -89,7 +89,7 @@ def compare_searches(
 def _is_tie(
     saved: SavedModel, row: Sequence[int], first: list[int], second: list[int], *, greedy: bool
 ) -> bool:
-    """Tell whether two translations of a source are equally probable.
+    """Return whether two translations of a source are equally probable.
 
     Greedy searches are compared at the first token that differs, beam searches in their means.
     """

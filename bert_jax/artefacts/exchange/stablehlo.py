@@ -51,7 +51,7 @@ MAX_LENGTH = 128
 
 
 class Shape(NamedTuple):
-    """Fixed sizes of a search."""
+    """Fixed sizes of a search program."""
 
     rows: int
     source_length: int

@@ -64,7 +64,7 @@ class Adapter:
         return model_class(self.config)
 
     def applied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Apply the adapter to the base's tensors; a UserError lists modules that do not fit."""
+        """Return the base's tensors with the adapter applied; a UserError lists misfit modules."""
         found, wrong = dict(arrays), []
         for name, (a, b, scale) in self.updates.items():
             there, own = _name_in(arrays, name), (len(b), a.shape[1])

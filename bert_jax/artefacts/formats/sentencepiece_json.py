@@ -50,7 +50,7 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether two rows of ids spell the same text with the same probability under a unigram model.
+    """Return whether two rows of ids spell one text and are equally probable in a unigram model.
 
     Example: three points as "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
     float32, the library in float64, so rounding may choose differently.

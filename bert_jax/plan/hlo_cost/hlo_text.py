@@ -204,7 +204,7 @@ def shape_bytes(shape: str) -> int:
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return the shapes written and read (result, operands); a gather reads what it returns."""
+    """Return shapes written and read (result, operands); a gather reads as much as it returns."""
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
