@@ -342,7 +342,7 @@ def test_damaged_store(made: Made, run: Run, tmp_path, damage):
 
 def test_looking_at_what_is_no_run(made: Made, run: Run, tmp_path):
     for where in (tmp_path, made.text, tmp_path / "none"):
-        refused(run("replay", where, "--step", "0"), "so it is no run")
+        refused(run("replay", where, "--step", "0"), "so it is not a run")
         refused(run("evaluate", where), "holds no checkpoint")
         refused(run("fill-mask", where, "[MASK]"), str(where), "give the work directory of a")
 

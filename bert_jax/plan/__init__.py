@@ -1,5 +1,5 @@
 """Ahead-of-time compilation for TPU slices: the cost of a step before anybody pays for one.
 
-`hlo_cost/` accounts a compiled program and knows nothing of BERT.
+`hlo_cost/` adds up the cost of a compiled program and knows nothing of BERT.
 May import training and below. Read first: command.py, compile.py.
 """

@@ -18,20 +18,20 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
-"""Tokens of a chip's micro-batch below which most of a step's time is independent of them."""
+"""Number of tokens in a chip's micro-batch below which a step's time hardly depends on them."""
 
 
 def run_plan(
     config: PretrainConfig, topologies: Sequence[str], *, phase: str, batch: str, as_json: bool,
     plot: Path | None, cache: Path | None,
 ) -> int:  # fmt: skip
-    """Compile every phase for every topology, and print the results.
+    """Compile the chosen phases for every topology, and print the results.
 
-    `phase` is a number or all; `batch` is a number of rows a chip, fit, fast, or empty for the
-    configured batch. `plot` is a PNG file, `cache` the directory of `compile_step`.
+    `phase` is a number or "all"; `batch` is a number of rows per chip, "fit", "fast", or empty for
+    the configured batch. `plot` is a PNG file, `cache` the directory of `compile_step`.
 
     Returns:
-        0 if the configured steps fit, else 1; then the output has settings that would fit.
+        0 if the configured steps fit; else 1, and the output has settings that would fit, if any.
 
     Raises:
         UserError: An argument is out of range, or `train` would refuse the configuration.
@@ -80,7 +80,7 @@ class _Answer:
     """The answer for one topology and phase."""
 
     plan: Plan
-    """Plan of the configured settings, or of settings that fit if the configured do not."""
+    """Plan for the configured settings or, if they do not fit, for settings that do."""
     record: dict[str, Any]
     """Entries of the JSON output beside the plan."""
     before: Sequence[str] = ()
@@ -116,12 +116,12 @@ def with_rows_per_chip(
 
 
 def _as_configured(planner: Planner) -> _Answer:
-    """Return the configured settings, or settings that fit with the overrides for them."""
+    """Plan the configured settings or, if they do not fit, the fastest found that do."""
     plan = planner.plan(planner.configured)
     if plan.fits:
         hint = (
-            "", f"{plan.rows_per_chip:g} rows a chip leave it idle: --batch-per-chip=fast says "
-            "what larger steps would reach, --batch-per-chip=fit finds the largest",
+            "", f"{plan.rows_per_chip:g} rows leave a chip idle: --batch-per-chip=fast says what "
+            "larger steps would reach, --batch-per-chip=fit finds the largest",
         )  # fmt: skip
         few = plan.rows_per_chip * plan.length < _FEW_TOKENS
         return _Answer(plan, {"configuration_fits": True}, after=hint if few else ())
@@ -153,7 +153,7 @@ def _nothing_fits(plan: Plan, record: dict[str, Any], why: str) -> _Answer:
 
 
 def _fit(planner: Planner) -> _Answer:
-    """Return the largest batch per chip, with the configured mesh if some batch fits there."""
+    """Plan the largest batch per chip, on the configured mesh if any batch fits there."""
     settings = planner.configured
     fit = planner.fit(settings)
     record: dict[str, Any] = {"configuration_fits": fit.largest > 0}
@@ -181,8 +181,8 @@ def _fit(planner: Planner) -> _Answer:
     }
     after = [
         "",
-        f"largest batch that fits: {largest:g} rows a chip; highest MFU of those "
-        f"compiled: {fastest:g} rows a chip",
+        f"largest batch that fits: {largest:g} rows a chip; highest MFU among the "
+        f"compiled batches: {fastest:g} rows a chip",
         "  " + " ".join(overrides),
         "MFU by rows a chip, as a line through two compilations of reduced depth:",
         *(f"  {rows:>6}  {mfu:6.1%}  {'█' * round(mfu * 40)}" for rows, mfu in mfus.items()),
@@ -202,9 +202,9 @@ def _fit(planner: Planner) -> _Answer:
 
 
 def _fast(planner: Planner) -> _Answer:
-    """Return the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
+    """Compare the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
-    # A configured batch that does not divide over the chips is no error: the other batches do.
+    # If the configured batch does not divide over the chips, the other batches are still planned.
     divides = configured.rows % planner.rows(configured, 1) == 0
     plan = planner.plan(configured) if divides else None
     fits = plan is not None and plan.fits
@@ -230,7 +230,7 @@ def _fast(planner: Planner) -> _Answer:
     seconds = pace.tried[pace.rows].seconds(pace.accumulation)
     batches.append(_batch(planner, "highest MFU", fastest, seconds))
     table: dict[str, dict[str, float]] = {}
-    for rows, tried in pace.tried.items():  # empty where rows do not fit
+    for rows, tried in pace.tried.items():  # a row of the table is empty if its batch does not fit
         row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
         for count in (1, 2, 4, 8, 16) if tried.part else ():
             step = planner.with_batch(settings, rows, count).rows
@@ -248,7 +248,7 @@ def _fast(planner: Planner) -> _Answer:
 def _batch(
     planner: Planner, name: str, settings: Settings, seconds: float | None
 ) -> dict[str, Any]:
-    """Describe a possible batch of a step; `seconds` None: the batch does not fit."""
+    """Describe a possible batch for a step; `seconds` is None if the batch does not fit."""
     rows, tokens = settings.rows, row_tokens(planner.config, planner.phase)
     return {
         "name": name, "batch_size": rows, "tokens": rows * tokens,
@@ -269,7 +269,7 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"{b['name']:18} {b['batch_size']:13,} {b['tokens']:10,}  {split:>19} {time}")
         if b["overrides"]:
             lines.append("  " + " ".join(b["overrides"]))
-    return [*lines, "the last one from compilations of 1 and 2 layers; now the first one:", ""]
+    return [*lines, "the last is from compilations of 1 and 2 layers; report on the first row:", ""]
 
 
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:

@@ -1,6 +1,6 @@
-"""The real train step of a configuration, compiled for a TPU slice without hardware.
+"""Compilation of a configuration's real train step for a TPU slice, without hardware.
 
-A `Plan` has the results: memory, seconds, tokens and MFU per chip.
+A `Plan` has the results: memory, seconds, tokens per second and MFU.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by purpose; `output` adds up the devices of a chip."""
+    """Bytes on one device, by purpose; the module `output` reports them per chip."""
 
     parameters: int
     optimizer: int
@@ -53,7 +53,7 @@ class Memory:
     temporaries: int
     """Peak of activations, gradients and everything else that lives only during a step."""
     other: int
-    """Code, padding of the arrays above to tiles, and results that reuse no argument."""
+    """Code, padding of the arrays above to tiles, and results that reuse no argument's memory."""
 
     @property
     def peak(self) -> int:
@@ -63,7 +63,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Exchange:
-    """All collectives of one kind over the same mesh axes in a step."""
+    """All collectives in a step that have the same kind, network, mesh axes and group size."""
 
     kind: str
     network: str
@@ -84,20 +84,20 @@ class Plan:
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
     memory: Memory
-    """Memory; for a refused step, the known parts (`temporaries` from the compiler)."""
+    """Memory of the step; if it is refused, the known parts and the refusal's `temporaries`."""
     usable: int
-    """Bytes of a device that a program may use."""
+    """Bytes of a device's memory that a program may use."""
     refused: str = ""
     """The compiler's refusal; empty: the step fits."""
     needs: int = 0
-    """Bytes of a device that a refused step needs."""
+    """Bytes of a device's memory that a refused step needs."""
     program: Program | None = None
     cost: Cost | None = None
     """Predicted time; None for a refused step, which has no `program` either."""
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
-    """Whether the answer came from the cache, with the `compile_seconds` of the first time."""
+    """Whether the answer came from the cache; `compile_seconds` is then the first compilation's."""
 
     @property
     def rows(self) -> int:
@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def rows_per_chip(self) -> float:
-        """Rows per chip of a micro-batch, which decide the activations' memory."""
+        """Rows of a micro-batch per chip, on which the memory for activations depends."""
         return self.rows / self.accumulation / self.topology.num_chips
 
     @property
@@ -156,7 +156,7 @@ class Plan:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Collectives by kind and axes, the most bytes first."""
+        """Collectives, grouped as `Exchange` says, the group with the most bytes first."""
         groups = defaultdict(list)
         for c in self.program.collectives if self.program else ():
             groups[c.kind, c.network, c.axes, c.group_size].append(c)
@@ -177,7 +177,7 @@ def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
     """Return the configuration with a vocabulary size, and a sentence on the size's source."""
     if config.data.corpus and Path(config.data.corpus).exists():
         size = open_corpus(config.data.corpus).train.vocab_size
-        return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, of the corpus"
+        return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, from the corpus"
     if config.model.vocab_size:
         size = config.model.vocab_size
         return config, f"vocabulary: {size:,} tokens, as configured"
@@ -192,11 +192,11 @@ def compile_step(
 ) -> Plan:
     """Lower and compile the train step of one phase, and estimate its time; nothing runs.
 
-    `config` must have a vocabulary size (`with_vocabulary`). `cache` is the directory of earlier
-    answers of the compiler; None: neither read nor written.
+    `config` must have a vocabulary size (`with_vocabulary`). `cache` is a directory for the
+    compiler's answers; None: they are neither looked up nor stored.
 
     Raises:
-        UserError: Mesh or batch do not fit the number of devices, or libtpu is missing.
+        UserError: The mesh or the batch does not fit the devices, or libtpu is missing.
     """
     mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]
@@ -215,7 +215,7 @@ def compile_step(
     )  # fmt: skip
     plan = Plan(config, phase, topology, dict(mesh.shape), known, usable_bytes(topology))
     if known.peak > plan.usable:  # no need to ask the compiler
-        words = "parameters, optimizer and batch are already more than the memory"
+        words = "parameters, optimizer and batch by themselves exceed the memory"
         return dataclasses.replace(plan, refused=words, needs=known.peak)
     begun = time.perf_counter()
     step: Any = make_train_step(settings, mesh)  # a jitted function
@@ -246,22 +246,22 @@ def compile_step(
 
 
 def usable_bytes(topology: Topology) -> int:
-    """Return the bytes of a device that a program may use: the compiler keeps a few hundred MiB.
+    """Return the bytes of a device's memory that a program may use.
 
-    The compiler's refusals name 15.75 of 16 GiB on v5e; other chips are assumed to have that share.
+    The compiler's refusals name 15.75 of 16 GiB on v5e; the same share is assumed for other chips.
     """
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
 
 def row_flops(config: PretrainConfig, phase: int) -> int:
-    """Count the operations of one row of a phase in a training step."""
+    """Count the model FLOPs of one row of a phase in a training step."""
     columns = _columns(config, phase).items()
     rows = {name: jax.ShapeDtypeStruct((1, *row), dtype) for name, (row, dtype) in columns}
     return objective_of(config, phase).flops(rows)
 
 
 def row_tokens(config: PretrainConfig, phase: int) -> int:
-    """Count the positions of one row of a phase, on all its sides."""
+    """Count the positions in one row of a phase, over all its arrays of tokens."""
     columns = _columns(config, phase).items()
     return sum(math.prod(row) for name, (row, _) in columns if name.endswith("tokens"))
 
@@ -274,7 +274,7 @@ def _columns(config: PretrainConfig, phase: int) -> dict[str, Column]:
 
 
 def _planned_step(config: PretrainConfig, phase: int) -> Any:
-    if config.model.dtype == "auto":  # would ask for the default backend, which is the CPU here
+    if config.model.dtype == "auto":  # it would follow the default backend, which is the CPU here
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
     there = config.data.corpus and Path(config.data.corpus).exists()
@@ -296,7 +296,7 @@ def _compile(lowered: Any) -> dict[str, Any]:
                    "xla_dump_hlo_module_re": "jit_"}  # fmt: skip
         try:
             compiled = lowered.compile(compiler_options=options)
-        except Exception as error:  # XlaRuntimeError or its successors: known by its words
+        except Exception as error:  # XlaRuntimeError or its successor, recognised by its message
             message = str(error)
             if "RESOURCE_EXHAUSTED" not in message or _needs_and_has(message)[0] == 0:
                 raise
@@ -319,8 +319,8 @@ def _program_text(compiled: Any, directory: Path) -> str:
         with quiet():
             return str(compiled.as_text())
     except Exception:
-        # XLA (of jax 0.10) cannot read back programs in which a collective that a SparseCore runs
-        # takes an argument on the way ("async-update instruction should have 1 operands").
+        # XLA (of jax 0.10) cannot read back a program in which a collective on a SparseCore takes
+        # an argument while under way ("async-update instruction should have 1 operands").
         written = sorted(directory.glob("*.after_codegen.txt"))
         if len(written) != 1:
             raise
@@ -328,7 +328,7 @@ def _program_text(compiled: Any, directory: Path) -> str:
 
 
 def _needs_and_has(message: str) -> tuple[int, int]:
-    """Parse the bytes in a refusal, as (needed, available); zeros where it names none.
+    """Parse the bytes in a refusal, as (needed, available); zeros if it names none.
 
     "Used 30.1G of 15.75G hbm" counts everything; "HLO temporaries (99.69G) exceeds available HBM
     (15.75G)" comes earlier in the compiler and leaves out the arguments.
@@ -344,7 +344,7 @@ def _needs_and_has(message: str) -> tuple[int, int]:
 
 
 def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
-    """Return a key that changes with the compiler's answer and the source lines it names."""
+    """Return a key that changes if the compiler's answer or a source line named in it changes."""
     digest = hashlib.sha256()
     for package in ("jax", "jaxlib", "libtpu"):
         version = "unknown"
@@ -354,7 +354,7 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
     order = ",".join(str(device.id) for device in mesh.devices.flat)
     digest.update(f"{topology.name} {dict(mesh.shape)} {order}\n".encode())
     digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())
-    # StableHLO without locations: the lines in the cached program are right only for these files.
+    # `stablehlo` has no locations, and lines in a cached program are right only for these sources.
     package_root = Path(__file__).parent.parent
     rooms = [package_root / room for room in ("model", "objectives", "distributed", "training")]
     for source in sorted(path for room in rooms for path in room.glob("**/*.py")):
@@ -374,7 +374,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Store an answer and remove the oldest ones; a faulty disk is ignored: it only costs time."""
+    """Store an answer and remove the oldest; ignore faults of the disk, which only cost time."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

@@ -29,13 +29,13 @@ _COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
 
 
 def memory_per_chip(plan: Plan) -> dict[str, int]:
-    """Return bytes per chip by kind, and their `peak`; a chip may be two devices."""
+    """Return bytes per chip by purpose, and their sum as `peak`; a chip may be two devices."""
     memory, n = plan.memory, plan.topology.chip.devices_per_chip
     return {**{name: getattr(memory, name) * n for name in _MEMORY}, "peak": memory.peak * n}
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """Return everything about a plan that JSON can hold: seconds, bytes per chip, FLOPs."""
+    """Return the entry for a plan in the JSON output: settings, memory, times, collectives."""
     cost, chip = plan.cost, plan.topology.chip
     return {
         **{name: getattr(plan, name) for name in _FIELDS},
@@ -102,8 +102,8 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     yield _row("peak", _size(peak), peak / usable, f"{peak / usable:.0%}")
     if not plan.fits:
         yield (
-            f"does not fit: the compiler refuses it, it needs {_size(peak)} a chip and has "
-            f"{_size(usable)}: {_size(peak - usable)} too much"
+            f"does not fit: the compiler refuses it, because it needs {_size(peak)} a chip, "
+            f"{_size(peak - usable)} more than the usable {_size(usable)}"
         )
 
 
@@ -133,7 +133,7 @@ def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
 
 
 def comparison(plans: Sequence[Plan]) -> str:
-    """Compare plans, one line each."""
+    """Return a table that compares plans, with one line for each."""
     head = (
         "topology           chips  phase     L    rows  rows/chip  accum  fits    peak/HBM      "
         "step ms      tokens/s    MFU"
@@ -154,7 +154,7 @@ def comparison(plans: Sequence[Plan]) -> str:
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Draw the use of memory and time, a bar a plan, as a PNG that appears whole."""
+    """Write a PNG, whole or not at all, with a bar of memory and a bar of time for each plan."""
     figure = new_figure((11.0, 2.6 + 0.55 * len(plans)))
     memory, time = figure.subplots(1, 2)
     labels = [f"{p.topology.name} L={p.length}" for p in plans]
@@ -172,7 +172,7 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
 
 
 def _shares_of_time(plan: Plan) -> dict[str, float]:
-    """Return milliseconds by source file for the slowest files; the model's FLOPs are separate."""
+    """Return milliseconds by source file: the six slowest, and `other` for all the rest."""
     if plan.cost is None:
         return {}
     files: dict[str, float] = {}

@@ -1,7 +1,7 @@
-"""The search for settings on real compilations, whole or of reduced depth.
+"""Search for settings with real compilations, of the whole model or of fewer layers.
 
-Estimates on paper order the candidates before any compilation. Source of their counts: Korthikanti
-et al. 2022 (activations per layer, recomputation), Rajbhandari et al. 2019 (bytes of state per
+Estimates on paper order the candidates before any compilation. They count as in Korthikanti et al.
+2022 (activations per layer, recomputation) and Rajbhandari et al. 2019 (bytes of state per
 parameter). Rates come from `chips.py`; efficiencies are round numbers near the values of compiled
 steps.
 """
@@ -27,33 +27,33 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import objective_of
 
 LEAST_DEPTH = 2
-"""Least number of layers in compilations that stand for a deeper model."""
+"""Smallest number of layers in compilations that stand for a deeper model."""
 PARTS = 13
 """Number of micro-batches in the steps that `pace` compiles. No other loop of a step has this prime
 length, so operations that run a multiple of 13 times are in the loop over micro-batches."""
 PACE_TOKENS = (4096, 8192, 16384, 32768)
 """Sizes of a device's micro-batch that `pace` tries, in tokens."""
 USUAL_TOKENS = 2**19
-"""Tokens of a usual step for a model of this kind: 4,096 rows of 128."""
+"""Number of tokens in a usual step for a model of this kind: 4,096 rows of 128."""
 _MATMUL_EFFICIENCY = 0.6
 _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
 _EXPOSED = 0.5
-"""Share of gathers and reductions that no compute hides."""
+"""Share of the time of gathers and reductions that no computation hides."""
 _KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
 """Number of bfloat16 activations of width D kept per token and layer: on every device, and divided
 by tensor parallelism."""
 
 
 class Planner:
-    """One phase of a configuration on one topology; compilations are kept.
+    """Planner of one phase of a configuration on one topology; it keeps its compilations.
 
-    `rows_per_shard` are the rows of a micro-batch on one batch shard.
+    The argument `rows_per_shard` is the number of rows of a micro-batch on one batch shard.
     """
 
     def __init__(
         self, config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None
     ):
-        """Take a `config` with a vocabulary size."""
+        """Store the arguments; `config` must have a vocabulary size."""
         self.config, self.phase, self.topology, self.cache = config, phase, topology, cache
         self.length = config.training.phases[phase].length
         self.configured = settings_of(config, phase, topology.num_devices)
@@ -61,12 +61,12 @@ class Planner:
 
     @property
     def usable(self) -> int:
-        """Usable bytes of a device: the compiler's own number once a refusal has named it."""
+        """Usable bytes of a device: the compiler's own number as soon as a refusal names it."""
         named = [plan.usable for plan in self._plans.values()]
         return named[-1] if named else usable_bytes(self.topology)
 
     def plan(self, settings: Settings, num_layers: int | None = None) -> Plan:
-        """Compile with these settings, whole or with fewer layers."""
+        """Compile the step with these settings, at full depth or with `num_layers` layers."""
         layers = self.config.model.num_layers
         depth = num_layers or layers
         if (settings, depth) not in self._plans:
@@ -91,12 +91,12 @@ class Planner:
         return self._plans[settings, depth]
 
     def whole(self, settings: Settings, num_layers: int | None = None) -> Guess:
-        """Return the compiler's answer, for the whole depth or for fewer layers."""
+        """Return the compiler's answer, at full depth or for `num_layers` layers."""
         plan = self.plan(settings, num_layers)
         return Guess(plan.peak, plan.seconds or 0.0)
 
     def reduced(self, settings: Settings) -> Guess:
-        """Extrapolate two shallow compilations as a line in the number of layers.
+        """Extrapolate linearly from two compilations of few layers to the full depth.
 
         A loop over layers compiles as fast as one layer, so it is compiled whole.
         """
@@ -125,7 +125,7 @@ class Planner:
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
     def settings_that_fit(self) -> search.Found | None:
-        """Return the fastest mesh, micro-batches and rematerialisation at the configured batch."""
+        """Find the fastest mesh, accumulation and rematerialisation for the configured batch."""
         choices = search.candidates(
             self.config, self.phase, self.topology.num_devices,
             num_slices=self.topology.num_slices, possible=self._mesh_is_possible,
@@ -134,7 +134,7 @@ class Planner:
         return search.fastest_that_fits(choices, paper, self.reduced, self.whole, self.usable)
 
     def fit(self, settings: Settings) -> search.Fit:
-        """Return the largest batch with mesh, micro-batches and rematerialisation of `settings`."""
+        """Find the largest batch for the mesh, accumulation and rematerialisation of `settings`."""
 
         def measured(measure: search.Measure, rows: int) -> Guess:
             return measure(self.with_batch(settings, rows, settings.accumulation))
@@ -144,16 +144,16 @@ class Planner:
         return search.largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
-        """Return the fastest size and number of micro-batches, with the mesh of `settings`.
+        """Return the fastest size and number of micro-batches on the mesh of `settings`, if any.
 
-        Steps of one and two layers, or periods of their pattern, stand for the whole as in
-        `reduced`.
+        Steps of one and two layers, or of one and two periods of the layer pattern, stand for the
+        whole as in `reduced`.
         """
         layers = self.config.model.num_layers
         depths: tuple[int, ...] = two_depths(self.config.model, 1)
         if not settings.scan_unroll >= layers > depths[1]:
             depths = (layers,)
-        # Other phases keep their batch, which this number of micro-batches need not divide.
+        # Plan without the other phases, whose batches this number of micro-batches may not divide.
         training = self.config.training
         phase = dataclasses.replace(
             training.phases[self.phase], share=1.0, steps=None, accumulation=None
@@ -203,7 +203,7 @@ class Planner:
         return self.with_batch(settings, mine // parts, parts)
 
     def _divides_phases(self, parts: int) -> bool:
-        """Whether every phase's batch divides into `parts` micro-batches."""
+        """Return whether every phase's batch divides into `parts` micro-batches."""
         return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
@@ -217,7 +217,7 @@ class Planner:
         return rows_per_shard * shards * settings.accumulation
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
-        """Whether each mesh axis is a product of the torus's dimensions."""
+        """Return whether each mesh axis is a product of the torus's dimensions."""
         mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
         try:
             make_mesh(mesh, devices(self.topology))
@@ -262,7 +262,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     states = (16 * parameters + 4 * frozen) / split  # a teacher has no moments
     if settings.accumulation > 1:
         states += 4 * parameters / (split if settings.fsdp > 1 else settings.tensor)
-    if settings.fsdp > 1:  # what is outside the layers is gathered whole, and a layer or two
+    if settings.fsdp > 1:  # gathered whole: parameters outside the layers, and one or two layers
         states += (parameters - layers) * 6 / settings.tensor
         states += 3 * 4 * layers / model.num_layers / settings.tensor
     everywhere, divided = _KEPT_TENSORS[settings.remat]
@@ -277,7 +277,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
 
     flops = settings.rows * row_flops(config, phase) / devices
     tokens = max(rows * length, 1.0)
-    narrow = 1 + 256 / tokens  # few rows a device: products with a short side
+    narrow = 1 + 256 / tokens  # few rows per device give products with one short side
     compute = (
         flops / (chip.bf16_flops * per_device * _MATMUL_EFFICIENCY)
         * _RECOMPUTED[settings.remat] * narrow
@@ -290,7 +290,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     if settings.fsdp > 1:  # gathers in the forward and backward pass of every micro-batch
         gathered = 2 * parameters + frozen  # a teacher has no backward pass
         exchanged += 2 * gathered / settings.tensor * settings.accumulation * _EXPOSED
-    if settings.tensor > 1:  # four sums over activations a layer, which everything waits for
+    if settings.tensor > 1:  # four sums of activations per layer, for which everything waits
         share = (settings.tensor - 1) / settings.tensor
         exchanged += 4 * 2 * share * rows * token_bytes * model.num_layers * settings.accumulation
     network = exchanged / link
@@ -300,7 +300,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
 
 @lru_cache(maxsize=8)
 def _num_params(config: PretrainConfig) -> tuple[int, int]:
-    """Count the parameters that are trained, and the parameters of a teacher."""
+    """Count the trained parameters, and the parameters of a teacher."""
     objective = objective_of(config)
     return num_params(objective), num_frozen(objective)
 

@@ -18,13 +18,13 @@ from bert_jax.training.pretrain.config import PretrainConfig
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
-"""Largest tensor parallelism: four exchanges of activations a layer starve beyond a few links."""
+"""Largest tensor parallelism; beyond it, devices would wait for four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Largest number of micro-batches of a step, and the share of its speed that fewer must reach."""
+"""Largest number of micro-batches in a step, and the share of its speed that fewer must reach."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
-"""Largest numbers of compilations in a search: of reduced depth, and whole."""
+"""Largest numbers of compilations in a search, of reduced depth and of the whole model."""
 SHRINK_BELOW = 0.97
-"""Share of the predicted MFU below which a smaller batch is tried near the memory's limit, where
+"""Share of the predicted MFU below which a smaller batch is tried, because near the memory's limit
 the compiler makes room by computing parts twice."""
 
 
@@ -66,7 +66,7 @@ class Settings:
 
 
 def accumulation_field(config: PretrainConfig, phase: int) -> str:
-    """Return the name of the field that has the micro-batches of a phase."""
+    """Return the name of the field that sets the number of micro-batches in a phase."""
     own = config.training.phases[phase].accumulation is not None
     return f"training.phases[{phase}].accumulation" if own else "training.accumulation"
 
@@ -80,7 +80,7 @@ def with_phase(config: PretrainConfig, phase: int, **changes: Any) -> PretrainCo
 
 
 def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Settings:
-    """Return the settings that a configuration has on so many devices."""
+    """Return the settings that a configuration has on `num_devices` devices."""
     mesh = config.mesh
     data = mesh.data if mesh.data > 0 else 1
     fsdp = mesh.fsdp if mesh.fsdp > 0 else num_devices // (data * mesh.tensor)
@@ -97,7 +97,7 @@ class Guess:
     """Cost of a candidate per device: on paper, compiled at reduced depth, or compiled whole."""
 
     peak: int
-    """Bytes."""
+    """Peak of memory, in bytes."""
     seconds: float
     """Seconds of a step."""
 
@@ -115,7 +115,7 @@ def candidates(
     rows = batches[phase]
     unroll = model.scan_unroll
     if 1 < unroll < model.num_layers or model.num_layers > 24:
-        unroll = 1  # deep: a loop of one layer; compile time and memory count
+        unroll = 1  # a deep model: a loop over single layers saves compile time and memory
     found = []
     for tensor in divisors(num_devices):
         kv_heads = model.num_kv_heads or model.num_heads
@@ -150,13 +150,13 @@ class Found:
 def fastest_that_fits(
     choices: Iterable[Settings], paper: Measure, reduced: Measure, whole: Measure, usable: int,
 ) -> Found | None:  # fmt: skip
-    """Return the fastest of the choices whose peak is within `usable` bytes; None if none is.
+    """Return the fastest choice whose peak is within `usable` bytes; None if none is found.
 
-    `paper` costs nothing, `reduced` compiles at reduced depth, and `whole` is the compiler's
-    answer, with the needed peak where the compiler refuses.
+    `paper` costs nothing, `reduced` compiles at reduced depth, and `whole` gives the compiler's
+    answer, with the needed peak if the compiler refuses.
     """
     # A measurement corrects the estimates of all candidates of its kind. Candidates of a kind that
-    # was not measured yet get the benefit of the doubt in time, and not in memory.
+    # was not measured yet get the benefit of the doubt in time, but not in memory.
     memory_error: dict[tuple[str, int], float] = {}
     time_error: dict[tuple[str, int], float] = {}
     open_choices = {settings: paper(settings) for settings in choices}
@@ -203,23 +203,23 @@ def fastest_that_fits(
 
 @dataclass(frozen=True)
 class Fit:
-    """The batch that fills a chip."""
+    """Results of `largest_batch`: the largest and the fastest batch, and predicted times."""
 
     largest: int
     """Rows per batch shard of the largest batch that was compiled and fits; 0: none."""
     best: int
     """Rows per batch shard with the highest MFU among the compiled batches."""
     predicted: dict[int, float]
-    """Predicted seconds of a step by rows per shard, from the two measurements."""
+    """Seconds predicted for a step, by rows per shard, on a line through the two measurements."""
 
 
 def largest_batch(
     reduced: Callable[[int], Guess], whole: Callable[[int], Guess], usable: int, first_guess: int,
 ) -> Fit:  # fmt: skip
-    """Return the most rows per batch shard that fit, and the rows with the highest speed.
+    """Find the most rows per batch shard that fit, and the fastest number of rows.
 
-    Memory and time are lines in the rows: `reduced` gives them at two numbers near `first_guess`,
-    `whole` checks.
+    Memory and time are taken to be linear in the rows: `reduced` measures them at two numbers below
+    `first_guess`, and `whole` checks the result.
     """
     # Well below the guess: near the limit the compiler is slow, and memory and time are not linear.
     high = round_rows(max(first_guess * 5 // 8, 2))
@@ -257,11 +257,11 @@ class Pass:
     """Memory and time of a step with micro-batches on a device."""
 
     peak: int
-    """Bytes."""
+    """Peak of memory, in bytes."""
     part: float
     """Seconds of one micro-batch."""
     once: float
-    """Seconds of the work done once a step: the gradients' reduction, the optimizer."""
+    """Seconds of the work done once per step: the gradients' reduction, the optimizer."""
 
     def seconds(self, parts: int) -> float:
         """Compute the seconds of a step of `parts` micro-batches."""
@@ -270,10 +270,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Pace:
-    """The fastest way through many rows."""
+    """The size and number of micro-batches that process many rows fastest."""
 
     rows: int
-    """Rows per batch shard and micro-batch."""
+    """Rows of a micro-batch on one batch shard."""
     accumulation: int
     tried: dict[int, Pass]
     """Passes by rows, including passes that do not fit."""
@@ -283,8 +283,8 @@ def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: 
     """Return the size and number of micro-batches with the highest MFU; None if none fit.
 
     Micro-batches small enough to keep the activations between layers in the core's own memory are
-    faster per row than one large batch; their number decides the cost per row of the rest. `ladder`
-    has the rows to try, ascending, until larger micro-batches are slower or do not fit.
+    faster per row than one large batch; more of them spread the work done once per step. The rows
+    in `ladder`, ascending, are tried until larger micro-batches are slower or do not fit.
     """
     tried: dict[int, Pass] = {}
 
@@ -301,17 +301,17 @@ def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: 
         best = rows
     if best is None:
         return None
-    parts = 1  # the fewest, of powers of two, that are as fast as the most, nearly
+    parts = 1  # becomes the smallest power of two that is nearly as fast as `MOST_PARTS`
     while parts < MOST_PARTS and per_row(best, MOST_PARTS) < ENOUGH * per_row(best, parts):
         parts *= 2
     return Pace(best, parts, tried)
 
 
 def round_rows(rows: int) -> int:
-    """Round down to a number that tiles well: a multiple of 8 from 16 on; at least 1."""
+    """Round down to a number that tiles well: a multiple of 8 from 16 on; at least 0."""
     return rows // 8 * 8 if rows >= 16 else max(rows, 0)
 
 
 def _kind(settings: Settings) -> tuple[str, int]:
-    """Return the key of candidates whose predictions err in the same way."""
+    """Return a key that candidates share if their predictions err in the same way."""
     return settings.remat, settings.tensor

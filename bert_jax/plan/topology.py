@@ -1,8 +1,8 @@
 """TPU slices by name, described by libtpu on a machine without a TPU.
 
-A name is a chip and the chips along each dimension of its torus: `v5e:16x16`, `v5p:4x4x8`,
-`tpu7x:2x2x1`, `v5e:1x1` for one chip. `v5e:16x16,slices=2` is two such slices joined by the
-data-centre network (a comma and not a star, which a shell would expand).
+A name has the kind of chip and the number of chips along each dimension of the torus: `v5e:16x16`,
+`v5p:4x4x8`, `tpu7x:2x2x1`, `v5e:1x1` for one chip. `v5e:16x16,slices=2` is two such slices joined
+by the data-centre network (written with a comma, because a shell would expand a star).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, nearest
 _SMALL_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _MAX_CHIPS_3D = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
-"""Chips of the largest available slice of each 3-D kind (docs.cloud.google.com/tpu/docs)."""
+"""Number of chips in the largest slice, by 3-D kind of chip (docs.cloud.google.com/tpu/docs)."""
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x",
             "trillium": "v6e", "v6lite": "v6e"}  # fmt: skip
 _NO_LIBTPU = (
@@ -30,7 +30,7 @@ _NO_LIBTPU = (
     "pip install 'bert_jax[plan]'"
 )
 _ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",  # no question to the metadata server of a cloud machine
+    "TPU_SKIP_MDS_QUERY": "1",  # do not query the metadata server of a cloud machine
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise two plans at once abort on a lock file
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_MIN_LOG_LEVEL": "3",
@@ -40,11 +40,11 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Topology:
-    """A TPU slice, or several equal ones."""
+    """A TPU slice, or several equal slices."""
 
     chip: Chip
     shape: tuple[int, ...]
-    """Chips along each dimension of one slice."""
+    """Number of chips along each dimension of one slice."""
     num_slices: int = 1
 
     @property
@@ -55,7 +55,7 @@ class Topology:
 
     @property
     def num_chips(self) -> int:
-        """Chips of all slices."""
+        """Number of chips in all slices."""
         return math.prod(self.shape) * self.num_slices
 
     @property
@@ -70,10 +70,10 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """Return the topology named `CHIP:AxB[xC][,slices=N]`.
+    """Return the topology that is named `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
-        UserError: There is no such chip or slice; names the nearest.
+        UserError: There is no such chip or slice; names similar ones.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
@@ -112,7 +112,7 @@ def devices(topology: Topology) -> list[Any]:
         UserError: libtpu is missing, or does not know the slice.
     """
     prepare_environment()
-    from jax.experimental import topologies  # imports jax: after the environment
+    from jax.experimental import topologies  # imports jax, so the environment must be set
 
     options: dict[str, Any] = {}
     if math.prod(topology.shape) == 1:
@@ -125,7 +125,7 @@ def devices(topology: Topology) -> list[Any]:
     try:
         with quiet():
             found = topologies.get_topology_desc(name, "tpu", **options).devices
-    except Exception as error:  # jax has no own type for what libtpu answers
+    except Exception as error:  # jax has no error type of its own for libtpu's answers
         if "libtpu" in str(error) and "INVALID_ARGUMENT" not in str(error):
             raise UserError(_NO_LIBTPU) from error
         raise UserError(f"--topology {topology.name}: libtpu says {error}") from error
@@ -147,12 +147,12 @@ def prepare_environment() -> None:
         raise UserError(_NO_LIBTPU)
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # it has read the environment if imported before
+    jax.config.update("jax_platforms", "cpu")  # if jax was imported earlier, it read the old value
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop standard error, also of C++: libtpu looks for a TPU and warns."""
+    """Drop standard error, including output of C++: libtpu looks for a TPU and warns."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)
@@ -178,7 +178,7 @@ def _exists(kind: str, shape: tuple[int, ...]) -> bool:
 
 
 def _nearest(kind: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return four existing shapes, the nearest number of chips first."""
+    """Return the four existing shapes with the most similar sides, the most similar first."""
     known: list[tuple[int, ...]] = [*_SMALL_2D]
     if kind in _MAX_CHIPS_3D:
         cubes = itertools.combinations_with_replacement(range(4, 32, 4), 3)

@@ -48,7 +48,7 @@ class FastTokenizer(Tokenizer):
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Build the tokenizer; a UserError that names `where` if the library cannot run it."""
+        """Build the tokenizer; raise UserError, naming `where`, if the library cannot run it."""
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
@@ -76,7 +76,7 @@ class FastTokenizer(Tokenizer):
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
         }
-        """Added words spelled as vocabulary pieces, with the space before them if they take it."""
+        """Spellings of added words in vocabulary characters, with the space if they take it."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
@@ -91,7 +91,7 @@ class FastTokenizer(Tokenizer):
         return FastTokenizer, (self.pipeline,)
 
     def _run(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Call the library; a UserError for its errors and its panics, which are no `Exception`."""
+        """Call the library; raise UserError for its errors, and for its panics (no `Exception`)."""
         try:
             return function(*arguments, **options)
         except BaseException as error:
@@ -164,9 +164,9 @@ class FastTokenizer(Tokenizer):
         return self._run(self._decoder.decode, tokens).strip(" ")
 
     def normalised(self, word: str) -> str:
-        """Return a word in the form that an added token needs: normalised as text is.
+        """Return a word as an added token must have it: normalised like text.
 
-        If a normalizer writes spaces as other characters, added tokens are matched before it runs.
+        If a normalizer marks spaces, added tokens are matched before it runs: the word stays as is.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:
@@ -176,7 +176,7 @@ class FastTokenizer(Tokenizer):
     def with_words(self, words: Iterable[str]) -> "FastTokenizer":
         """Return a tokenizer that keeps these words whole, with ids after all present ids.
 
-        A word is matched where no letter, digit or underscore adjoins it, and takes the space
+        A word matches where no letter, digit or underscore adjoins it; the match includes the space
         before it. The words must be `normalised`.
 
         Raises:
@@ -206,7 +206,7 @@ class FastTokenizer(Tokenizer):
         return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
-        """Return files that `AutoTokenizer` loads too; it does match special tokens in text."""
+        """Return files that `AutoTokenizer` loads too, though it matches special tokens in text."""
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)
         eats = pipeline.eats_space
@@ -233,7 +233,7 @@ class FastTokenizer(Tokenizer):
         }
         if self.mask_strips_space:
             config["mask_token"] = {"__type": "AddedToken", **added_fields(roles[4])}
-        # Not the library's own text, in which a score may differ in its last digit.
+        # Not the library's own JSON, in which the last digit of a score may differ.
         files = {"tokenizer.json": definition, CONFIG_NAME: config, MAP_NAME: names}
         return {
             name: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
@@ -242,7 +242,7 @@ class FastTokenizer(Tokenizer):
 
 
 def _spelling(token: AddedToken, byte_level: bool) -> str:
-    """Return the text in vocabulary characters that decodes to an added token."""
+    """Return an added token, with the space if it takes one, in vocabulary characters."""
     if not byte_level:
         return SPACE * token.lstrip + token.content
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

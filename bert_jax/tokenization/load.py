@@ -1,8 +1,8 @@
-"""Loading the tokenizer of a directory, and WordPiece from `vocab.txt` or `tokenizer.json`.
+"""Loading of a directory's tokenizer, and of WordPiece from `vocab.txt` or `tokenizer.json`.
 
-A `tokenizer.json` can describe any pipeline. As WordPiece only BERT's is accepted, field by field,
-and the tokenizer is built anew from these fields: other settings of the file (truncation, padding)
-have no effect.
+A `tokenizer.json` can describe any pipeline. With WordPiece, only BERT's pipeline is accepted,
+field by field, and the tokenizer is built anew from these fields: other settings of the file
+(truncation, padding) have no effect.
 """
 
 from collections.abc import Mapping
@@ -67,13 +67,13 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
 
 
 def says_casing(directory: Path) -> bool:
-    """Say whether other files in a directory with a `vocab.txt` tell if text is lower-cased."""
+    """Return whether any file in a directory, besides `vocab.txt`, says if text is lower-cased."""
     whole = directory / "tokenizer.json"
     return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
 
 
 def has_upper_case(vocab: list[str]) -> bool:
-    """Say whether any word of letters has upper case, so that text was not lower-cased.
+    """Return whether any word of letters has upper case: a sign that text was not lower-cased.
 
     Tokens with other characters are ignored: uncased vocabularies have `[CLS]` and `<S>`.
     """
@@ -90,7 +90,7 @@ def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> in
 
 
 def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]:
-    """Return vocabulary and options of BERT's `tokenizer.json`; a UserError for other pipelines."""
+    """Return vocabulary and options of BERT's `tokenizer.json`; refuse any other pipeline."""
 
     def check(part: str, kind: str, **right: tuple[Any, ...]) -> dict[str, Any]:
         found = reading.mapping(part, reading.whole.get(part))
@@ -122,8 +122,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
     Files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`. A
-    `tokenizer.json` other than WordPiece is preferred to a `*.model` in the same directory (in
-    XLM-R's, ids differ), unless bert-jax wrote the `*.model`.
+    `tokenizer.json` other than WordPiece is preferred to a `*.model` in the same directory, unless
+    bert-jax wrote the `*.model` (XLM-R's two files give different ids).
 
     Raises:
         UserError: there is no tokenizer, there are two kinds, or a file is invalid.
@@ -155,13 +155,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _is_fast(reading: Reading) -> bool:
-    """Say whether a file is a `tokenizer.json` of BPE or Unigram, not of WordPiece."""
+    """Return whether a file is a `tokenizer.json` of BPE or Unigram, not of WordPiece."""
     model = reading.whole.get("model") if reading.path.suffix == ".json" else None
     return isinstance(model, dict) and model.get("type") in ("BPE", "Unigram")
 
 
 def _find(directory: Path) -> Path:
-    """Return the file in `directory` that defines its tokenizer."""
+    """Return the file that defines a directory's tokenizer; UserError if there is not just one."""
     whole, model = directory / "tokenizer.json", directory / "tokenizer.model"
     models = sorted(directory.glob("*.model"))
     # A model that bert-jax wrote is the original, and never matches special tokens in text.

@@ -19,13 +19,13 @@ _BYTE = {chr(byte): byte for byte in _PLAIN} | {
 
 
 def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """Find masks, written `[MASK]` or as the tokenizer's own token: characters [start, end)."""
+    """Return the spans [start, end) of masks, spelled `[MASK]` or like the tokenizer's own mask."""
     spellings = (MASK, tokenizer.id_to_token(tokenizer.special_ids.mask))
     return [found.span() for found in re.finditer("|".join(map(re.escape, spellings)), text)]
 
 
 def encode_masked(text: str, tokenizer: Tokenizer) -> Encoding:
-    """Encode a text with its masks as special tokens; offsets are those in the given text."""
+    """Encode a text, its masks as special tokens; offsets refer to the given text."""
     ids, offsets, at = [], [], 0
     for start, end in [*mask_spans(text, tokenizer), (len(text), len(text))]:
         piece = text[at:start]
@@ -75,7 +75,7 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
 
 
 def _keeps_blank(tokenizer: Tokenizer) -> bool:
-    """Say whether the blank before a mask is a token: in byte-level BPE, and in Gemma's pieces."""
+    """Return whether the blank before a mask is a token, as in byte-level BPE and for Gemma."""
     if not isinstance(tokenizer, FastTokenizer) or tokenizer.mask_strips_space:
         return False
     return tokenizer.pipeline.marker["type"] in ("ByteLevel", "Replace")

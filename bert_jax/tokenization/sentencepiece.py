@@ -38,11 +38,11 @@ from bert_jax.tokenization.tokenizer import (
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
-"""Longest training line, characters; longer lines are cut, else the library drops them."""
+"""Longest training line, in characters; longer lines are cut, as the library would drop them."""
 _THREADS = 16
-"""Threads of the trainer; fixed, as the number is stored in the model and changes float sums."""
+"""Number of training threads; fixed, because the model stores it and it changes float sums."""
 _MOST_LINES = 500_000
-"""Largest number of training lines held in memory; of more, a sample is taken."""
+"""Largest number of training lines in memory; if there are more, a sample is taken."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ _log = logging.getLogger(__name__)
 class SentencePieceTokenizer(Tokenizer):
     """Tokenizer that runs a SentencePiece model.
 
-    Offsets refer to the original text, before normalisation: a piece's span covers every character
-    that it comes from (both pieces of a split "ﬁ" cover the ligature, each byte of an emoji the
-    emoji) without spaces around it; a bare "▁" has an empty span.
+    Offsets refer to the original text, before normalisation. A piece's span covers every character
+    from which the piece comes (both pieces of a split "ﬁ" cover the ligature, each byte of an emoji
+    covers the emoji), without spaces at the ends; a bare "▁" has an empty span.
     """
 
     kind = "sentencepiece"
@@ -61,7 +61,8 @@ class SentencePieceTokenizer(Tokenizer):
         """Load the content of a `.model` file, which `where` names in error messages.
 
         Raises:
-            UserError: it is not a model, or its special pieces are missing or match raw text.
+            UserError: it is not a model, has too many pieces, or special pieces are missing or
+                match raw text.
         """
         # Checked before the library makes an object of each piece.
         if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
@@ -199,15 +200,14 @@ def train_sentencepiece(
 
     Args:
         texts: read once; lines are training sentences.
-        vocab_size: pieces in all, the five special ones and 256 bytes included.
+        vocab_size: number of pieces, including five special ones and, with `byte_fallback`, 256.
         lowercase: whether normalisation folds case.
         byte_fallback: whether characters without a piece become bytes instead of [UNK].
-        character_coverage: share of the characters, most frequent first, that get a piece; use 1.0
-            for small alphabets.
+        character_coverage: share of the text that the characters with pieces must make up, the most
+            frequent first; use 1.0 for small alphabets.
 
     Returns:
-        A tokenizer; if the texts yield too few pieces, its `vocab_size` is smaller than asked, and
-        a warning is logged.
+        A tokenizer; if the texts yield too few pieces, it has fewer, and a warning is logged.
 
     Raises:
         UserError: there is no text, an option is out of range, or `vocab_size` has no room for
@@ -263,7 +263,7 @@ def train_sentencepiece(
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     """Yield lines with single spaces, cut to at most `_LINE_CHARS` characters, at a space if any.
 
-    Tabs and U+2585 are replaced: the trainer uses them as marks and drops lines with one.
+    NUL, tabs and U+2585 become spaces: the trainer uses them as marks and drops lines with one.
     """
     for text in texts:
         for line in replace_surrogates(text).split("\n"):

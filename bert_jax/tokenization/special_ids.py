@@ -1,4 +1,4 @@
-"""Ids of the special tokens, which rows, stores and objectives share."""
+"""Ids of the special tokens: a class that rows, stores and objectives share."""
 
 from dataclasses import dataclass
 

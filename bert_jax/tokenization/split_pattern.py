@@ -1,13 +1,13 @@
-r"""Check that a pattern, which divides a text before BPE, takes linear time.
+r"""Check of the patterns that split texts before BPE: each must take linear time.
 
-The library matches by backtracking. Accepted patterns have the form of published tokenizers'
-(GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of characters, each
-followed by at most one repetition mark, with no repetition inside a repetition.
+The library matches by backtracking. Accepted patterns look like published ones (GPT-2, Llama 3,
+GPT-4o): alternatives of characters, classes and short groups of characters, each followed by at
+most one repetition mark, with no repetition inside a repetition.
 
-In each alternative, one repetition `X+` may be followed by something that can fail, as in
-`\s+(?!\S)`. A failure costs the length of the run of X. So a later alternative must take the whole
-run and not fail after it, such as `\s+`, and all alternatives between the two must begin with a
-repeated X. Each run is then walked through a constant number of times.
+In each alternative, one repetition `X+` may be followed by a part that can fail, as in
+`\s+(?!\S)`. A failure costs as much as the run of X is long. So a later alternative must match the
+whole run and nothing that can fail after it, as `\s+` does, and all alternatives between the two
+must begin with a repeated X. Each run is then scanned a constant number of times.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import NamedTuple
 MAX_PATTERN = 1000
 """Longest pattern, in characters; GPT-4o's has 300."""
 _MAX_CHOICES = 3
-"""Most groups and optional or counted parts of an alternative; each multiplies the time."""
+"""Limit for the groups and optional or counted parts of an alternative; each multiplies time."""
 
 _SET = r"\\[pP]\{\^?\w{1,30}\}|\\x\{[0-9a-f]{1,6}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
 _CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"
@@ -39,7 +39,7 @@ class _Term(NamedTuple):
 
 
 def takes_linear_time(pattern: str) -> bool:
-    """Say whether a pattern's matches are found in time proportional to the text's length."""
+    """Return whether finding a pattern's matches takes time proportional to the text's length."""
     alternatives = _parse(pattern) if len(pattern) <= MAX_PATTERN else None
     return alternatives is not None and all(
         _is_bounded(alternatives, i) for i in range(len(alternatives))
@@ -70,10 +70,10 @@ def _parse(pattern: str) -> list[list[_Term]] | None:
 
 
 def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
-    """Say whether one alternative keeps to the form that the module describes."""
+    """Return whether an alternative has the form that the module's docstring describes."""
     terms = alternatives[number]
     if all(_LOOK.match(term.atom) for term in terms if term.required):
-        return False  # matches nothing, and so everywhere
+        return False  # matches the empty text, and so everywhere
     if sum(term.has_choices for term in terms) > _MAX_CHOICES:
         return False
     risky = [
@@ -95,6 +95,6 @@ def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
 
 
 def _begins_with_run(terms: list[_Term], atom: str) -> bool:
-    """Say whether an alternative's first required part is a run of the atom."""
+    """Return whether an alternative's first required part is a run of `atom`."""
     first = next((term for term in terms if term.required), None)
     return first is not None and first.unbounded and first.atom == atom

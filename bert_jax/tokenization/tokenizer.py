@@ -30,8 +30,8 @@ SPACE = "▁"
 MAX_TOKENS = 1_000_000
 """Largest vocabulary, in tokens; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest tokenizer file that is read, in bytes; multilingual BERT's tokenizer.json has 3 MB,
-Gemma's with 256,000 tokens 34 MB."""
+"""Largest tokenizer file that is read, in bytes; multilingual BERT's tokenizer.json has 3 MB;
+Gemma's, with 256,000 tokens, has 34 MB."""
 KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
     "sentencepiece": ("tokenizer.model",),
@@ -39,14 +39,14 @@ KIND_FILES = {
 }
 
 MAX_SPECIAL = 4
-"""Most special tokens that a row has besides its texts."""
+"""Largest number of special tokens in a row."""
 MAX_TOKEN_CHARS = 1000
-"""Longest token, in characters; tokens beyond `max_input_chars_per_word` are never matched."""
+"""Longest token, in characters; tokens longer than `max_input_chars_per_word` never match."""
 
 _log = logging.getLogger(__name__)
 
 Id = int | np.integer
-"""A token id as a caller may hold it."""
+"""Types of token ids that callers may pass."""
 
 CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -70,7 +70,7 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Text to ids and back."""
+    """A tokenizer, which converts text to ids and back."""
 
     kind: ClassVar[str]
     """`wordpiece`, `sentencepiece` or `fast`."""
@@ -103,7 +103,7 @@ class Tokenizer(ABC):
         return sorted(entries, key=lambda entry: entry["id"])
 
     def _pieces(self) -> tuple[str, ...]:
-        """Return the vocabulary without added tokens at its end, which are no pieces of words."""
+        """Return the vocabulary without the added tokens at its end, which are not word pieces."""
         names, size = {token.content for token in self.added}, self.vocab_size
         while size and self.vocab[size - 1] in names:
             size -= 1
@@ -115,7 +115,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return each text's ids as `encode` does, (n,) int32, perhaps read-only; the fast path.
+        """Return each text's ids, (n,) int32, perhaps read-only: the ids of `encode`, but faster.
 
         Uses only the calling thread, because callers run one process per core.
         """
@@ -133,7 +133,7 @@ class Tokenizer(ABC):
         """Return the contents, by name, of the files that `load_tokenizer` reads."""
 
     def decode(self, ids: Iterable[Id]) -> str:
-        """Return readable text with special ids by name; IndexError for an id out of range.
+        """Return readable text with names for special ids; IndexError for an id out of range.
 
         Decoding is not the inverse of encoding: case, accents and spacing may be lost.
         """
@@ -156,9 +156,9 @@ class Tokenizer(ABC):
         return self._ids.get(token)
 
     def save(self, directory: Path) -> None:
-        """Write the files that `load_tokenizer` reads, all or none.
+        """Write the files that `load_tokenizer` reads.
 
-        A missing or empty directory is made by one rename; in others, each file is replaced.
+        A missing or empty directory gets all of them or none; in others, each file is replaced.
 
         Raises:
             UserError: the directory has a tokenizer of another kind, or cannot be written.
@@ -197,7 +197,7 @@ class TokenRow(NamedTuple):
 
 
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
-    """Join ids of texts, (n,), to [CLS] first [SEP], or [CLS] first [SEP] second [SEP]."""
+    """Join ids, (n,), to [CLS] first [SEP] (second [SEP]); `num_between` [SEP] separate texts."""
     special = tokenizer.special_ids
     cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
     if second is None:

@@ -1,7 +1,7 @@
-"""Reading a `tokenizer.json` of byte-level BPE, or of pieces with "▁" for a space.
+"""Reading of a `tokenizer.json` with byte-level BPE, or with pieces that write a space as "▁".
 
-Byte-level tokenizers are RoBERTa's, GPT-NeoX's (ModernBERT, Ettin) and Llama 3's (EuroBERT); XLM-R
-and Gemma (mmBERT) have pieces.
+RoBERTa, GPT-NeoX (ModernBERT, Ettin) and Llama 3 (EuroBERT) have byte-level tokenizers; XLM-R and
+Gemma (mmBERT) have pieces with "▁".
 
 Such a file can describe any pipeline, and the library would run it. Only the parts that
 `tokenizer_parts` allows are accepted, and the tokenizer is built anew from their canonical forms.
@@ -32,7 +32,7 @@ class Pipeline:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
         scores: log-probability of each token of `unigram`; else empty.
         merges: pairs in the order of their priority; empty for `unigram`.
-        pre_tokenizer: parts that divide a text; see `marker`.
+        pre_tokenizer: parts that split a text; see `marker`.
         byte_fallback: whether characters without a token become their bytes.
         fuse_unk: whether consecutive characters without a token become one unknown token.
         ignore_merges: whether a word that is a token is taken whole, without merges.
@@ -92,7 +92,7 @@ def read_pipeline(reading: Reading) -> Pipeline:
     names = [part["type"] for part in pre_tokenizer]
     marks = [name for name in names if name in MARKERS]
     byte_level = marks == ["ByteLevel"]
-    # It must be the last normalizer: a later one could make spaces, as in renamed special tokens.
+    # `_REPLACE` must come last: a later normalizer could make spaces and so renamed special tokens.
     if len(marks) > 1 or not (marks or normalizer[-1:] == (_REPLACE,)):
         reading.refuse(
             f"pre_tokenizer is {', '.join(names) or 'missing'}; expected one ByteLevel or "
@@ -172,9 +172,9 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
 
 
 def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
-    """Find the special tokens: as other files name them, else by the usual names.
+    """Find the special tokens, by the names in other files, else by the usual names.
 
-    Without other names, the separator is also the padding and the unknown token.
+    If both lack the padding or the unknown token, the separator takes its role.
     """
     sources = (reading.config, reading.beside(MAP_NAME))
     numbers = reading.beside("config.json")
@@ -207,6 +207,6 @@ def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
     if len(set(others)) != len(others) or found["mask_token"] == found["sep_token"]:
         reading.refuse(
             f"the special tokens {', '.join(t[:40] for t in roles)} must be different; only the "
-            "separator may have other roles, and not the mask's"
+            "separator may have other roles, except the mask's"
         )
     return roles

@@ -27,18 +27,18 @@ MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
 """Number of separators between two texts in RoBERTa."""
 _MAX_PARTS, _MAX_PAIR = 64, 16
-"""Most parts of a normalizer (a SentencePiece export has 37), most tokens of a template."""
+"""Limits for the parts of a normalizer (a SentencePiece export has 37) and a template's tokens."""
 _MAX_CHARSMAP = 1 << 20
-"""Largest character map, in bytes; XLM-R's, of all of Unicode, has 240,000."""
+"""Largest character map, in bytes; XLM-R's, which covers all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
-"""Most bytes that a character map may make of one character; NFKC makes at most 33."""
+"""Largest number of bytes that a map may make of one character; NFKC makes at most 33."""
 _BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
 # One character or class, perhaps repeated: the time is proportional to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
 _LOOK = r"\(\?<?[=!](?:\\A|\[(?:[^\\\[\]]|\\p\{M\}|\\x\{[0-9a-f]{1,6}\})+\])\)"
 _PLACE = re.compile(rf"{_LOOK}(?:\|?{_LOOK})*")
-"""Pattern of positions in a text, by what stands before and after."""
+"""Pattern of expressions that match positions in a text, by the characters around them."""
 AT_START, AT_END = r"\A +", rf"(?<![ {SPACE}])[ {SPACE}]+\z"
 """Patterns of spaces at the beginning and end of a text, which take linear time."""
 
@@ -65,7 +65,7 @@ class Reading:
         return read_json_object(file, max_bytes=MAX_FILE_BYTES) if file.is_file() else {}
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines of a text file in the same directory, which may be this file."""
+        """Return the lines of a text file in the same directory, perhaps of `path` itself."""
         path = self.path.with_name(name)
         # Not splitlines: U+2028 is a token of the published multilingual uncased vocabulary.
         lines = read_text(path, max_bytes=MAX_FILE_BYTES).removesuffix("\n").split("\n")
@@ -78,7 +78,7 @@ class Reading:
         raise UserError(f"{self.path}: {what}")
 
     def wrong(self, name: str, found: object, right: str) -> NoReturn:
-        """Raise a UserError for a field's value, with what would be right."""
+        """Raise a UserError that shows a field's value and says what would be right."""
         self.refuse(f"{name} is {short(found)}; {right}")
 
     def mapping(self, name: str, found: object) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Reading:
         return found
 
     def parts(self, name: str, members: str) -> list[dict[str, Any]]:
-        """Return a field's part in a list, or the parts of its sequence; [] if it is missing."""
+        """Return the parts in a field: a single one, or a Sequence's; [] if it is missing."""
         found = self.whole.get(name)
         if found is None:
             return []
@@ -141,7 +141,7 @@ class Reading:
             **{kind: {} for kind in _PLAIN},
             "Strip": {"strip_left": self.flag, "strip_right": self.flag},
             "Prepend": {"prepend": self.text},
-            # No more than a character: several such parts would multiply a text's length.
+            # At most one character: several longer parts would multiply a text's length.
             "Replace": {"pattern": self._pattern, "content": self.text},
             "Precompiled": {"precompiled_charsmap": self._charsmap},
         }
@@ -221,7 +221,7 @@ class Reading:
 
     @functools.cached_property
     def pair(self) -> list[str]:
-        """Tokens of a row of the texts A and B; empty without a part that adds special tokens."""
+        """Tokens of a row with the texts A and B; empty if no part adds special tokens."""
         parts = self.parts("post_processor", "processors")
         makers = (each for each in parts if each.get("type") != "ByteLevel")  # only trims offsets
         return [name for maker in makers for name in self._pair(maker)]
@@ -242,7 +242,7 @@ class Reading:
         )
 
     def trims_offsets(self) -> bool:
-        """Say whether offsets of a byte-level BPE's words exclude the space before them."""
+        """Return whether offsets of a byte-level BPE's words exclude the space before them."""
         return any(
             self.flag("post_processor.trim_offsets", part.get("trim_offsets"), default=True)
             for part in self.parts("post_processor", "processors")
@@ -327,7 +327,7 @@ class Reading:
         return tokens
 
     def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
-        """Return added tokens, those of other files included, in the order of their ids.
+        """Return the added tokens of this and of other files, in the order of their ids.
 
         Args:
             listed: the field `added_tokens` of a `tokenizer.json`.
@@ -355,7 +355,7 @@ class Reading:
         return tuple(result.values())
 
     def _with_beside(self, listed: list[Any], vocab: list[str]) -> list[Any]:
-        """Return the entries of `added_tokens`, and of the tokens that other files add."""
+        """Return the entries of `added_tokens`, and entries for the tokens that other files add."""
         numbered = self.beside("added_tokens.json")
         entries = list(listed)
         for source in (self.config, self.beside(MAP_NAME)):

@@ -51,20 +51,20 @@ def train_wordpiece(
 ) -> WordPieceTokenizer:
     """Train a vocabulary of `vocab_size` tokens; the order of the texts does not matter.
 
-    Pairs of pieces are merged, most frequent first, by the trainer of `tokenizers`. By itself it
-    gives another vocabulary on every run, because it numbers characters in the order of a randomly
-    seeded hash table and breaks ties by number. Here characters are counted and numbered first, and
-    the trainer gets counted words and this numbering.
+    The trainer of `tokenizers` merges pairs of pieces, most frequent first. Used directly, it gives
+    another vocabulary on every run, because it numbers characters in the order of a randomly seeded
+    hash table and breaks ties by number. This function counts and numbers the characters first, and
+    gives the trainer this numbering and the counted words.
 
     Args:
         texts: read once; memory grows with the number of distinct words only.
         lowercase, strip_accents: see `WordPieceOptions`.
-        min_frequency: least number of occurrences of a pair to be merged.
+        min_frequency: number of times that a pair must occur, at least, to be merged.
         limit_alphabet: number of characters that get tokens, the most frequent first; words with
-            others become [UNK].
-        character_coverage: share of the texts that the characters with tokens must cover. If
-            neither this nor `limit_alphabet` is given, 1,000 characters get tokens, or as many as
-            cover 99.95% if these are more and fit in; then more, if merging leaves room.
+            other characters become [UNK].
+        character_coverage: share of the texts that the characters with tokens must make up. If
+            neither this nor `limit_alphabet` is given, 1,000 characters get tokens or, if more are
+            needed to cover 99.95% and fit in, these; further ones follow if merging leaves room.
 
     Returns:
         A tokenizer; if the texts have too few pairs, its `vocab_size` is smaller than asked, and a
@@ -80,14 +80,14 @@ def train_wordpiece(
     if vocab_size <= len(SPECIAL_TOKENS):  # checked before the texts are read
         raise UserError(
             f"vocab_size is {vocab_size}; the special tokens alone take {len(SPECIAL_TOKENS)}. "
-            "BERT has 30522; a few thousand do for a small corpus"
+            "BERT has 30522; a few thousand are enough for a small corpus"
         )
     for name, value in (("min_frequency", min_frequency), ("limit_alphabet", limit_alphabet)):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; it must be at least 1")
     if character_coverage is not None and not 0 < character_coverage <= 1:
         raise UserError(
-            f"character_coverage is {character_coverage}; it must be above 0, at most 1"
+            f"character_coverage is {character_coverage}; it must be above 0 and at most 1"
         )
     counts = _count_words(iter(tqdm(texts, "texts", disable=not progress)), options)
     if not counts:
@@ -184,7 +184,7 @@ class _Alphabet:
         return cls(characters, [total[char] for char in characters], first, rest)
 
     def tokens(self, start: int, stop: int) -> list[str]:
-        """Return the sorted tokens of characters `start` to `stop`, at and after a word's start."""
+        """Return tokens for characters `start` to `stop`: sorted word starts, then the others."""
         kept = set(self.characters[start:stop])
         alone = sorted(self.first & kept)
         return alone + [CONTINUATION + char for char in sorted(self.rest & kept)]
@@ -194,7 +194,7 @@ class _Alphabet:
         return sum(self.counts[:size]) / sum(self.counts)
 
     def choose(self, vocab_size: int, limit: int | None, coverage: float | None) -> int:
-        """Count the characters that get tokens; UserError if they exceed `vocab_size`."""
+        """Count the characters that get tokens; UserError if `vocab_size` is too small for them."""
         costs = [(char in self.first) + (char in self.rest) for char in self.characters]
         used = [len(SPECIAL_TOKENS), *(len(SPECIAL_TOKENS) + n for n in accumulate(costs))]
         room = bisect_right(used, vocab_size) - 1
@@ -229,8 +229,8 @@ def train_bytelevel(
     [SEP] B [SEP], and [MASK] stands for a word with its space (Warner et al. 2024, ModernBERT).
 
     Raises:
-        UserError: the texts have no frequent pair, or an option is out of range; `vocab_size`
-            includes 256 bytes and five special tokens.
+        UserError: the texts have no frequent pair, or an option is out of range (`vocab_size`
+            includes 256 bytes and five special tokens).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     reserved = len(SPECIAL_TOKENS) + len(alphabet)

@@ -43,7 +43,7 @@ CONTINUATION = "##"
 JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 """Control characters at which Python's `str.split` splits, and which BERT deletes."""
 _CACHED_WORDS = 1 << 18
-"""Most words in the cache, which then takes about 50 MB."""
+"""Largest number of words in the cache; a full cache takes about 50 MB."""
 _CACHED_WORD_LENGTH = 32
 
 
@@ -61,7 +61,7 @@ class WordPieceOptions:
 
     @property
     def strips_accents(self) -> bool:
-        """Whether accents are removed: `strip_accents`, or `lowercase` if it is None."""
+        """Whether accents are removed: `strip_accents` or, if that is None, `lowercase`."""
         return self.lowercase if self.strip_accents is None else self.strip_accents
 
     def normalizer(self) -> normalizers.Normalizer:
@@ -161,7 +161,7 @@ class WordPieceTokenizer(Tokenizer):
         if missing:
             fresh = dict(zip(missing, self._encode_words(list(missing)), strict=True))
             if len(cache) + len(fresh) > _CACHED_WORDS:
-                cache = self._cache = {}  # starting over costs one batch; frequent words return
+                cache = self._cache = {}  # starting over slows one batch; frequent words return
             # Words of unspaced scripts are whole sentences and do not repeat.
             cache.update(
                 (word, ids)
@@ -218,7 +218,7 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def _check_vocab(vocab: Sequence[str], where: str) -> None:
-    """Raise a UserError for an invalid vocabulary."""
+    """Raise UserError if a vocabulary is invalid; `where` names an entry by number."""
     if len(vocab) > MAX_TOKENS:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}
@@ -230,7 +230,7 @@ def _check_vocab(vocab: Sequence[str], where: str) -> None:
             size = f"a token of {len(token):,} characters ({token[:40]!r}...)"
             fault = f": {size}; the limit is {MAX_TOKEN_CHARS:,}"
         elif "\n" in token or "\r" in token or "\0" in token:
-            fault = f": {shown} has a line break or a NUL; vocab.txt has one token a line"
+            fault = f": {shown} has a line break or a NUL; vocab.txt has one token per line"
         elif ids.setdefault(token, id) != id:
             there = where.format(ids[token] + 1)
             fault = f": {shown} is there already ({there}); each token has one id"

@@ -44,11 +44,11 @@ class Format(NamedTuple):
     """An export format."""
 
     module: str
-    """Module of `exchange`."""
+    """Name of the module in `exchange`."""
     translates: bool = False
     """Whether the module also writes translation models."""
     any_head: bool = False
-    """Whether the module writes every entry of the parameters, also a head of no known kind."""
+    """Whether the module writes every entry of the parameters, even a head of an unknown kind."""
 
 
 FORMATS = {
@@ -92,29 +92,29 @@ def export(
         license: License for the model card, as the Hugging Face Hub abbreviates it.
         name: Title of the model card; empty: the name of the source's directory.
         part: Model to export from a run with several: discriminator or generator; empty: the first.
-        quantize: int8 (ONNX only): replace the proven graph with one of 8-bit matrices; the entry
-            `quantized` gives the cost, and no tolerance applies. Empty: float32.
-        say: Function that gets one line at each stage.
+        quantize: int8 (ONNX only): replace the proven graph with a graph of 8-bit matrices and
+            report its loss of accuracy, whatever it is, as `quantized`. Empty: keep float32.
+        say: Function that receives one line of text at each stage.
 
     Returns:
         Content of `parity.json`.
 
     Raises:
-        UserError: The source is not a model, `out` is taken, or the format cannot hold the model.
-        ProofFailedError: The written model does not give the same outputs as the source.
+        UserError: An argument is invalid, `out` is taken, or the format cannot hold the model.
+        ProofFailedError: The written model and the source compute different outputs.
     """
     if format not in FORMATS:
         raise UserError(f"the format is {format!r}; it must be one of {', '.join(FORMATS)}")
     if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise UserError(f"the tolerance is {tolerance}; it must be a number, not below 0")
+        raise UserError(f"the tolerance is {tolerance}; it must be a finite number, at least 0")
     if quantize not in ("", "int8") or (quantize and format != "onnx"):
         raise UserError(
             f"quantize is {quantize!r:.40} and the format {format}; only int8 with onnx is possible"
         )
     if not _LICENSE.fullmatch(license):
         raise UserError(
-            f"the license is {license[:80]!r}; it must be an abbreviation of the Hub, such as "
-            "apache-2.0, cc-by-4.0, other or unknown"
+            f"the license is {license[:80]!r}; it must be an abbreviation that the Hub uses, such "
+            "as apache-2.0, cc-by-4.0, other or unknown"
         )
     name = name or Path(source).absolute().name
     if not _NAME.fullmatch(name):

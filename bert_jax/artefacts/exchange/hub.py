@@ -17,8 +17,8 @@ FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
     "1_Pooling/config.json",
 )  # fmt: skip
-"""Files that are fetched if the repository has them: files in its top directory, and the pooling of
-sentence-transformers."""
+"""Files to fetch if the repository has them in its top directory; also the file that describes the
+pooling of sentence-transformers."""
 _ELSEWHERE = ["*/*.safetensors", "*/*.model"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
@@ -26,7 +26,7 @@ _PICKLED = re.compile(r"pytorch_model.*\.bin|model.*\.(pt|pth|ckpt)")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `fetch` accepts a name: `name` or `owner/name`, with or without `@revision`."""
+    """Return whether `fetch` accepts a name: [owner/]name, with or without `@revision`."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -46,10 +46,10 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"{name!r:.80} is no model name of the Hub; expected owner/name or owner/name@revision"
+            f"{name!r:.80} is not a model name; the Hub has owner/name or owner/name@revision"
         )
     with needs_package(
-        f"{name} is no directory here, and fetching a model from the Hugging Face Hub needs a "
+        f"{name} is not a directory, and fetching a model from the Hugging Face Hub needs a "
         "package: pip install 'bert_jax[hub]'"
     ):
         import huggingface_hub
@@ -86,9 +86,9 @@ def _check_weights(name: str, files: list[str]) -> None:
         return
     pickled = next((file for file in files if _PICKLED.fullmatch(file)), None)
     if pickled is None:
-        raise UserError(f"{name} has no model.safetensors in the Hub, so it cannot be imported")
+        raise UserError(f"{name} has no model.safetensors on the Hub, so it cannot be imported")
     raise UserError(
-        f"{name} has only the weights {pickled}, which can hold programs and are not fetched. "
+        f"{name} has only the weights {pickled}, which are not fetched: they can hold programs. "
         "Many such models have a pull request that adds model.safetensors: give its number as "
         f"{name.partition('@')[0]}@refs/pr/N. Or, if you trust the file, convert it with "
         "Transformers and import the directory"
@@ -102,9 +102,9 @@ def _reason(error: Exception, repo: str) -> str:
     hub = constants.ENDPOINT
     reasons = {
         errors.GatedRepoError: f"its owner grants access by request: ask for it at {hub}/{repo}, "
-        "then `hf auth login`",
-        errors.RepositoryNotFoundError: f"neither a directory here nor a model of the Hub is named "
-        f"{repo}, or the model is private (`hf auth login`)",
+        "then run `hf auth login`",
+        errors.RepositoryNotFoundError: f"neither a directory here nor a model on the Hub is named "
+        f"{repo}, or the model is private (run `hf auth login`)",
         errors.RevisionNotFoundError: f"the Hub has {repo}, but no such branch, tag or commit",
         errors.LocalEntryNotFoundError: f"{hub} cannot be reached (or HF_HUB_OFFLINE is set), and "
         "the cache does not have the model",

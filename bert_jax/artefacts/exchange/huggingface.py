@@ -1,8 +1,8 @@
 """Export in Hugging Face's format, with proof: the files are read back and compared.
 
-`read_model` always reads them: tensors bit for bit, ids of texts, outputs. If `transformers` is
-installed, it reads them too: no missing and no unexpected tensor, the same ids, outputs within the
-tolerance.
+`read_model` reads them, and tensors (bit for bit), ids of texts and outputs are compared. If
+`transformers` is installed, it reads them too: no tensor may be missing or unexpected, ids must be
+equal, and outputs within the tolerance.
 """
 
 import re
@@ -44,7 +44,7 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write the files of `write_huggingface`.
 
     Raises:
-        UserError: No class computes the model, or no module of sentence-transformers its pooling.
+        UserError: No class computes the model, or sentence-transformers cannot compute its pooling.
     """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
@@ -66,7 +66,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Read the directory back; compare outputs and translations; return the entries of `proven`.
 
     Raises:
-        ProofFailedError: Names the part that differs and must be equal.
+        ProofFailedError: A part that must be equal differs; names the part.
     """
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     programs = [partial(proof.logits_of, read_back(saved, out))]
@@ -96,11 +96,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def proven(
     proofs: dict[str, dict[str, Any]], found: Sequence[dict[str, float]], packages: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the result of two proofs; the second may not have run.
+    """Combine the results of two proofs, of which the second may not have run.
 
     Returns:
-        `differences`: the largest per output in either proof; `proofs`: the result of each proof
-        or why the proof did not run; and `versions`.
+        `differences`: the largest per output in either proof; `proofs`: for each proof, its result
+        or the reason why it did not run; and `versions`.
     """
     for each, gaps in zip(proofs.values(), found, strict=False):
         each["differences"] = gaps
@@ -121,7 +121,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     ours, theirs = (each.without(left_out).params for each in (meant, back))
     if wrong := proof.unequal(ours, theirs, vocab_size=saved.config.vocab_size):
         raise proof.ProofFailedError(
-            f"read back, this is not what was written: {first_few(wrong, 8)}"
+            f"what was read back is not what was written: {first_few(wrong, 8)}"
         )
     expected, again = (each.tokenizer.encode_batch(proof.PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(proof.PROOF_TEXTS, expected, again, strict=True):
@@ -130,13 +130,13 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     for name, value in _facts(saved).items():
         if found[name] != value:
             raise proof.ProofFailedError(
-                f"read back, this is not what was written: {name} {found[name]}, not {value}"
+                f"what was read back is not what was written: {name} {found[name]}, not {value}"
             )
     return back
 
 
 def _facts(model: SavedModel) -> dict[str, Any]:
-    """Return the facts about a model, by name, that reading its files must give back."""
+    """Return the facts about a model, by name, that must survive writing and reading its files."""
     outputs = model.outputs
     meaning = outputs and (
         outputs.objective, outputs.head.kind, outputs.head.num_labels, outputs.labels,
@@ -157,13 +157,13 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
             min(len(expected), len(found)),
         )
         raise proof.ProofFailedError(
-            f"{who} gives other ids for {text[:60]!r}: at place {at} "
+            f"{who} gives other ids for {text[:60]!r}: at position {at} "
             f"{list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
         )
 
 
 def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
-    """Load a written directory with `transformers`; raise if its class or keys are wrong."""
+    """Load a directory with `transformers`; raise ProofFailedError if class or keys are wrong."""
     name = files.class_of(saved)
     model = TheirModel(out, auto_class(name) if saved.network is None else name)
     if model.name != name:
@@ -175,7 +175,7 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
     """Compare ids, types, special tokens and offsets with the `AutoTokenizer` of a directory.
 
     Returns:
-        Numbers of texts with equal ids and equal offsets, and the texts with ties.
+        Two counts, of the texts with equal ids and with equal offsets, and the list of tied texts.
     """
     import transformers
 
@@ -188,10 +188,10 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 
 
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
-    """Compare the offsets of tokens; return the number of equal texts, as a string.
+    """Compare the offsets of tokens; return the count of equal texts, such as "40 of 42".
 
-    Offsets of a SentencePiece model may differ: the library gives every one of several composed or
-    byte-split characters their joint span, and includes the space before a word.
+    Offsets of a SentencePiece model may differ: if several tokens result from composed characters
+    or bytes, the library gives each the span of all; it also includes the space before a word.
     """
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
@@ -206,7 +206,7 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
         equal += same
         if not (same or sentencepiece):
             raise proof.ProofFailedError(
-                f"transformers' tokenizer gives tokens of {text[:60]!r} other places in the text: "
+                f"transformers' tokenizer gives other offsets for the tokens of {text[:60]!r}: "
                 f"{found['offset_mapping'][:8]}, not {spans.tolist()[:8]}"
             )
     return f"{equal} of {compared}"
@@ -215,12 +215,12 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
 def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     """Compare the ids of rows of one text, and of a pair with its types.
 
-    Returns the number of texts with equal ids, and the texts with ties: two segmentations are
-    equally probable and the two tokenizers chose differently.
+    Returns the number of texts with equal ids, and the tied texts: two segmentations are equally
+    probable, and the two tokenizers chose different ones.
 
-    If a text spells one of the five special tokens, their tokenizer reads the token and ours reads
-    text, unless theirs is told to split special tokens. Our tokenizer never splits an added special
-    token, so texts that spell an added one are not compared that way.
+    If a text spells one of the five special tokens, Transformers reads the token, but our tokenizer
+    reads text; `split_special_tokens` makes the two agree. Our tokenizer never splits an added
+    special token, so texts that spell one are not compared with this option.
     """
     ours: Tokenizer = saved.tokenizer
     special, who = ours.special_ids, "transformers' tokenizer"
@@ -289,8 +289,8 @@ model = {auto}.from_pretrained("DIR")
 """
 _NO_CLASS = """\
 Transformers has no class of {0}, and `config.json` names no code: `AutoTokenizer` loads the \
-directory `DIR`, `AutoModel` does not. Who trusts the published code of {0} copies `auto_map` from \
-its `config.json` and loads `DIR` with `trust_remote_code=True`.
+directory `DIR`, but `AutoModel` does not. If you trust the published code of {0}, copy `auto_map` \
+from its `config.json` and load `DIR` with `trust_remote_code=True`.
 """
 _TRANSLATE = """\
 batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=True)
@@ -319,7 +319,7 @@ def loading(saved: SavedModel) -> str:
         return _LOADING.format(theirs=_NO_CLASS.format(family.name), ours=ours, note=_SPECIAL)
     kind = PIPELINES.get(files.task_of(saved))
     said = _THEIRS.format(auto=auto_class(name), use="")
-    if kind and kind not in ("question-answering", "multiple-choice"):  # do not exist
+    if kind and kind not in ("question-answering", "multiple-choice"):  # no such pipelines exist
         said += _PIPELINE.format(kind)
         if saved.outputs is not None and saved.outputs.objective == "regression":
             said += "\nThe pipeline gives the number itself: `problem_type` is regression.\n"

@@ -1,4 +1,4 @@
-"""Files of an exported model: in Hugging Face's format, or with our names where no class fits."""
+"""Files of an exported model: in Hugging Face's format, or with our names if no class fits."""
 
 import dataclasses
 import json
@@ -35,15 +35,15 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
-"""Files that describe, in our terms, an encoder that no class of Transformers computes, and a
-translation model whose parameters are in our own layout."""
+"""Files that describe models in our own terms: an encoder that no class of Transformers computes,
+and a translation model whose parameters keep our layout."""
 _TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def family_of(saved: SavedModel) -> str:
     """Return the `model_type` for writing a model: bert, unless only another family computes it.
 
-    A NoClassError lists the differences from the nearest family.
+    If no family computes it, a NoClassError lists the differences from the nearest family.
     """
     if (kind := model_config.kind_of(saved.config)) is None:
         raise NoClassError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
@@ -61,8 +61,8 @@ def family_of(saved: SavedModel) -> str:
 def without_pairs(saved: SavedModel) -> SavedModel:
     """Return a modern encoder without its next-sentence head and pooler.
 
-    No class of a modern family has that head. The model is returned unchanged if the rest of it has
-    no class either, or if a fine-tuning head reads the pooler.
+    No class of a modern family has that head. A model comes back unchanged if it is a BERT, has a
+    fine-tuning head, or would have no class even without these parts.
     """
     config, heads = model_config.exported(saved.config, saved.params.keys())
     if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
@@ -79,17 +79,17 @@ def class_of(saved: SavedModel) -> str:
     wanted = family.classifies.get("pooler_activation", "tanh")
     name = family.class_of(task)
     if task == MULTIPLE_CHOICE and not family.compares:
-        wrong = f"only BERT and ModernBERT have a class for multiple choice, and this is a {kind}"
+        wrong = f"only BERT and ModernBERT have a class for multiple choice, but this is a {kind}"
     elif not family.like_bert:
         why = "" if head is None else model_config.unlike_head(kind, saved.config, head)
         wrong = why and f"no class of Transformers' {family.name} computes this head: {why}"
     elif head is not None and "transform" in saved.params:
-        wrong = "its head has a map of its own before the classifier, and no class of BERT has one"
+        wrong = "its head has a linear map before the classifier, but no class of BERT has one"
     elif activation != wanted and has_place_for_pooler(saved):
         wrong = (
-            f"its pooler has {activation}, and no class of Transformers computes that with the "
-            f"rest of this model: a {name} has {wanted}, a classifier of ELECTRA gelu, one of "
-            "DistilBERT relu, with one token type and norm_eps 1e-12"
+            f"its pooler has {activation}, but no class of Transformers computes that with the "
+            f"rest of this model: {name} has {wanted}, ELECTRA's classifier has gelu, and "
+            "DistilBERT's has relu, one token type and norm_eps 1e-12"
         )
     if wrong:
         raise NoClassError(f"{saved.name}: {wrong}")
@@ -97,7 +97,7 @@ def class_of(saved: SavedModel) -> str:
 
 
 def class_name(saved: SavedModel) -> str:
-    """Return the class of Transformers that computes a model, "none" or our network's class."""
+    """Return the name of a model's class of Transformers, else our network's class or "none"."""
     try:
         return class_of(saved)
     except UserError:
@@ -105,12 +105,12 @@ def class_name(saved: SavedModel) -> str:
 
 
 def has_class(saved: SavedModel) -> bool:
-    """Whether a class of Transformers computes a model."""
+    """Return whether a class of Transformers computes a model."""
     return class_name(saved) != "none"
 
 
 def task_of(saved: SavedModel) -> str:
-    """Return the class of a model without the family name, such as `ForMaskedLM`."""
+    """Return the suffix of a model's class, such as `ForMaskedLM`; NoClassError if it has none."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
     if why := model_config.refusal(saved.config, saved.params.keys()):
@@ -119,7 +119,7 @@ def task_of(saved: SavedModel) -> str:
 
 
 def entries_of(saved: SavedModel) -> list[Entry]:
-    """Return the table entries of the parameters that a model's class has."""
+    """Return the table entries for the parameters of a model's class."""
     family = FAMILIES[family_of(saved)]
     if saved.head is None:
         table = family.table(saved.params, pooler=has_place_for_pooler(saved))
@@ -165,9 +165,9 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 
 def untrained_parts(saved: SavedModel) -> list[str]:
-    """List the parts that the class requires and the model lacks; initial values stand in.
+    """List the parts that the class requires but the model lacks; they get initial values.
 
-    In the class of a translation model these are zeros.
+    In a translation model these values are zeros.
     """
     if saved.network is not None:
         return list(family_of_network(saved.network, saved.name)[0].untrained)
@@ -177,7 +177,7 @@ def untrained_parts(saved: SavedModel) -> list[str]:
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
-    """Whether a model's class has a pooler, or a classifier's linear map in its place."""
+    """Return whether a model's class has a pooler, or a classifier's linear map in its place."""
     family, task = FAMILIES[family_of(saved)], task_of(saved)
     if saved.head is None:
         return bool(family.pooler) and task != "ForMaskedLM"
@@ -212,7 +212,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     """Write `model.safetensors` and the files of `write_description`; no proof and no card.
 
     The directory exists and holds none of these files. The written class is `class_of(saved)`. A
-    translation model also gets `generation_config.json`.
+    translation model gets `config.json` and `generation_config.json`, not `network.json`.
 
     Raises:
         NoClassError: No class of Transformers computes the model.
@@ -246,9 +246,9 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 
 
 def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
-    """Write `model.safetensors` and the files of `write_description`, also without a class.
+    """Write `model.safetensors` and the files of `write_description`, even if no class fits.
 
-    Returns the tensors by their names in the file; a translation model's have our names.
+    Returns the tensors by their names in the file: for a translation model, our own names.
     """
     write_description(saved, directory)
     metadata = {"format": "pt"} if saved.network is None else {}
@@ -304,11 +304,11 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
         config |= dict(zip(_TOKEN_FIELDS, specials_of(saved), strict=True))
     elif isinstance(tokenizer, WordPieceTokenizer) and tokenizer.options.max_word_chars != 100:
-        # Their BertTokenizer lacks this option; this class uses tokenizer.json unchanged.
+        # BertTokenizer lacks this option; PreTrainedTokenizerFast uses tokenizer.json unchanged.
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config |= {"model_max_length": saved.max_length}
     config.setdefault("clean_up_tokenization_spaces", False)
-    if saved.config.num_types < 2:  # their models reject the second type, or all types
+    if saved.config.num_types < 2:  # models of Transformers then reject the second or all types
         config["model_input_names"] = ["input_ids", "attention_mask"]
     elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -318,13 +318,13 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
-    """Write a JSON file for programs and people."""
+    """Write an indented JSON file."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def card_fields(saved: SavedModel) -> dict[str, Any]:
-    """Return the values that the snippets of all model cards need."""
+    """Return the values that model cards put into their code snippets."""
     pad = saved.tokenizer.special_ids.pad
     prefix = "" if saved.embedding is None else saved.embedding.document_prefix
     return {

@@ -1,4 +1,4 @@
-"""Import of a foreign model into a directory that every command here reads: bert-jax import.
+"""Import of a foreign model into a directory that every command can read: bert-jax import.
 
 report = import_model("roberta-base", Path("work/roberta"))
 
@@ -48,7 +48,7 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 
 class Source(NamedTuple):
-    """A source model, as it was found."""
+    """A source model as read from its files."""
 
     saved: SavedModel
     form: Form
@@ -66,7 +66,7 @@ def import_model(
     gelu: Literal["tanh", "erf"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Import a model, complete and proven or not at all; return the content of `import.json`.
+    """Import a model, with proof; return the content of `import.json`. A failure leaves nothing.
 
     Args:
         source: Directory, prefix of a TensorFlow checkpoint, or name on the Hub.
@@ -76,8 +76,8 @@ def import_model(
         tolerance: Largest allowed absolute difference of states and logits from the source.
 
     Raises:
-        UserError: The source is unsupported or malformed; lists all faults.
-        ProofFailedError: The written model does not compute the same as the source.
+        UserError: The source is unsupported or malformed (lists all faults), or `out` is taken.
+        ProofFailedError: The written model and the source compute different outputs.
     """
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)
@@ -150,8 +150,8 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
         directory = path if path.is_dir() else _fetched(source)
         if (directory / ADAPTER).is_file():
             raise UserError(
-                f"{directory} has {ADAPTER}, an adapter that Transformers would apply, and only "
-                "models are imported. Move the adapter's files to a directory of their own"
+                f"{directory} has {ADAPTER}: Transformers would apply this adapter, but import "
+                "cannot. Move the adapter's files to a directory of their own"
             )
         with checked(directory):
             return _from_directory(directory)
@@ -211,14 +211,14 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
     parts = {"the configuration": "config", "the labels": "outputs"}
     wrong = [name for name, part in parts.items() if getattr(back, part) != getattr(meant, part)]
     if wrong:
-        raise ProofFailedError(f"read back, this is not what was written: {', '.join(wrong)}")
+        raise ProofFailedError(f"what was read back is not what was written: {', '.join(wrong)}")
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare the offsets of the tokenizers of the source and of `written` in Transformers.
+    """Compare token offsets in Transformers: by the source's tokenizer and by the one in `written`.
 
-    If the vocabulary has grown, texts with new words are left out. A ProofFailedError says that the
-    offsets differ, or differ from ours, ignoring white space.
+    If the vocabulary has grown, texts with new words are left out. Raises ProofFailedError if the
+    two differ, or differ from our offsets in more than white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

@@ -69,7 +69,7 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
             fields["tags"].append("sentence-transformers")
-    # JSON strings are YAML strings, so that any name stays one string.
+    # A JSON string is also a YAML string, whatever characters a name has.
     lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
 
@@ -78,7 +78,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     text = _encoder(saved, parity) if saved.network is None else _translator(saved, parity)
     if parity["untrained_parts"]:
         text += (
-            "\n\nUntrained, with initial values, because the class requires them: "
+            "\n\nThe class requires these parts, which have untrained initial values: "
             f"{', '.join(parity['untrained_parts'])}. Do not use their outputs."
         )
     if parity["left_out"]:
@@ -285,12 +285,12 @@ def _proof(parity: Mapping[str, Any]) -> str:
 
 
 def _translations(parity: Mapping[str, Any]) -> str:
-    """Report the number of equal translations in the proof."""
+    """Report the numbers of equal and of tied translations in the proof."""
     theirs = parity.get("proofs", {}).get("transformers", {})
     found = parity.get("translations", theirs.get("translations", {}))
     return "".join(
-        f"Translations by {name} search: {each['equal']} equal, {each['ties']} others as "
-        "probable.\n\n"
+        f"Translations by {name} search: {each['equal']} equal, {each['ties']} different but "
+        "equally probable.\n\n"
         for name, each in found.items()
     )
 

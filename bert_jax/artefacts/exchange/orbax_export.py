@@ -1,11 +1,11 @@
-"""Export as a plain Orbax checkpoint, which three lines read without this package.
+"""Export as a plain Orbax checkpoint, which three lines of code read without this package.
 
     from orbax.checkpoint import v1 as ocp
     params = ocp.load(Path("DIR/params").absolute())
     params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
 
-The directory also has `config.json` and the tokenizer's files in Hugging Face's format; a
-translation model has `network.json` in place of `config.json`.
+The directory also has `config.json` and the tokenizer's files in Hugging Face's format. A model
+without a class has `model.json` in place of `config.json`, a translation model `network.json`.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ PARAMS = "params"
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the parameters in our layout, and the files of the model's `write_description`.
+    """Write the parameters in our layout, and the files of `write_description`.
 
-    The layout: float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
+    Parameters are float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
     """
     write_description(saved, out)
     try:
@@ -38,7 +38,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the checkpoint back and compare it bit for bit; equal parameters need no `rows`.
+    """Read the checkpoint back and compare parameters bit for bit; `rows` are not needed for this.
 
     A ProofFailedError names the arrays that are missing, unexpected or not equal.
 
@@ -48,7 +48,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):
         raise ProofFailedError(
-            f"{len(wrong)} of {number} arrays did not come back: {first_few(wrong, 8)}"
+            f"{len(wrong)} of {number} arrays are not as written: {first_few(wrong, 8)}"
         )
     versions = {"orbax-checkpoint": version("orbax-checkpoint"), "jax": jax.__version__}
     return {"differences": {}, "arrays": number, "versions": versions}

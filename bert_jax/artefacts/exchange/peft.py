@@ -1,7 +1,7 @@
-"""Export in PEFT's format, with proof: the low-rank updates and the head, no encoder.
+"""Export of low-rank updates and a head, without the encoder, in PEFT's format, with proof.
 
-The proof writes the adapted model, without its head, to a temporary directory and applies the
-adapter to that copy: once with `formats.peft`, and once with `peft` if the package is installed.
+The proof writes the base model, with zeros for the head, to a temporary directory, and applies the
+adapter to it: once with `formats.peft`, and once with `peft` if the package is installed.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ _ENCODER = ("embeddings", "layers", "final_norm")
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write the adapter of a run, and the tokenizer.
+    """Write a run's adapter and its tokenizer.
 
     Raises:
-        UserError: The run has trained no low-rank updates, or no class computes the model.
+        UserError: No low-rank updates or no task head, or no class of Transformers or PEFT fits.
     """
     adapter = _adapter(saved)
     assert saved.outputs is not None  # a fine-tuning run has a head
@@ -89,7 +89,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the adapter to the adapted model, and compare outputs; see `proven`."""
+    """Apply the written adapter to the base model, compare outputs and return `proven`'s result."""
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     packages = ["safetensors", "tokenizers"]
     theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
@@ -109,7 +109,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def without_adapter(saved: SavedModel) -> SavedModel:
-    """Return the model without the updates, with zeros for other parts that the run trained."""
+    """Return the base model: no updates, and zeros for the heads and the pooler."""
     encoder = {
         name: part if name in _ENCODER else jax.tree.map(np.zeros_like, part)
         for name, part in saved.params["encoder"].items()
@@ -138,8 +138,8 @@ def _adapter(saved: SavedModel) -> Adapter:
 
 
 _LOADING = """\
-This is an adapter: low-rank updates and the head, without the model that they adapt. With PEFT, \
-`DIR` being this directory and `BASE` the adapted model's:
+This is an adapter: low-rank updates and the head, without the base model. With PEFT, where `DIR` \
+is this directory and `BASE` is the base model's:
 
 ```python
 from peft import PeftModel
@@ -150,7 +150,7 @@ model = {auto}.from_pretrained("BASE", num_labels={labels})
 model = PeftModel.from_pretrained(model, "DIR")
 ```
 
-With bert_jax, after `ln -s BASE DIR/base`, `BASE` as an absolute path:
+With bert_jax, after `ln -s BASE DIR/base`, where `BASE` is an absolute path:
 
 ```python
 import bert_jax
@@ -158,7 +158,7 @@ import bert_jax
 model = bert_jax.load("DIR")
 ```
 
-The adapted model: {base}. `labels.json` has the labels."""
+The base model is {base}. `labels.json` has the labels."""
 
 
 def loading(saved: SavedModel) -> str:

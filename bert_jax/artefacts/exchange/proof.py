@@ -20,13 +20,13 @@ from bert_jax.model.task_heads import TaskHeadConfig, head_logits
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 TOLERANCE = 1e-4
-"""Largest absolute difference of two float32 outputs that passes."""
+"""Largest absolute difference between two float32 outputs that a proof accepts."""
 
 ONLY_OURS = "only our own reading was compared"
 NOT_INSTALLED = (
     f"transformers and torch are not both installed (the extra bert_jax[parity]); {ONLY_OURS}"
 )
-"""Message: the usual reason why only our own code ran the proof."""
+"""Reason that reports give if Transformers could not take part in a proof."""
 
 PROOF_TEXTS: tuple[str, ...] = (
     "The river froze early that year, and the ferry stayed on the far bank until April.",
@@ -77,7 +77,7 @@ characters, the empty text, long words, and special tokens spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """Return the proof's texts, and one with the first and last added tokens, if there are any."""
+    """Return the proof's texts and, if tokens were added, one more with the first and last ones."""
     contents = [token.content for token in getattr(tokenizer, "added", ())]
     added = contents[:10] + contents[10:][-10:]
     marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
@@ -87,13 +87,13 @@ def texts_for(tokenizer: Tokenizer) -> list[str]:
 def same_spans(
     text: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], *, exact: bool
 ) -> bool:
-    """Whether two lists of spans (start, end) give the tokens of a text the same characters.
+    """Return whether two lists of spans (start, end) give a text's tokens the same characters.
 
-    Our span of a token of only white space is empty and is not compared. `exact` says whether white
-    space at the ends of their spans counts.
+    A token of only white space is not compared: its span in `ours` is empty. `exact` says whether
+    white space at the ends of a span in `theirs` counts.
     """
 
-    def solid(start: int, end: int) -> tuple[int, int]:  # without the white space at its ends
+    def solid(start: int, end: int) -> tuple[int, int]:  # the span without white space at its ends
         start += len(text[start:end]) - len(text[start:end].lstrip())
         return start, start + len(text[start:end].strip())
 
@@ -105,22 +105,22 @@ def same_spans(
 
 
 class ProofFailedError(RuntimeError):
-    """Failure of a proof: a written model does not compute the same as its source."""
+    """Failure of a proof: a written model and its source compute different outputs."""
 
     exit_code = 1
 
 
 class Batch(NamedTuple):
-    """Rows of one length, each array (B, L) int32."""
+    """Rows of one length; each array is (B, L) int32."""
 
     tokens: np.ndarray
     type_ids: np.ndarray
     segment_ids: np.ndarray
-    """1 for tokens, 0 for padding, where outputs mean nothing."""
+    """1 for tokens, 0 for padding; outputs at padding mean nothing."""
 
 
 class Sides(NamedTuple):
-    """Sources, and targets for teacher forcing; target i is the text of another row."""
+    """Batches of sources and of their targets, for teacher forcing."""
 
     source: Batch
     target: Batch
@@ -132,7 +132,7 @@ class Sides(NamedTuple):
 
 
 def proof_rows(saved: SavedModel) -> list[list[int]]:
-    """Return one row per proof text, cut to the model's length, then one row per pair of texts."""
+    """Return rows for each text, then for pairs of texts, cut to 128 or the model's length."""
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
     room = length - num_special(tokenizer, pair=False)
@@ -165,7 +165,7 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
 
 
 def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> Batch | Sides:
-    """Pad rows for `logits_of`; a translation model's targets are the rows without [SEP]."""
+    """Pad rows for `logits_of`; in a translation model, target i is row i - 1 without its [SEP]."""
     batch = batch_of(saved, rows, length)
     if saved.network is None:
         return batch
@@ -176,12 +176,12 @@ def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]
     """Compute the outputs of our model in float32.
 
     Returns:
-        Of an encoder: `hidden` (B, L, D), the last states; and, if the model has them: `pooled`
+        From an encoder: `hidden` (B, L, D), the last states; and, if the model has them: `pooled`
         (B, D), `mlm` (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd`
-        (B, L, 1), `head` (B, C) or (B, L, C), `embedding` (B, D). Of a translation model: `logits`
-        (B, T, V) of the token after each target token.
+        (B, L, 1), `head` (B, C), (B, L, C) or (B, L, L, C), `embedding` (B, D). From a translation
+        model: `logits` (B, T, V), which predict the token after each target token.
     """
-    with jax.default_matmul_precision("highest"):  # accelerators compute with less by default
+    with jax.default_matmul_precision("highest"):  # accelerators default to a lower precision
         if isinstance(inputs, Sides):
             return {"logits": np.asarray(_logits(exact(saved.network), saved.params, *inputs))}
         # Training may compute in fewer bits, and its kernels support only some lengths.
@@ -192,7 +192,7 @@ def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]
 
 def exact_config(config: ModelConfig) -> ModelConfig:
     """Return an architecture in float32, restricted to operations that every platform has."""
-    # Unrolled layers: in an exported program a loop would copy their weights at every call.
+    # Layers are unrolled: in an exported program a loop would copy their weights at every call.
     return dataclasses.replace(
         config, dtype="float32", attention_impl="xla", remat="none", scan_unroll=config.num_layers
     )
@@ -220,7 +220,7 @@ def outputs_of(
     batch: Batch,
     embedding: EmbeddingConfig | None = None,
 ) -> dict[str, jax.Array]:
-    """Compute the outputs of `logits_of` for which `params` has the parts; can be traced."""
+    """Compute each output that `logits_of` lists if `params` has its parts; JAX can trace this."""
     inputs: tuple[Any, Any, Any] = batch
     hidden = heads.encode(config, params, *inputs)
     found = {"hidden": hidden}
@@ -247,10 +247,10 @@ def outputs_of(
 def row_batches(
     rows: Sequence[Sequence[int]], size: int = 8
 ) -> list[tuple[Sequence[Sequence[int]], int]]:
-    """Split rows into batches of one size and one length (the longest row's): one compilation.
+    """Split rows into batches of one size and one length (the longest row's), to compile only once.
 
-    The last batch repeats earlier rows if necessary. Batches are small because the logits of a
-    multilingual vocabulary take 130 MB per row for both sides.
+    The last batch repeats earlier rows if necessary. Batches are small because, with a multilingual
+    vocabulary, the logits of the model and its source take 130 MB per row.
     """
     starts = range(0, len(rows), size)
     length = max(map(len, rows))
@@ -263,7 +263,7 @@ def compare(
     *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
-    """Return the largest difference of each program from a model, by output.
+    """Return, for each program, the largest difference from a model in each output.
 
     Args:
         saved: The source.
@@ -272,7 +272,7 @@ def compare(
         optional: Outputs that a program may lack.
 
     Raises:
-        ProofFailedError: A program lacks an output or gives one of another shape.
+        ProofFailedError: A program lacks a required output, or gives an output of another shape.
     """
     largest: list[dict[str, float]] = [{} for _ in programs]
     for rows, length in batches:
@@ -295,7 +295,7 @@ def compare_shapes(
     *,
     optional: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Compare rows in batches of 16, two rows with more padding, and the longest row by itself.
+    """Compare all rows in batches of 16, then two with more padding, and the longest by itself.
 
     Returns:
         `differences` by output, and `shapes`, the list of (B, L) that were run; see `compare`.
@@ -318,7 +318,7 @@ def check_differences(
     if above:
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
         raise ProofFailedError(
-            f"{failure}: the largest differences are {said}, and {tolerance:.0e} is allowed "
+            f"{failure}: the largest differences are {said}, but {tolerance:.0e} is allowed "
             "(--tolerance). Nothing was left"
         )
 
@@ -326,9 +326,9 @@ def check_differences(
 def differences(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
 ) -> dict[str, float]:
-    """Return the largest absolute difference of each common output, ignoring padding.
+    """Return the largest absolute difference, outside padding, for each output that both have.
 
-    A value that is not finite on one side makes the difference infinite.
+    It is infinite if any value is not finite. Outputs of other shapes raise ProofFailedError.
     """
     found = {}
     for name in ours.keys() & theirs.keys():
@@ -347,9 +347,9 @@ def differences(
 
 
 def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[str]:
-    """Name the arrays that differ between two trees or are in only one; signs of zeros count.
+    """Name the arrays that are in only one of two trees or differ in any bit, type or shape.
 
-    With `vocab_size`, rows that pad the vocabulary are ignored.
+    If `vocab_size` is given, rows that pad the vocabulary are ignored.
     """
     one, other = (named(tree, vocab_size) for tree in (first, second))
 

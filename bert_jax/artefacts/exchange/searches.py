@@ -23,16 +23,16 @@ SEARCHES = {"greedy": SearchConfig(num_beams=1), "beam": SearchConfig()}
 MAX_STEPS = 32
 """Largest number of tokens in a translation of a proof."""
 TIE = 1e-5
-"""Largest difference of log-probabilities that counts as a tie, decided by rounding."""
+"""Log-probabilities that differ by less than this are a tie: rounding decides between them."""
 
 Translate = Callable[[Batch, SearchConfig, int], list[list[int]]]
-"""Function from sources, a search and a length limit to the tokens of each best translation."""
+"""Function that maps sources, a search and a length limit to the best translations' tokens."""
 
 
 def translated(
     saved: SavedModel, source: Batch, settings: SearchConfig, steps: int
 ) -> list[list[int]]:
-    """Translate as `bert-jax translate` does, in float32; return each best hypothesis's tokens."""
+    """Translate as `bert-jax translate` does, in float32; return the best hypotheses' tokens."""
     special = saved.tokenizer.special_ids
     with jax.default_matmul_precision("highest"):
         found = search(
@@ -55,8 +55,8 @@ def compare_searches(
     """Compare the tokens of translations, by greedy and by beam search, in batches of `size` rows.
 
     Returns:
-        By search, the number of `equal` translations and of `ties`: different translations that are
-        equally probable, so that rounding chose.
+        For each search, the number of `equal` translations and of `ties`: different but equally
+        probable translations, between which rounding decided.
 
     Raises:
         ProofFailedError: A translation differs and is not a tie.
@@ -79,7 +79,7 @@ def compare_searches(
                     ties += 1
                 else:
                     raise ProofFailedError(
-                        f"{name} search translates {_shown(row)} to {_shown(second)}, and the "
+                        f"{name} search translates {_shown(row)} to {_shown(second)}, but the "
                         f"source to {_shown(first)}"
                     )
         found[name] = {"equal": equal, "ties": ties}
@@ -89,9 +89,9 @@ def compare_searches(
 def _is_tie(
     saved: SavedModel, row: Sequence[int], first: list[int], second: list[int], *, greedy: bool
 ) -> bool:
-    """Tell whether two translations of a source are equally probable.
+    """Return whether two translations of a source are equally probable.
 
-    Greedy search compares the first two tokens that differ; beam search the mean over all tokens.
+    Greedy searches are compared at the first token that differs, beam searches in their means.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
     if not greedy:

@@ -1,8 +1,8 @@
 """Export in the layout of sentence-transformers, with proof that `encode` gives our vectors.
 
 `read_model` and Transformers read the directory back, as in `huggingface`. If sentence-transformers
-is installed, it loads the directory too, and vectors of plain texts, queries and documents are
-compared.
+is installed, it loads the directory too, and its vectors of plain texts, queries and documents are
+compared with ours.
 """
 
 import dataclasses
@@ -24,18 +24,18 @@ from bert_jax.tokenization.tokenizer import make_row, num_special
 
 write = huggingface.write
 LEAST_COSINE = 0.99999
-"""Lowest cosine between their vector and ours that passes."""
+"""Lowest accepted cosine between a vector of sentence-transformers and ours."""
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
-    """Return a model without its heads; its vectors default to the mean of the states, unscaled."""
+    """Return a model without its heads; by default, a vector is the unscaled mean of the states."""
     parts = {name: part for name, part in saved.params.items() if name in ("encoder", "pooling")}
     embedding = saved.embedding or PLAIN
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back; compare outputs, and vectors with the results of `encode`.
+    """Read the directory back; compare its outputs, and our vectors with `encode`'s.
 
     Returns:
         The result of `huggingface.prove`; `proofs` also says what sentence-transformers found, or
@@ -56,13 +56,13 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare vectors of texts in many scripts: ours, and sentence-transformers' on `out`.
+    """Compare our vectors of texts in many scripts with sentence-transformers' from `out`.
 
-    Left out are texts that spell a special token, which only their tokenizer reads as special, and
-    `ties`, texts with two equally probable segmentations.
+    Two kinds of texts are left out: texts that spell a special token, which bert_jax reads as plain
+    text, and `ties`, texts with two equally probable segmentations.
 
     Raises:
-        ProofFailedError: A cosine is below `LEAST_COSINE`; names the text.
+        ProofFailedError: Shapes differ, or a cosine is below `LEAST_COSINE`; names the text.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -88,7 +88,7 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
         if not cosines[worst] >= LEAST_COSINE:
             raise ProofFailedError(
                 f"sentence-transformers gives another vector for {texts[worst][:60]!r} "
-                f"({kind}): cosine {cosines[worst]:.6f}, and {LEAST_COSINE} is needed"
+                f"({kind}): the cosine is {cosines[worst]:.6f}, not at least {LEAST_COSINE}"
             )
         least = min(least, float(cosines[worst]))
         gap = max(gap, float(np.abs(mine - other).max()))
@@ -125,7 +125,7 @@ def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
     text += ", divided by its length." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:
-            text += f" Before each {kind} stands `{plain(prefix)}`."
+            text += f" Each {kind} is prefixed with `{plain(prefix)}`."
     return text
 
 
@@ -157,7 +157,7 @@ def loading(saved: SavedModel) -> str:
     assert saved.embedding is not None
     sizes = ", ".join(map(str, saved.embedding.dimensions))
     cut = "" if not sizes else (
-        f"\n\nThe first {sizes} numbers of a vector were trained as vectors of their own: "
-        "`truncate_dim=N` there, `dimensions=N` here."
+        f"\n\nThe first {sizes} numbers of a vector were trained to work without the rest: pass "
+        "`truncate_dim=N` to sentence-transformers, `dimensions=N` to bert_jax."
     )  # fmt: skip
     return f"{_LOADING}{cut}"

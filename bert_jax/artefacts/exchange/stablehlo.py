@@ -12,13 +12,13 @@ A translation model has one program for each search, from token ids to token ids
     search = jax.export.deserialize(bytearray(Path("DIR/beam.stablehlo").read_bytes()))
     tokens, lengths, scores = jax.jit(search.call)(weights, ids, mask, limits)
 
-A search has a fixed number of rows and fixed lengths (`programs.json`). `mask` (rows, source
-length) is 0 at padding; `limits` (rows,) has the largest number of tokens in each translation.
+`programs.json` has the fixed number of rows and the fixed lengths of each search. `mask` (rows,
+source length) is 0 at padding; `limits` (rows,) has the largest number of tokens per translation.
 
-The directory also has the files of `--to huggingface`. The program takes the tensors in the weights
-file by name; a translation model, and one that no class of Transformers computes, has our names,
-joined by slashes. The weights are not constants in the program, because every compilation would
-fold them again: docs/artefacts.md has the figures.
+The directory also has the files of `--to huggingface`. The program takes tensors by their names in
+the weights file: Transformers' names or, for translation models and models that no class computes,
+our own, joined by slashes. The weights are inputs because every compilation would fold constants
+again: docs/artefacts.md has the figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ MAX_LENGTH = 128
 
 
 class Shape(NamedTuple):
-    """Fixed sizes of a search."""
+    """Fixed sizes of a search program."""
 
     rows: int
     source_length: int
@@ -59,9 +59,9 @@ class Shape(NamedTuple):
 
 
 def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
-    """Write the files of `write_weights`, and `model.stablehlo` or a program for each search.
+    """Write the files of `write_weights`, then `model.stablehlo` or a program for each search.
 
-    Programs compute in float32 at full precision on any platform; searches take `rows` rows.
+    Programs compute in float32 at full precision on any platform; a search takes `rows` rows.
     """
     weights = files.write_weights(saved, out)
     if saved.network is None:
@@ -78,7 +78,7 @@ def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
 
 
 def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
-    """Return the program, from weights, tokens, type_ids and segment_ids to a dict of outputs.
+    """Return a program that maps weights, tokens, type_ids and segment_ids to a dict of outputs.
 
     Only the names, shapes and types of `weights` are read.
     """
@@ -118,7 +118,7 @@ def _exported(
 
 
 def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.Exported:
-    """Return a search program, from weights, ids, mask and limits to tokens, lengths and scores."""
+    """Return a program that maps weights, ids, mask and limits to tokens, lengths and scores."""
     network, special = proof.exact(saved.network), saved.tokenizer.special_ids
 
     def run(weights, ids, mask, limits):
@@ -140,11 +140,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Run the written programs on the written weights, and compare outputs or translations.
 
     Returns:
-        The entries of `compare_shapes`, or no `differences` and `translations`, the numbers of
-        equal ones by search; the `platforms` of the programs; and `versions`.
+        The entries of `compare_shapes` or, for a translation model, empty `differences` and the
+        result of `compare_searches` as `translations`; the programs' `platforms`; and `versions`.
 
     Raises:
-        ProofFailedError: A translation differs from the source's.
+        ProofFailedError: An output's shape or a translation differs, or a score is not finite.
     """
     weights = safetensors.numpy.load_file(out / WEIGHTS)
     if saved.network is None:
@@ -209,17 +209,17 @@ for name, array in outputs.items():
 
 
 def loading(saved: SavedModel) -> str:
-    """Describe how to run the program, for the model card; a search has no description there."""
+    """Describe how to run the program, for the model card; "" for a translation model."""
     return _LOADING.format(**files.card_fields(saved)) if saved.network is None else ""
 
 
 def _params(
     found: Mapping[str, Any], entries: Sequence[tables.Entry], ours: Params, config: ModelConfig
 ) -> Params:
-    """Build our traced tree from their traced tensors; only the shapes of `ours` are read.
+    """Build our parameters from a class's traced tensors `found`; read only shapes from `ours`.
 
     Layers are stacked here and unstacked by the encoder; the compiler removes both, so nothing is
-    copied. Token types that a class lacks are 0.
+    copied. If the class lacks token types, their embeddings are 0.
     """
     params: Params = {}
     for tensor in tables.tensors(entries, ours, config):

@@ -1,8 +1,8 @@
-"""Reference outputs from Transformers: a directory's class and tokenizer, a source's own class.
+"""Reference outputs from Transformers, for a written directory and for the source of a model.
 
 Transformers reads only weights that are not pickled, downloads nothing, and runs no code from the
-directory. Other proofs compare the written model with our reading, so a model that we read wrongly
-and write wrongly in the same way would pass them; running the source in its own class reveals that.
+directory. Other proofs compare the written model with our reading of the source. If reading and
+writing made the same mistake, they would pass; running the source in its own class reveals it.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 PACKAGES = ("torch", "transformers")
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
-"""Suffixes of the classes whose outputs are compared; for others only the encoder is."""
+"""Suffixes of the classes whose heads are compared; from other classes only encoders are."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
-"""Heads of the classes that have one head, by class-name suffix."""
+"""Pretraining heads, by class-name suffix, for the classes with only one head."""
 
 
 def missing(*packages: str) -> list[str]:
@@ -49,13 +49,13 @@ def missing(*packages: str) -> list[str]:
 
 
 class TheirModel:
-    """A directory in a class of Transformers: `model`, the `name` of its class, and `report`.
+    """A `model` that Transformers loaded, the `name` of its class, and the loading `report`.
 
-    `report` has the names of faulty tensors by fault, such as missing or unexpected.
+    `report` lists the names of faulty tensors by kind of fault, such as missing or unexpected.
     """
 
     def __init__(self, directory: Path, class_name: str) -> None:
-        """Load the directory in a class, or in the class that an auto class chooses."""
+        """Load a directory in the class `class_name`, which may be an auto class."""
         import torch
         import transformers
 
@@ -82,7 +82,7 @@ class TheirModel:
             self.model = adapted.merge_and_unload().eval()
 
     def outputs(self, batch: proof.Batch | proof.Sides) -> dict[str, np.ndarray]:
-        """Compute the outputs under the names of `logits_of`, float32."""
+        """Compute the outputs in float32, under the names that `logits_of` uses."""
         import torch
 
         source = batch.source if isinstance(batch, proof.Sides) else batch
@@ -131,7 +131,7 @@ class TheirModel:
 def source_outputs(
     directory: Path, made_by: str, saved: SavedModel
 ) -> Callable[[proof.Batch | proof.Sides], dict[str, np.ndarray]]:
-    """Load a source in its own class, and also in a masked-LM class if its own omits that head."""
+    """Load a source in its own class, plus a masked-LM class if its own class lacks that head."""
     import transformers
 
     if saved.network is not None:
@@ -191,7 +191,7 @@ def quiet() -> Iterator[None]:
 
 
 def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
-    """Return the entry of `proofs` on the source of an export; empty for our own runs."""
+    """Run an export's source in its own class; return the entry for `proofs` ({}: our own run)."""
     if saved.origin.kind != "huggingface":
         return {}
     if (Path(source) / ADAPTER).is_file():
@@ -207,7 +207,7 @@ def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> di
 def compare_with_source(
     saved: SavedModel, directory: Path, made_by: str, tolerance: float
 ) -> dict[str, Any] | str:
-    """Return the largest differences from the source in its own class, or why it did not run.
+    """Return the largest differences from the source in its own class, or why none were computed.
 
     Raises:
         ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than our
@@ -215,7 +215,7 @@ def compare_with_source(
     """
     family = known_family(saved.origin.config)
     if family is not None and not family.native:
-        return f"not compared: Transformers has no class of {family.name}; code is not run"
+        return f"not compared: Transformers has no class of {family.name}; its code is not run"
     if lacking := missing(*PACKAGES):
         return f"not compared with the source: {', '.join(lacking)} is not installed"
     try:

@@ -30,7 +30,7 @@ _MAX_SHOWN = 20
 
 
 class NewTokens(NamedTuple):
-    """Tokens to add from a list, as the tokenizer normalises them, and counts of its entries."""
+    """New tokens of a list, as the tokenizer normalises them, and counts of the list's entries."""
 
     tokens: tuple[str, ...]
     existing: int
@@ -51,15 +51,15 @@ class NewTokens(NamedTuple):
         )
         new = f"{len(self.tokens)} tokens are new"
         if self.tokens:
-            new += ", each begins as the mean of the pieces that it had"
+            new += "; each begins as the mean of its former pieces"
         return "; ".join([new, *(f"{number} {said}" for number, said in parts if number)])
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a file of one token per line; keep blank lines, so that line numbers stay right."""
+    """Read a file of one token per line; keep blank lines, so that line numbers stay correct."""
     lines = read_text(path, max_bytes=MAX_FILE_BYTES).split("\n")
     if not any(line.strip() for line in lines):
-        raise UserError(f"{path} has no tokens; write one a line")
+        raise UserError(f"{path} has no tokens; write one per line")
     return lines
 
 
@@ -68,10 +68,10 @@ def new_tokens(
 ) -> NewTokens:
     """Return the tokens of a list that a tokenizer lacks.
 
-    Lines are whole words; blank lines are skipped. `where` formats a line number for messages.
+    Blank lines are skipped. `where` formats a line number for messages.
 
     Raises:
-        UserError: The tokenizer is of an unsupported kind, or entries are not one word: lists all.
+        UserError: The tokenizer's kind is unsupported, or entries are special or not one word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
@@ -120,7 +120,7 @@ def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str
     except (TypeError, UnicodeEncodeError):  # a lone surrogate
         parts = []
     if not parts:
-        return "", f"has no character that stays to this tokenizer{hint}"
+        return "", f"has no character that this tokenizer keeps{hint}"
     if len(parts) > 1:
         return "", f"is {len(parts)} words ({' '.join(parts)[:80]!r}) to this tokenizer{hint}"
     if len(parts[0]) > limit:
@@ -129,7 +129,7 @@ def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str
 
 
 def _is_token(tokenizer: Tokenizer, form: str) -> bool:
-    """Whether a word is a single known token inside a sentence."""
+    """Return whether a word is a single known token inside a sentence."""
     ids = tokenizer.encode_words([form])[0].tolist()
     return len(ids) == 1 and ids != [tokenizer.special_ids.unk]
 

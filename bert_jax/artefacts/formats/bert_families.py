@@ -1,4 +1,4 @@
-"""BERT and the families that compute the same under their own names."""
+"""BERT, and the families that compute the same as BERT under other names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ _LAYER = (
 def _encoder(
     root: str, layer: str = "encoder.layer", parts: Sequence[str] = _LAYER
 ) -> tuple[Entry, ...]:
-    """Return the entries of an encoder; `parts` names a layer's parts, from query to last norm."""
+    """Return an encoder's entries; `parts` names a layer's parts, in the order of `_LAYER`."""
     embeddings = f"{root}.embeddings"
     query, key, value, output, attention_norm, up, down, mlp_norm = (
         f"{root}.{layer}.{{n}}.{part}" for part in parts

@@ -21,7 +21,7 @@ from bert_jax.model.heads import MASKED_LM, Params
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter (or, with `{n}` in its name, one per layer).
+    """A parameter or, if its name contains `{n}`, one parameter per layer.
 
     Entries that share a name are parts of one foreign tensor: blocks of rows, in table order.
     """
@@ -31,7 +31,7 @@ class Entry:
     path: tuple[str, ...]
     """Path in our parameter tree."""
     kind: Literal["same", "kernel", "vocab"] = "same"
-    """Conversion: `same`: reshaped; `kernel`: transposed; `vocab`: our table has padding rows."""
+    """Conversion: `same` reshapes, `kernel` transposes, `vocab` drops our table's padding rows."""
     num_inputs: int = 1
     """Number of leading axes of our kernel that make up the foreign `in` axis."""
     by_head: bool = False
@@ -55,7 +55,7 @@ def norm(name: str, *path: str) -> list[Entry]:
 
 
 class Tensor(NamedTuple):
-    """Foreign tensor: one for each of some layers, or a single one."""
+    """A foreign tensor that exists once, or once for each of a range of layers."""
 
     name: str
     """Name, with `{n}` if there is one tensor per layer."""
@@ -73,7 +73,7 @@ class Tensor(NamedTuple):
 def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterator[Tensor]:
     """Yield the tensors of a table that `tree` has, in the order of their first entries.
 
-    If the first layer has no attention norm, files lack its tensor; our tree has a row of ones.
+    If the first layer has no attention norm, files lack that tensor, but our tree has a row of 1s.
     """
     entries: dict[str, list[Entry]] = {}
     for entry in in_model(table, tree):
@@ -85,7 +85,7 @@ def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterat
 
 
 def in_model(table: Iterable[Entry], tree: Params) -> list[Entry]:
-    """Drop entries, such as biases, that a tree of parameters (or of shapes) does not have."""
+    """Return the entries of a table that a tree of parameters (or of shapes) has."""
     return [entry for entry in table if lookup(tree, entry.path) is not None]
 
 
@@ -139,7 +139,7 @@ def read_tensors(
         shapes: Shapes of our parameters.
         found: Foreign arrays by name.
         config: Architecture.
-        copies: Further names that `found` may have, each to the tensor that it must equal, or "".
+        copies: Names that `found` may also have, mapped to tensors that they must equal, or to "".
 
     Raises:
         UserError: Lists every tensor that is missing, unexpected or does not fit.
@@ -246,10 +246,10 @@ def _rows_of_pairs(rows: Any, head: tuple[int, ...], *, back: bool) -> Any:
 
 
 def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
-    """Convert to float32; return the array and the fault that was found, or ""."""
+    """Convert an array to float32; return it with a description of a fault, or with ""."""
     theirs = np.asarray(found)
     if theirs.shape != expected:
-        return theirs, f"is {theirs.shape}, the configuration wants {expected}"
+        return theirs, f"is {theirs.shape}, but the configuration needs {expected}"
     if not jnp.issubdtype(theirs.dtype, np.floating):
         return theirs, f"has numbers of type {theirs.dtype}; floating point is needed"
     with np.errstate(over="ignore", invalid="ignore"):
@@ -314,9 +314,9 @@ def _export(entry: Entry, ours: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
-    """Flatten a tree to arrays by path, joined by slashes.
+    """Flatten a tree into a dict of arrays, whose keys are paths joined by slashes.
 
-    With `vocab_size`, the rows that pad the vocabulary are left out.
+    If `vocab_size` is given, the rows that pad the vocabulary are left out.
     """
     found = {}
     for path, leaf in jax.tree.leaves_with_path(tree):

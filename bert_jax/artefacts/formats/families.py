@@ -1,8 +1,8 @@
-"""The table of foreign encoder families, with the modern ones, and why there is no ALBERT.
+"""Table of the foreign encoder families, definitions of the modern ones, and refusal of ALBERT.
 
-A family is one entry: the computation, and the fields and names in its files, mapped to ours.
-Entries that a model lacks, such as biases, are skipped. Sources: the classes of Transformers 5; for
-NeoBERT Le Breton et al. 2025 and the names in its published file.
+A definition says what a family computes, and maps the fields and names in its files to ours. Names
+that a model lacks, such as biases, are skipped. Sources: the classes of Transformers 5; for
+NeoBERT, Le Breton et al. 2025 and the names in its published file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,8 +33,8 @@ _QKV = ("query", "key", "value")
 def _maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
     """Return the entries of linear maps of a layer, by our names `parts`.
 
-    `name` has `{part}` or `{first}` (its first letter) where each map is a foreign tensor; without
-    these the rows of all maps are concatenated in one foreign tensor.
+    If each map is a foreign tensor, `name` contains `{part}` or `{first}` (the part's first
+    letter). Otherwise one foreign tensor has the rows of all maps.
     """
     names = {part: name.replace("{part}", part).replace("{first}", part[0]) for part in parts}
     return [entry for part, theirs in names.items() for entry in affine(theirs, *under, part)]
@@ -280,7 +280,7 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
 
 
 def is_read(found: Mapping[str, Any]) -> bool:
-    """Whether files of the class in a `config.json` can be read directly, without an import."""
+    """Return whether files of a `config.json`'s class can be read directly, without an import."""
     family = known_family(found)
     if family is None or family.written is None:
         return family is not None

@@ -28,7 +28,7 @@ BERT_FIELDS = {
     "layer_norm_eps": "norm_eps", "hidden_dropout_prob": "hidden_dropout_rate",
     "attention_probs_dropout_prob": "attention_dropout_rate",
 }  # fmt: skip
-"""Fields of `config.json` to ours."""
+"""Fields of `ModelConfig`, by name in `config.json`."""
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
 """Upper bounds for values from a file; no existing model exceeds them."""
@@ -40,7 +40,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-"""Activations, foreign names to ours; of several foreign names, exports write the first."""
+"""Our activations by foreign name; if several names mean the same, exports write the first."""
 
 _FLAGS = {"norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied"}
 NOT_QUANTISED = {
@@ -50,11 +50,11 @@ NOT_QUANTISED = {
 
 @dataclass(frozen=True)
 class Family:
-    """One family; its tables map foreign tensors straight to our parameter tree."""
+    """A family of encoders; its tables map foreign tensors straight to our parameter tree."""
 
     name: str
     classes: str
-    """Prefix of the class names; of several, separated by bars, exports write the first."""
+    """Prefixes of the class names, separated by bars; exports write the first."""
     prefix: str
     """Prefix of the encoder's tensor names; the file of a bare encoder omits it."""
     encoder: tuple[Entry, ...]
@@ -63,34 +63,34 @@ class Family:
     computes: Mapping[str, Any]
     """Fields of `ModelConfig` that have one value in all models of the family."""
     fields: Mapping[str, str]
-    """Fields of `config.json` to fields of `ModelConfig`."""
+    """Fields of `ModelConfig`, by name in `config.json`."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields of `config.json` that change the computation, to the one supported value and why."""
+    """Fields of `config.json` that change the computation, each with a supported value and why."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of fields that a `config.json` may lack."""
     sets: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelConfig` that reading a file sets, but that the family does not require, such
     as how parameters are initialised, or what the file cannot express."""
     follows: Mapping[str, str] = field(default_factory=dict)
-    """Fields of `ModelConfig` that take the value of another field, to that other field."""
+    """Fields of `ModelConfig` that copy another field, each with the field that it copies."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Older prefixes of tensor names, to current ones."""
+    """Current prefixes of tensor names, by older prefix."""
     heads: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
-    """Fine-tuning heads by our kinds; a head that reads the pooler starts with its entries."""
+    """Fine-tuning heads by our kinds; a head that reads the pooler starts with pooler entries."""
     compares: bool = False
-    """Whether the family has a multiple-choice class, a classification head that compares rows."""
+    """Whether the family has a multiple-choice class, whose classification head compares rows."""
     pooler: tuple[Entry, ...] = ()
     """Pooler of classes without a fine-tuning head, and in old files."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
-    """Values of `classifier_pooling` to our poolings, default first; empty: BERT's pooler."""
+    """Our poolings by value of `classifier_pooling`, the default first; empty: BERT's pooler."""
     classifies: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelConfig` that have one value in all classifiers of the family."""
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Fields of `config.json` with the dropout before a head; without one, the layers' rate."""
+    """Fields of `config.json` with the dropout rate before a head (default: the layers' rate)."""
     class_names: Mapping[str, str] = field(default_factory=dict)
-    """Irregular class names by task, such as ForMaskedLM; others are `classes` plus the task."""
+    """Irregular class names, by task such as ForMaskedLM; regular ones are `classes` plus task."""
     theta: float = 10000.0
     """Base of the rotary angles if the file gives none."""
     local: bool = False
@@ -108,7 +108,7 @@ class Family:
     written: Collection[str] | None = None
     """Tasks whose classes can be written, and read without an import; None: all."""
     has_types: bool = True
-    """Whether the encoder has token types; if not, reading adds one entry of zeros."""
+    """Whether the encoder has token types; if not, reading adds a table of zeros."""
     doubles_type: bool = False
     """Whether reading doubles a single token type, so that further training can separate them."""
     first_position: int | None = None
@@ -127,7 +127,7 @@ class Family:
         return tasks.get(name) or re.sub(f"^(?:{self.classes})(?=For|Model)", "", name)
 
     def head_of(self, found: Mapping[str, Any]) -> HeadNetwork | None:
-        """Return the kind of fine-tuning head that a `config.json` describes, if we read it."""
+        """Return the kind of fine-tuning head in a `config.json`; None if we read no such head."""
         task = self.task_of(found)
         kind = TASKS.get(task)
         return kind if kind in self.heads and (self.compares or task != MULTIPLE_CHOICE) else None
@@ -135,7 +135,7 @@ class Family:
     def table(
         self, parts: Collection[str] = (), head: str | None = None, *, pooler: bool = False
     ) -> list[Entry]:
-        """Return the entries of the encoder, the given pretraining heads and fine-tuning head."""
+        """Return the entries of the encoder, the pretraining heads `parts` and the head `head`."""
         table = [*self.encoder, *(self.pooler if pooler else ())]
         for part, entries in self.pretraining.items():
             table += entries if part in parts else ()
@@ -147,7 +147,7 @@ class Family:
 
     @property
     def copies(self) -> dict[str, str]:
-        """Names of the tied decoder, which a file may hold as a copy, to names of the originals."""
+        """Names of tied tensors that a file may hold as copies, mapped to names of originals."""
         names = {entry.path: entry.name for entry in self.pretraining["mlm"]}
         decoder, bias = names["mlm", "decoder"], names["mlm", "bias"]
         second = decoder.removesuffix("weight") + "bias"
@@ -210,7 +210,7 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
 def check_only(
     found: Mapping[str, Any], only: Mapping[str, tuple[Any, str]], wrong: list[str]
 ) -> None:
-    """Add to `wrong` the fields whose value is neither the one that fits nor null."""
+    """Add to `wrong` the fields whose value is neither the supported one nor null."""
     for name, (value, why) in only.items():
         if name in found and found[name] not in (value, None):
             wrong.append(f"{name} is {show(found[name])}; {why}")
@@ -222,5 +222,5 @@ def their_activation(ours: str) -> str:
 
 
 def show(value: object) -> str:
-    """Format a value from a file for a message: null is not a missing field."""
+    """Format a value from a file for a message, in which null must not read as "missing"."""
     return "None" if value is None else short(value)

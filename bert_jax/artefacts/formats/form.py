@@ -4,7 +4,7 @@ form = form_of(found, arrays, where="config.json")
 outputs = form.outputs()
 params = form.params(None if outputs is None else outputs.head)
 
-Embedding tables are fitted to ours: rows are dropped, zeros added, a row repeated. An encoder that
+Embedding tables are fitted to ours by dropping or repeating rows or adding zeros. An encoder that
 does not fit raises a `UserError`; a head that does not fit is dropped with a note.
 """
 
@@ -41,7 +41,7 @@ _HEADS = ("cls.", "classifier.", "qa_outputs.", "discriminator_predictions.")
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Configuration and tensors of a model, named as in its family's tables."""
+    """Configuration of a model, and its tensors under the names in its family's tables."""
 
     family: Family
     config: dict[str, Any]
@@ -57,7 +57,7 @@ class Form:
     """File or directory of the tokenizer, if the reader knows it."""
 
     def outputs(self) -> TaskOutputs | None:
-        """Return the fine-tuning head and the meaning of its logits, if there is a head."""
+        """Return the fine-tuning head and the meaning of its logits; None if we read no head."""
         family, found = self.family, {**self.family.defaults, **self.config}
         if (kind := family.head_of(found)) is None:
             return None
@@ -81,22 +81,22 @@ class Form:
         return replace(outputs, head=replace(outputs.head, pooling=poolings[pooling]))
 
     def params(self, head: TaskHeadConfig | None, *, pretraining: bool = True) -> Params:
-        """Read the parameters as float32: `encoder`, and the requested heads that are there.
+        """Read the parameters as float32: `encoder`, and each requested head that the file has.
 
         Args:
-            head: Fine-tuning head; None: ignored.
-            pretraining: Whether to read pretraining heads. If not, they are ignored too, and only
-                the part that all heads of the family share is read from a fine-tuning head.
+            head: Fine-tuning head to read; None: no such head.
+            pretraining: Whether to read pretraining heads. If neither they nor `head` are read, the
+                part that all fine-tuning heads of the family share is read nonetheless.
 
         Raises:
-            UserError: Missing or unexpected names, wrong shapes, values that are not finite, a
-                decoder that differs from the embedding table: lists all of them.
+            UserError: Tensors are missing, unexpected, of another shape or not finite, or a copy
+                such as the tied decoder differs from its original; lists all faults.
         """
         family, config, there = self.family, self.model, self.arrays.keys()
         shapes = param_shapes(config)
         if "rtd" in family.pretraining:
             shapes["rtd"] = param_shapes(config, ReplacedHead)
-        # Besides a fine-tuning head, only files of BERT's kin may have pretraining heads.
+        # Only files of BERT-like families may have pretraining heads beside a fine-tuning head.
         both = family.like_bert or not (head or family.task_of(self.config) in TASKS)
         parts = self._parts(shapes) if pretraining and both else []
         copies = family.copies if "mlm" in parts and config.tied else {}
@@ -182,9 +182,9 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
 def _names(
     family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Map names in the tables to names in the file; also return the file's names without a place.
+    """Map names in the tables to names in the file; also return file names that have no place.
 
-    A tensor of a BERT that belongs to no head is kept, so that `Form.params` rejects it.
+    A BERT's tensor that belongs to no head is kept, so that `Form.params` rejects it.
     """
     task, kind = family.task_of(found), family.head_of(found)
     head = () if kind is None else family.heads[kind]
@@ -230,10 +230,10 @@ def _of_today(family: Family, name: str) -> str:
 def _fitted(
     family: Family, found: Mapping[str, Any], types: int, renamed: dict[str, np.ndarray]
 ) -> list[str]:
-    """Fit the tables of positions and of `types` token types to a BERT, and return notes.
+    """Fit the tables of positions and of `types` token types to a BERT's, and return notes.
 
-    Text pairs then give the outputs of the source. A DistilBERT classifier keeps one type,
-    because its class has only one.
+    Text pairs then give the source's outputs. A DistilBERT classifier keeps one type, because its
+    class has only one.
     """
     notes = []
     if family.first_position is not None:
@@ -242,8 +242,8 @@ def _fitted(
         if name in renamed and renamed[name].ndim == 2:
             renamed[name] = renamed[name][first:]
         notes.append(
-            f"positions count from {first} in a {family.name}, after the id of padding; the rows "
-            "of the table before are never read and are left out"
+            f"positions count from {first} in a {family.name}, after the padding id; earlier rows "
+            "of the table are never read and are left out"
         )
     if family.has_types and not (family.doubles_type and found.get("type_vocab_size") == 1):
         return notes

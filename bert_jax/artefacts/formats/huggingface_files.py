@@ -1,4 +1,4 @@
-"""Files in Hugging Face's format: weights, never pickled, and the heads in `config.json`."""
+"""Files in Hugging Face's format: safetensors weights, and heads described in `config.json`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 MULTIPLE_CHOICE = "ForMultipleChoice"
-"""Class with a one-output classification network whose scores are compared across rows."""
+"""Suffix of the classes whose classification head gives one score per row, to compare rows."""
 TASKS: Mapping[str, HeadNetwork] = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tagging",
     "ForQuestionAnswering": "span",
     MULTIPLE_CHOICE: "classification",
 }
-"""Classes with a fine-tuning head, without the family name, to our kind of head."""
+"""Our kinds of fine-tuning heads, by class-name suffix (the class without its family name)."""
 PRETRAINING_HEADS = ("mlm", "nsp", "rtd")
 """Our names of the pretraining heads."""
 POOLED_HEADS = frozenset({"nsp"})
@@ -41,9 +41,9 @@ PRETRAINING_TASKS = (
     ({"nsp"}, "ForNextSentencePrediction"),
     (set[str](), "Model"),
 )
-"""Sets of heads, each with its class (without the family name); the first that fits wins."""
+"""Class-name suffixes for sets of heads; the first set that a model has in full decides."""
 LOGITS = {"prediction_logits": "mlm", "seq_relationship_logits": "nsp"}
-"""Outputs of `BertForPreTraining` to heads; a class with one head calls its output `logits`."""
+"""Heads by output name of `BertForPreTraining`; a class with one head names its output `logits`."""
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
@@ -58,7 +58,7 @@ _MAX_LABEL_CHARS = 200
 
 @dataclass(frozen=True)
 class Reading:
-    """Windows of long texts and limits of answers, for a head for tags or spans."""
+    """Windows of long texts and limits of answers, for a tagging or span head."""
 
     stride: int
     """Distance from one window to the next, in sub-words."""
@@ -70,7 +70,7 @@ class Reading:
     """Largest `null_odds` at which a question is still answered; None: every question is."""
 
     def __post_init__(self) -> None:
-        """Refuse values below 1."""
+        """Raise UserError if the stride or a limit is below 1."""
         for name in ("stride", "max_question", "max_answer_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -89,9 +89,9 @@ class TaskOutputs:
     labels: tuple[str, ...] = ()
     """Labels of classes and tags, in the order of the logits."""
     thresholds: tuple[float, ...] = ()
-    """Lowest probability at which each label of a multi-label head holds; (): 0.5 each."""
+    """Lowest probability at which each label of a multi-label head holds; empty: 0.5 for all."""
     long: LongTexts = CUT
-    """Treatment of texts with more tokens than a row, for classification."""
+    """Treatment of texts that have more tokens than a row, in classification."""
     reading: Reading | None = None
     """Windows and answer limits for tags and spans; None: the defaults of the verb."""
 
@@ -109,7 +109,7 @@ def head_from_huggingface(
         rate: Dropout rate before the head.
 
     Raises:
-        UserError: The labels or the problem type do not fit the weights.
+        UserError: The labels, the problem type or another field is invalid or does not fit.
     """
     kind = TASKS[task]
     if type(rate) not in (int, float) or not 0 <= rate < 1:
@@ -135,7 +135,7 @@ def head_from_huggingface(
     fits = {"regression": size == 1, "single_label": size > 1, "multi_label": True}
     if not fits.get(objective):
         raise UserError(
-            f"config.json: problem_type is {problem!r:.80} and the head has {size} outputs; "
+            f"config.json: problem_type is {problem!r:.80}, but the head has {size} outputs; "
             "regression has one, single_label_classification two or more, and "
             "multi_label_classification any number"
         )
@@ -147,7 +147,7 @@ def head_from_huggingface(
 
 
 def head_class(outputs: TaskOutputs) -> str:
-    """Return the class of a head, without the family name; a NoClassError says there is none."""
+    """Return the class-name suffix for a head; raise NoClassError if no class has such a head."""
     if outputs.objective == "choice":
         return MULTIPLE_CHOICE
     task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)
@@ -157,7 +157,7 @@ def head_class(outputs: TaskOutputs) -> str:
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
-    """Return the `config.json` fields of a head, except its class and its dropout rate."""
+    """Return the `config.json` fields of a head, leaving out its class and dropout rate."""
     if outputs.objective == "choice":
         return {}
     fields: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def model_max_length(directory: Path) -> int | None:
 
 
 def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
-    """Return a field with a row length; None if it is missing or beyond any limit."""
+    """Return a field with a row length; None if it is missing or too large to be a limit."""
     length = fields.get(name)
     if length is None or (isinstance(length, int | float) and length > 1 << 24):
         return None  # Transformers writes 1e30 for no limit
@@ -232,12 +232,12 @@ def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
 
 
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
-    """Map every tensor by name, from one file or an index's shards, without copying.
+    """Memory-map all tensors, by name, from one file or from the shards that an index lists.
 
-    The class `made_by` appears in the advice on converting weights in another format.
+    The class `made_by` appears in the advice on converting weights from another format.
 
     Raises:
-        UserError: There are no such weights, two sets of them, or malformed files.
+        UserError: There are no such weights or two sets of them, or files are malformed.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():
@@ -260,7 +260,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
 def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
     files = read_json_object(index, max_bytes=_MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(files, Mapping) or not files:
-        raise UserError(f"{index}: weight_map must be an object from tensor to file")
+        raise UserError(f"{index}: weight_map must be an object that maps tensors to files")
     found: dict[str, np.ndarray] = {}
     wrong: list[str] = []
     by_file: dict[str, set[str]] = {}
@@ -274,7 +274,7 @@ def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
     for file, names in sorted(by_file.items()):
         tensors = read_safetensors(directory / file)
         wrong += [f"{name[:80]!r} is not in {file}" for name in sorted(names - tensors.keys())]
-        wrong += [f"{name[:80]!r} is in {file}, but not according to the index"
+        wrong += [f"{name[:80]!r} is in {file}, but the index does not say so"
                   for name in sorted(tensors.keys() - names)]  # fmt: skip
         found |= tensors
     if wrong:

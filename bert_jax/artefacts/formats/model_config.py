@@ -59,7 +59,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         else:
             wrong.append(
                 f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions "
-                "begin after the id of padding, so there must be more rows"
+                "begin after the padding id, so there must be more rows"
             )
     if not family.has_types:
         fields["num_types"] = 1 if classifies else 2
@@ -100,7 +100,7 @@ def first_position(family: Family, found: Mapping[str, Any]) -> int:
 def _check_heads(
     family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
 ) -> None:
-    """Add to `wrong` a width not divisible by the number of heads, or unsupported heads."""
+    """Add a fault to `wrong` if heads do not divide the width, or have an unsupported width."""
     names = {ours: name for name, ours in family.fields.items()}
     base = vars(ModelConfig()) if family.like_bert else {}
     width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))
@@ -126,7 +126,7 @@ def kind_of(config: ModelConfig) -> str | None:
 
 
 def with_own_pooler(config: ModelConfig) -> ModelConfig:
-    """Set pooler and classifier fields of an architecture as its family has them.
+    """Set the pooler and classifier fields of an architecture to its family's values.
 
     An architecture that no family computes is returned unchanged.
     """
@@ -167,9 +167,9 @@ def refusals(config: ModelConfig, heads: Collection[str]) -> dict[str, str]:
 
 
 def refusal(config: ModelConfig, heads: Collection[str]) -> str:
-    """Explain why no class of Transformers computes a pretrained model with these heads, or "".
+    """Explain why no class of Transformers computes a model with these pretraining heads, or "".
 
-    Only `mlm`, `nsp` and `rtd` in `heads` count.
+    Names in `heads` other than `mlm`, `nsp` and `rtd` are ignored.
     """
     heads, kind = {"mlm", "nsp", "rtd"} & set(heads), kind_of(config)
     if kind is None:
@@ -193,13 +193,13 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
             )
         if "mlm" in heads and config.activation != "gelu":
             return (
-                f"model.activation is {config.activation}, and the masked-LM head of "
+                f"model.activation is {config.activation}, but the masked-LM head of "
                 "Transformers' ELECTRA always has the exact gelu"
             )
     elif heads != {"mlm"} and config.pooler_activation != "tanh":
         return (
-            f"its pooler has {config.pooler_activation}, and no class of Transformers computes "
-            "that with the rest of this model: the pooler of a BERT has tanh"
+            f"its pooler has {config.pooler_activation}, but no class of Transformers computes "
+            "that with the rest of this model: a BERT's pooler has tanh"
         )
     return ""
 
@@ -307,7 +307,7 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
         return float(value)
     hint = ""
     if value in (None, -1) and name.startswith(("local", "rope_parameters.sliding")):
-        hint = "; where it stands for the theta of the global layers, write that number"
+        hint = "; if it means the theta of the global layers, write their number"
     wrong.append(f"{name} is {show(value)}; it must be a number above 0, such as 10000.0{hint}")
     return None
 
@@ -318,7 +318,7 @@ def _two_thirds(size: int) -> int:
 
 
 def plain(config: ModelConfig) -> ModelConfig:
-    """Normalise a configuration: a field that repeats the value its default implies is reset."""
+    """Normalise a configuration: reset fields whose values equal what their defaults imply."""
     letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
     return replace(
         config,
@@ -327,15 +327,15 @@ def plain(config: ModelConfig) -> ModelConfig:
             "" if config.head_activation == config.activation else config.head_activation
         ),
         embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
-        attention_pattern=_period(letters),  # of all layers: the last cycle may be cut
+        attention_pattern=_period(letters),  # from all layers, as the last cycle may be incomplete
     )
 
 
 def unlike_head(kind: str, config: ModelConfig, head: TaskHeadConfig) -> str:
-    """Explain why a family's classes do not compute a head, or ""."""
+    """Explain why no class of a family computes a head; "" if one does."""
     family = FAMILIES[kind]
     if head.kind not in family.heads:
-        return f"they have none for {head.kind}"
+        return f"the family has no head for {head.kind}"
     if head.kind != "classification":
         return ""
     poolings = family.poolings.values()

@@ -1,10 +1,10 @@
-"""Adapters in PEFT's format: low-rank updates and heads, under the names of Transformers' modules.
+"""Adapters in PEFT's format: low-rank updates and heads, named after Transformers' modules.
 
 adapter = read_adapter(directory)
 arrays = adapter.applied(read_weights(adapter.base, adapter.made_by))
 
-A module's update is `lora_A` (r, in) and `lora_B` (out, r): W + alpha / r B A. All other tensors in
-the file replace tensors of the base.
+A module's update is `lora_A` (r, in) and `lora_B` (out, r): W becomes W + alpha / r B A. All other
+tensors in the file replace tensors of the base.
 """
 
 import math
@@ -28,7 +28,7 @@ from bert_jax.model.lora import TARGETS, updates
 
 CONFIG, WEIGHTS, LABELS = "adapter_config.json", "adapter_model.safetensors", "labels.json"
 """Files of an adapter; `labels.json` is ours (PEFT does not write it) and defines the labels."""
-BASE = "base"  # a link or a directory with which the user names the adapted model
+BASE = "base"  # link to the base model, or directory with it, made by the user
 PREFIX = "base_model.model."
 TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
@@ -41,7 +41,7 @@ _UPDATE = re.compile(r"(.+)\.lora_([AB])\.weight")
 _COUNTED = re.compile(r"classifier\.(?:out_proj\.)?bias")
 _PLAIN = {"fan_in_fan_out": False, "use_dora": False, "lora_bias": False, "use_bdlora": None,
           "layer_replication": None, "arrow_config": None}  # fmt: skip
-"""Fields that change what an adapter computes, with their values in plain LoRA."""
+"""Fields that would change what an adapter computes, and the values they have in plain LoRA."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,21 +50,21 @@ class Adapter:
 
     directory: Path
     base: Path
-    """Directory of the adapted model, in Hugging Face's format."""
+    """Directory of the base model, in Hugging Face's format."""
     config: dict[str, Any]
     """`config.json` of the base, with the class and the labels of the adapter."""
     updates: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
-    """Tuples (A (r, in), B (out, r), factor) by weight; the update of the weight is factor B A."""
+    """A (r, in), B (out, r) and a factor, by weight name; the weight's update is factor B A."""
     tensors: Mapping[str, np.ndarray]
     """Tensors that replace tensors of the base."""
 
     @property
     def made_by(self) -> str:
-        """Class of the adapted model."""
+        """Class of the base model with the adapter's head."""
         return model_class(self.config)
 
     def applied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the tensors of the adapted model; a UserError lists modules that do not fit."""
+        """Return the base's tensors with the adapter applied; a UserError lists misfit modules."""
         found, wrong = dict(arrays), []
         for name, (a, b, scale) in self.updates.items():
             there, own = _name_in(arrays, name), (len(b), a.shape[1])
@@ -83,8 +83,8 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
 
     Args:
         directory: Directory of the adapter.
-        base: Directory of the adapted model; None: `BASE` in `directory`, else the base that the
-            adapter names, if that is inside `directory` too.
+        base: Directory of the base model; None: `BASE` in `directory`, else the directory that the
+            adapter names, if it is inside `directory`.
 
     Raises:
         UserError: The adapter is malformed, is not plain LoRA, or has no base.
@@ -120,7 +120,7 @@ def _base(path: Path, given: Mapping[str, Any]) -> Path:
             )
     raise UserError(
         f"{path}: base_model_name_or_path is {name!r:.200}, which is not read: it is outside "
-        "this directory, and nothing is downloaded. Link the adapted model, a directory in Hugging "
+        "this directory, and nothing is downloaded. Link the base model, a directory in Hugging "
         f"Face's format: ln -s MODEL {shlex.quote(str(link))}"
     )
 
@@ -156,7 +156,7 @@ def _tensors(
 
 
 def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
-    """Return the alpha of a module; a pattern that matches the end of its name overrides it."""
+    """Return a module's alpha: from a pattern that ends the module's name, else `lora_alpha`."""
     alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
     if isinstance(patterns, Mapping):
         for name, own in patterns.items():
@@ -177,7 +177,7 @@ def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
 def _labels(
     directory: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Return the `config.json` fields about labels that the adapter must override in the base."""
+    """Return the fields about labels in which the adapter overrides the base's `config.json`."""
     if (directory / LABELS).is_file():
         return read_json_object(directory / LABELS, max_bytes=MAX_CONFIG_BYTES)
     count = next((len(a) for name, a in tensors.items() if _COUNTED.fullmatch(name)), None)
@@ -189,7 +189,7 @@ def _labels(
 
 
 def _name_in(arrays: Mapping[str, np.ndarray], name: str) -> str:
-    """Return a tensor's name in the base; a bare encoder omits the prefix."""
+    """Return a tensor's name in the base; if the base is a bare encoder, it lacks the prefix."""
     bare = name.partition(".")[2]
     return bare if name not in arrays and bare in arrays else name
 
@@ -202,7 +202,7 @@ class Update(NamedTuple):
     b: np.ndarray
     """Matrix B (out, R)."""
     maps: int
-    """Number of our maps in the tensor that have an update; R is the rank times this number."""
+    """Number of our linear maps in the tensor that have updates; R is this times the rank."""
 
 
 def lora_tensors(
@@ -211,8 +211,8 @@ def lora_tensors(
     """Return the updates of a run by foreign tensor name.
 
     If one tensor holds several maps, their A matrices are stacked by rows, and each map's B has its
-    own columns, which are zero in the rows of the other maps. `layers` is the entry
-    `encoder/layers` of the parameters, for shapes; `table` has the entries of the class to write.
+    own columns, which are zero in the rows of the other maps. Only shapes are read from `layers`,
+    the entry `encoder/layers` of the parameters; `table` has the entries of the class to write.
     """
     pairs = {
         ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)

@@ -25,7 +25,7 @@ MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 DIMENSIONS = "matryoshka_dimensions"
 """Field of `config_sentence_transformers.json` that sentence-transformers ignores."""
 POOLINGS: Mapping[str, TokenPooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-"""Modes of the module `Pooling`, to our poolings."""
+"""Our poolings, by mode of the module `Pooling`."""
 _FLAGS = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
@@ -49,7 +49,7 @@ class SentenceForm:
     max_length: int | None
     """Largest number of tokens in a row; None: as many as the encoder has positions."""
     notes: tuple[str, ...] = ()
-    """Remarks for people on settings that are not kept."""
+    """Remarks for people about settings that are not kept."""
 
     def limit(self, config: ModelConfig) -> int:
         """Return the largest number of tokens in a row; refuse an encoder of another width."""
@@ -62,14 +62,14 @@ class SentenceForm:
 
 
 def is_sentence_model(directory: Path) -> bool:
-    """Whether a directory has this layout and makes vectors; a cross-encoder is a classifier."""
+    """Return whether a directory has this layout and computes vectors, unlike a cross-encoder."""
     if not (directory / MODULES).is_file():
         return False
     return _settings(directory).get("model_type") != "CrossEncoder"
 
 
 def can_be_written(embedding: EmbeddingConfig) -> bool:
-    """Whether a module of sentence-transformers computes the pooling."""
+    """Return whether a module of sentence-transformers computes the pooling."""
     return embedding.pooling in POOLINGS.values()
 
 
@@ -195,12 +195,12 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
         notes.append(f"the prompts {', '.join(map(short, others))} are not kept")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity != "cosine":
-        notes.append(f"the similarity {short(similarity)} is not kept: cosines compare texts")
+        notes.append(f"the similarity {short(similarity)} is not kept; cosine is used")
     return (prompts.get("query") or "", prompts.get(document) or ""), tuple(notes)
 
 
 def _max_length(model: Path) -> int | None:
-    """Return the length limit of the encoder's module, else of its tokenizer."""
+    """Return the length limit of the encoder's module or, if it has none, of the tokenizer."""
     named = sorted(model.glob("sentence_*_config.json"))
     fields = _object(named[0]) if named else {}
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):

@@ -1,6 +1,6 @@
-"""A SentencePiece model as `tokenizer.json`, for Hugging Face's `tokenizers`, with the same ids.
+"""Conversion of a SentencePiece model to a `tokenizer.json` of `tokenizers`, with equal ids.
 
-The library has both algorithms (unigram, BPE); the steps around them differ. SentencePiece
+That library has both algorithms (unigram, BPE), but other steps around them. SentencePiece
 normalises with a table in the model, trims and joins spaces, puts a space before the text, and
 writes "▁" for each space. It never reads text as a control or byte piece; the library would.
 """
@@ -50,7 +50,7 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether two rows of ids spell the same text with the same probability under a unigram model.
+    """Return whether two rows of ids spell one text and are equally probable in a unigram model.
 
     Example: three points as "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
     float32, the library in float64, so rounding may choose differently.
@@ -95,7 +95,7 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
         steps += [
             normalizers.Replace(Regex(AT_START), ""),
             normalizers.Replace(Regex(" {2,}"), " "),
-            normalizers.Replace(Regex(AT_END), ""),  # if spaces have been written as "▁" by now
+            normalizers.Replace(Regex(AT_END), ""),  # spaces may have been written as "▁" by now
         ]
     if normalizer.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
@@ -122,9 +122,9 @@ def _parse(tokenizer: SentencePieceTokenizer) -> Any:
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
     """Return normalisers that apply the model's replacement table.
 
-    The library replaces a letter with its marks by the entry of the shortest prefix and loses the
-    rest, and splits anything longer than five bytes. So characters are composed first, as the table
-    itself would compose them, and the remaining marks are separated from their letters.
+    For a letter with marks, the library takes the entry of the shortest prefix and loses the rest,
+    and it splits anything longer than five bytes. So these steps first compose characters, as the
+    table would, and then separate the remaining marks from their letters.
     """
     if normalize(_DROPPED):
         return [normalizers.Precompiled(table)]  # marks cannot be separated
@@ -146,8 +146,8 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
 def _uncomposed() -> str:
     """Return a pattern for the position between two marks that NFC would reorder or compose.
 
-    NFC may compose the second mark past the first; the table sees only neighbours. A cedilla or a
-    dot below may precede an accent, a horn a dot below, and one accent another accent.
+    NFC may compose the second mark past the first; the table sees only neighbours. Some orders
+    are safe: cedilla or dot below, then accent; horn, then dot below; accent, then accent.
     """
     marks = {c: n for c in map(chr, range(0x110000)) if (n := unicodedata.combining(c))}
     parts = (unicodedata.normalize("NFD", char)[1:] for char in map(chr, range(0x110000)))
@@ -176,10 +176,10 @@ def _any_of(chars: Iterable[str]) -> str:
 
 
 def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that cuts control and byte piece names after the first character.
+    """Return a pre-tokenizer that cuts the names of control and byte pieces after one character.
 
     The library's unigram model would match these names. No other piece may cross the cut, so that
-    the best segmentation of the text is the best segmentation of each part.
+    the best segmentation of the text consists of the best segmentations of its parts.
     """
     names = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _BYTE)]
     rests = [f"{_escaped(name[0])}(?={_escaped(name[1:])})" for name in names if len(name) > 1]
@@ -208,7 +208,7 @@ def _bpe(model: Any) -> models.BPE:
                 merges.append((-score, ids[piece], (first, second)))
     lost = {char for piece in scores for char in piece} - scores.keys()
     if lost:
-        raise _refusal(f"it has pieces with {min(lost)!r} and no piece of only that character")
+        raise _refusal(f"it has pieces with {min(lost)!r}, but no piece of only that character")
     unknown = next(piece.piece for piece in model.pieces if piece.type == _UNKNOWN)
     return models.BPE(
         vocab=ids,

@@ -69,8 +69,8 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
             tanh form, Transformers (and the first release of that code) the erf form.
 
     Raises:
-        UserError: Missing or malformed files, another architecture, or variables that are missing,
-            unexpected or of a shape that contradicts the configuration: lists all of them.
+        UserError: Files are missing or malformed, the architecture is another, or variables are
+            missing, unexpected or of a shape that contradicts the configuration (lists them all).
     """
     index = _find_index(Path(path))
     bundle = open_tensor_bundle(index)
@@ -79,7 +79,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
         if other is not None:
             raise UserError(
                 f"{index} is {what} ({other[:80]!r}); only BERTs of google-research/bert are read. "
-                "Convert it with Transformers, save that as safetensors and import the directory"
+                "Convert it with Transformers, save it as safetensors and import the directory"
             )
     directory = index.parent
     for name in (CONFIG, VOCABULARY):
@@ -98,7 +98,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
         if name in wanted:
             shape = wanted[name][1][:: -1 if name.endswith("/kernel") else 1]
             if (found := bundle[name].shape) != shape:
-                wrong.append(f"{name} is {found}, the configuration wants {shape}")
+                wrong.append(f"{name} is {found}, but the configuration needs {shape}")
         elif name not in passed_over:
             wrong.append(f"{name} is unexpected")
     if wrong:
@@ -120,7 +120,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
 
 
 def is_tf_checkpoint(path: str | Path) -> bool:
-    """Whether a directory or a PREFIX looks like a checkpoint of the original code."""
+    """Return whether a directory or a PREFIX looks like a checkpoint of the original code."""
     path = Path(path)
     if path.is_dir():
         return any(path.glob("*.index")) or (path / CONFIG).is_file()

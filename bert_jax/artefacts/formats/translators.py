@@ -1,4 +1,4 @@
-"""Translation classes of Transformers: conversion of their fields and tensors, both ways.
+"""Conversion of Transformers' translation classes to our networks and back: fields and tensors.
 
 `MarianMTModel` (post-norm) and `PegasusForConditionalGeneration` (pre-norm) are the Transformer as
 it was published. Their position tables have all sines before all cosines; ours alternate sines and
@@ -6,8 +6,8 @@ cosines (Vaswani et al. 2017, section 3.5). Permuting every axis of the model's 
 order to the other exactly. The norms have a fixed epsilon of 1e-5.
 
 `EncoderDecoderModel` is a BERT encoder and a BERT decoder with cross-attention (BERT2BERT, Rothe et
-al. 2020). Ours lacks three of its parts: a pooler that nothing reads; token types in the decoder,
-which we add to its positions; and a token table for each side (two equal tables if ours has one).
+al. 2020). Our network has no pooler, since nothing reads it; adds the decoder's token types to the
+positions; and may have one token table for both sides, which is written as two equal tables.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +45,7 @@ _COMMON: dict[str, Any] = {
 
 
 class Family(ABC):
-    """A translation class of Transformers: conversion of its fields and tensors, both ways."""
+    """A translation class of Transformers, with the conversion of its fields and tensors."""
 
     kind: str
     """Value of `model_type` in `config.json`."""
@@ -72,7 +72,7 @@ class Family(ABC):
 
     @abstractmethod
     def network(self, found: Mapping[str, Any], arrays: Arrays, where: str) -> TransformerNetwork:
-        """Return the network of a `config.json`, named `where`; a UserError lists wrong fields."""
+        """Return the network of a `config.json`; a UserError with `where` lists wrong fields."""
 
     @abstractmethod
     def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
@@ -129,9 +129,9 @@ _SIZES = {
     "dropout": "hidden_dropout_rate", "attention_dropout": "attention_dropout_rate",
     "init_std": "init_std",
 }  # fmt: skip
-"""Fields of `config.json` to fields of `ModelConfig`."""
+"""Fields of `ModelConfig`, by name in `config.json`."""
 _SAME = {"decoder_attention_heads": "num_heads", "decoder_ffn_dim": "mlp_dim"}
-"""Fields of the decoder that our networks share with the encoder."""
+"""Fields of the decoder in `config.json`, for which our networks have the encoder's values."""
 
 
 class Marian(Family):
@@ -224,7 +224,7 @@ class Pegasus(Marian):
 
 
 def _order(network: TransformerNetwork) -> np.ndarray:
-    """Return our index of each foreign index along the width: even ones, then odd ones."""
+    """Return our index for each foreign index along the width: first the even, then the odd."""
     width = network.model.hidden_dim
     return np.r_[0:width:2, 1:width:2]
 
@@ -278,7 +278,7 @@ _POOLER = ("encoder.pooler.dense.weight", "encoder.pooler.dense.bias")
 
 
 class BertPair(Family):
-    """`EncoderDecoderModel` of a `BertModel` and a `BertLMHeadModel`."""
+    """Class `EncoderDecoderModel`, made of a `BertModel` and a `BertLMHeadModel`."""
 
     kind = "encoder-decoder"
     class_name = "EncoderDecoderModel"
@@ -362,7 +362,7 @@ class BertPair(Family):
             found.pop(name, None)
         types = found.pop(_TYPES, None)
         if types is not None and np.any(types) and _PAIR_POSITIONS in found:
-            # The decoder has type 0 everywhere.
+            # All tokens of the decoder have type 0.
             found[_PAIR_POSITIONS] = found[_PAIR_POSITIONS] + types[:1]
         if _SECOND_BIAS in found:
             found.setdefault(_PAIR_BIAS, found[_SECOND_BIAS])
@@ -373,14 +373,14 @@ class BertPair(Family):
 
 
 FAMILIES: dict[str, Family] = {each.kind: each for each in (Marian(), Pegasus(), BertPair())}
-_INSTEAD = "Export with --to stablehlo, the whole search as one program, or with --to orbax"
+_INSTEAD = "Export with --to stablehlo (the whole search as one program) or with --to orbax"
 
 
 def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
     """Return the class that computes the same as a network, and the network.
 
     Raises:
-        UserError: There is no such class; lists where the model `name` differs from the nearest.
+        UserError: No class does; lists where the model `name` differs from the nearest class.
     """
     if not isinstance(network, TransformerNetwork):
         raise UserError(

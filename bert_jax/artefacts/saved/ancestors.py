@@ -1,4 +1,4 @@
-"""Ancestors of a directory: what its content was made from, as its record names them.
+"""Ancestors of a directory: the models, corpora and files it was made from, as its record says.
 
 A run, an average, an export, an import and a grown model record their ancestors when they are made:
 names, steps and digests, recursively, without paths.
@@ -20,7 +20,7 @@ from bert_jax.files.urls import scheme
 RECORD = "lineage"
 """Key of the ancestors in config.json of a run, parity.json, import.json and growth.json."""
 _BLOCK = 1 << 20
-_MAX_FILES = 20  # source files of a corpus in a descendant's record; the corpus lists all
+_MAX_FILES = 20  # limit for a corpus's source files in a descendant's record; the corpus lists all
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ancestor:
     """A directory or file that something was made from, and its own ancestors."""
 
     role: str
-    """Use of the ancestor, such as init or data.corpus; empty for the directory that is traced."""
+    """Use of the ancestor, such as init or data.corpus; empty for the directory being traced."""
     kind: str
     """Kind: pretraining, fine-tuning, average, export, import, growth, model, corpus or file."""
     name: str
@@ -40,14 +40,14 @@ class Ancestor:
     step: int | None = None
     """Step of a run's checkpoint, in updates."""
     digest: str = ""
-    """Digest in the ancestor's own record: of a checkpoint's arrays, of a corpus (its fingerprint)
-    or of weights (sha256); empty for a file, which has no record."""
+    """Digest of the ancestor as it is now: of a checkpoint's arrays, of a corpus (its fingerprint)
+    or of weights (sha256); for a file, only if its digest had to identify it, else empty."""
     recorded: str = ""
     """Digest in the descendant's record; empty if the descendant recorded none."""
     note: str = ""
     """Remark for people, such as the class of an export or the number of unlisted sources."""
     part: tuple[int, int] | None = None
-    """Range of the bytes of a file that were read (start, end); None: all."""
+    """Range (start, end) of the bytes that were read from a file; None: all bytes."""
     parents: tuple["Ancestor", ...] = ()
 
     def entry(self, role: str = "") -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Ancestor:
             "name": PurePath(self.name).name if self.kind == "file" else self.name,
             "step": self.step,
             "digest": self.digest or self.recorded,
-            "note": f"{more:,} sources more" if more else self.note,
+            "note": f"{more:,} more sources" if more else self.note,
             "parents": [each.entry() for each in others],
         }
         return {name: value for name, value in values.items() if value not in ("", None, [])}
@@ -116,7 +116,7 @@ def weights_digest(directory: Path) -> str:
 
 
 def _joint(files: Iterable[Path]) -> str:
-    """Return the sha256 of a single file, or of the names and digests of several."""
+    """Return the sha256 of one file, or of several files' names and digests; "" for none."""
     digests = {path.name: file_digest(path) for path in sorted(files)}
     if len(digests) < 2:
         return "".join(digests.values())
@@ -150,7 +150,7 @@ def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, .
 
 
 def known_ancestors(record: Mapping[str, Any], file: Path) -> dict[str, Ancestor]:
-    """Return the ancestors that a directory has recorded, by role."""
+    """Return the ancestors in a directory's `record`, by role; `file` names it in messages."""
     entries = record.get(RECORD, [])
     if not isinstance(entries, list):
         raise UserError(f"{file}: {RECORD} is {short(entries)}; expected a list of ancestors")
@@ -158,7 +158,7 @@ def known_ancestors(record: Mapping[str, Any], file: Path) -> dict[str, Ancestor
 
 
 def _from_entry(entry: Any, file: Path) -> Ancestor:
-    """Rebuild an ancestor from `Ancestor.entry`, before it is looked for on disk."""
+    """Rebuild an ancestor from the result of `Ancestor.entry`, without looking on disk."""
     values = entry if isinstance(entry, Mapping) else {}
     texts = {name: values.get(name, "") for name in ("role", "kind", "name", "digest", "note")}
     parents, step = values.get("parents", []), values.get("step")

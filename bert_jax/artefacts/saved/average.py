@@ -5,7 +5,7 @@ average(["work/decay-a", "work/decay-b"], Path("work/mean"))
 The result is a work directory with one checkpoint that holds only parameters; everything that reads
 a pretrained model reads this one. The host reads one array at a time, checks its digest and adds it
 in float64 in the order of the sources. So memory holds one model however many sources there are,
-and the result does not depend on the device, to the bit.
+and the result is the same on every device, bit for bit.
 """
 
 import json
@@ -85,7 +85,7 @@ def average(
         out: Local directory that does not exist yet.
         method: `mean` (equal weights) or `ema` (exponential moving average: the average of all
             earlier checkpoints has weight `decay`, the next checkpoint 1 - `decay`).
-        decay: Decay of `ema`; None: 0.9.
+        decay: Decay of `ema`, above 0 and below 1; None: 0.9.
         last: Number of newest checkpoints to take from each WORKDIR, oldest first; None: 1.
         progress: Whether to show a progress bar on standard error.
 
@@ -94,7 +94,7 @@ def average(
         with workdir, step, digest and weight.
 
     Raises:
-        UserError: Fewer than two checkpoints, a missing one, or different models.
+        UserError: Checkpoints are missing, fewer than two or of different models; `out` is taken.
         DamagedCheckpointError: A checkpoint differs from its digests.
     """
     sources = find_sources(names, last)
@@ -115,7 +115,7 @@ def average(
 
 
 def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
-    """Return the checkpoints to average, in order of addition; refuse fewer than two."""
+    """Return the checkpoints to average, in order of addition; UserError for fewer than two."""
     if last is not None and last < 1:
         raise UserError(f"--last is {last}; it must be at least 1")
     found: list[Source] = []
@@ -133,7 +133,7 @@ def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
                 raise _damaged(path, str(error)) from error
             found.append(Source(work.name, each, path, record, run, work.local / "tokenizer"))
             if found[-1].name in [source.name for source in found[:-1]]:
-                raise UserError(f"{found[-1].name} is named twice; it counts once")
+                raise UserError(f"{found[-1].name} is named twice; name it once")
     if len(found) < 2:
         raise UserError(
             f"{found[0].name} is one checkpoint; an average takes two or more (WORKDIR@STEP "
@@ -167,7 +167,7 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Refuse checkpoints of different models; name the first two and every difference."""
+    """Raise UserError if models differ; name the first two that do and all their differences."""
     first = _facts(sources[0])
     for other in sources[1:]:
         found = _facts(other)
@@ -179,7 +179,7 @@ def _check_same(sources: Sequence[Source]) -> None:
         if wrong:
             raise UserError(
                 f"{sources[0].name} and {other.name} are checkpoints of different models; an "
-                f"average needs equal ones: {first_few(wrong, 8)}"
+                f"average needs one model: {first_few(wrong, 8)}"
             )
 
 
@@ -243,7 +243,7 @@ def _write(
             f"cannot write {checkpoint}: {storage.save_fault(error)}. Nothing was left there"
         ) from error
     if fault := verify_checkpoint(checkpoint, mark=True).fault:
-        raise UserError(f"{checkpoint} was read back damaged ({fault}); name another disk")
+        raise UserError(f"{checkpoint} was read back damaged ({fault}); write to another disk")
     load_tokenizer(newest.tokenizer).save(directory / "tokenizer")
     left_out = ("branch", "average", "bert_jax", RECORD)
     run = {name: value for name, value in newest.run.items() if name not in left_out}

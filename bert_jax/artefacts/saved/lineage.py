@@ -1,4 +1,4 @@
-"""The chain from a directory back to its ancestors, as far as records and paths lead.
+"""Tracing of a directory's ancestors, as far as records and paths lead.
 
 `trace` reads the ancestors that a directory has recorded (`ancestors`) and follows the paths in
 its configuration.
@@ -59,7 +59,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
 
 
 def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dict[str, Any]:
-    """Return the entry for an ancestor in its descendant's record; never fails."""
+    """Return the entry for an ancestor in its descendant's record; only a name if tracing fails."""
     try:
         return trace(place, step or None).entry(role)
     except (UserError, OSError, RecursionError):
@@ -69,9 +69,9 @@ def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dic
 def _look(
     place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor | None:
-    """Identify the content of a place, with its ancestors; None if it is nothing known.
+    """Identify the content of a place, with its ancestors; return None if it is of no known kind.
 
-    `above` has the places that lead here, so that a cycle ends: no place is its own ancestor.
+    `above` has the places already on the way here: a place among them ends a cycle.
     """
     here = place if scheme(place) is not None else f"{Path(place).resolve()}"
     if here in above or len(above) > _MAX_DEPTH:
@@ -96,7 +96,7 @@ def _look(
 
 
 def _here(kind: str, place: str, **known: Any) -> Ancestor:
-    """Return the ancestor that was found at a place; `known` are further fields."""
+    """Return the ancestor that was found at a place; `known` has its other fields."""
     return Ancestor("", kind, known.pop("name", last_part(place)), place, True, **known)
 
 
@@ -169,7 +169,7 @@ def _run(
 
 
 def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
-    """Read a checkpoint of another run, as `branch` and `average` record it, and its place."""
+    """Return another run's checkpoint that a `branch` or `average` records, and its place."""
     values = record if isinstance(record, Mapping) else {}
     workdir, step, digest = (values.get(name) for name in ("workdir", "step", "digest"))
     if not (isinstance(workdir, str) and isinstance(step, int) and isinstance(digest, str)):
@@ -193,7 +193,7 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
         for role, place in task.sources.items():
             yield Ancestor(role, "file", last_part(place)), place
         return
-    phases = record.get("phase_corpora")  # nothing records the fingerprints of a mixture
+    phases = record.get("phase_corpora")  # no field records the fingerprints of a mixture
     digests = {"data.corpus": record.get("corpus")}
     for number, digest in (phases if isinstance(phases, Mapping) else {}).items():
         digests[f"training.phases[{number}].corpus"] = digest
@@ -218,10 +218,10 @@ def _texts(section: Any, where: str) -> Iterator[tuple[str, str]]:
 def _found(
     known: Ancestor, places: Sequence[str], near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor:
-    """Look for an ancestor at its places, then near by under the same name and digest.
+    """Look for an ancestor at its places, then in the directories `near`, by name and digest.
 
     If the ancestor is unchanged since the descendant read it, its parents come from its own record.
-    If the descendant recorded no digest, the name is the only evidence near by.
+    If the descendant recorded no digest, an ancestor in `near` is known only by its name.
     """
     near_by = [f"{each / known.name}" for each in near] if known.name else []
     for place in [*places, *near_by]:
@@ -253,10 +253,10 @@ def _found(
 
 
 def reports_on_ancestors(place: str | Path) -> list[Report]:
-    """Return the reports on the corpora in a directory's lineage that are on this machine.
+    """Return the contamination reports on each corpus of a lineage that is on this machine.
 
-    Reports on a corpus whose content differs from the recorded one are left out. A lineage that
-    cannot be read gives no reports.
+    Corpora whose content differs from the recorded content are left out. If the lineage of `place`
+    cannot be read, the list is empty.
     """
     try:
         ancestors = list(trace(place).walk())

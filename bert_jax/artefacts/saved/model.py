@@ -1,4 +1,4 @@
-"""A model in a directory, from pretraining, fine-tuning or Transformers."""
+"""A model read from a directory that pretraining, fine-tuning or Transformers wrote."""
 
 import dataclasses
 import hashlib
@@ -47,7 +47,7 @@ class Origin:
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of these parameters on held-out or dev data; empty if they were not evaluated."""
     task: "Task | None" = None
-    """Task of a fine-tuning run, which predicts and scores."""
+    """Task of a fine-tuning run; it makes the predictions and scores them."""
     reports: Mapping[str, Any] = field(default_factory=dict)
     """Reports on the dev and test data of a fine-tuning run, by split (see `tasks.task.Split`);
     empty until the run has ended."""
@@ -66,7 +66,7 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of head and constant prediction; None if the head is better or not scored."""
+        """Dev scores of head and constant prediction; None if the head is better or unscored."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -80,13 +80,13 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Low-rank updates (LoRA) that have been merged into the parameters of a model."""
+    """Low-rank updates (LoRA) that are merged into a model's parameters."""
 
     config: LoraConfig
     lora: Params
     """Entry `lora` of the run's parameters."""
     layers: Params
-    """Entry `encoder/layers` before the updates are merged."""
+    """Entry `encoder/layers` of the parameters without the updates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class SavedModel:
     max_length: int
     """Largest number of tokens in a row, special tokens included."""
     name: str
-    """Name for messages: the directory with the step or the class."""
+    """Name for messages: the directory, and the step or the class."""
     origin: Origin
     network: Network | None = None
     """Network of a translation model; None for any other model."""
@@ -149,7 +149,7 @@ class SavedModel:
         return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:
-        """Refuse a model that was not made for a verb; name the verbs that it supports."""
+        """Raise UserError if the model does not support `verb`, because it has no `what`."""
         if verb in self.verbs:
             return
         hint = ""
@@ -164,7 +164,7 @@ class SavedModel:
         )
 
     def without(self, parts: Collection[str]) -> "SavedModel":
-        """Return the model without some of its heads, or its `pooler`."""
+        """Return the model without the heads in `parts`, or without its `pooler` if named there."""
         encoder = {n: tree for n, tree in self.params["encoder"].items() if n not in parts}
         heads = {n: tree for n, tree in self.params.items() if n not in parts}
         return dataclasses.replace(self, params={**heads, "encoder": encoder})
@@ -178,7 +178,7 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told` and all parameters, named by path without the first key."""
+    """Compute the SHA-256 of `told` and of all parameters with their paths after the first key."""
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())
@@ -187,6 +187,6 @@ def digest_of(params: Any, told: str = "") -> str:
 
 
 def merged_params(params: Params, config: LoraConfig) -> tuple[Params, Adapter]:
-    """Merge the low-rank updates of a run into its parameters; return both."""
+    """Merge a run's low-rank updates into its parameters; return parameters and adapter."""
     adapter = Adapter(config, params["lora"], params["encoder"]["layers"])
     return jax.tree.map(np.asarray, merged(config, params)), adapter

@@ -1,4 +1,4 @@
-"""Reading of a model from a directory, from our runs or from other software."""
+"""Reading of a model from a directory that our runs or other software wrote."""
 
 import dataclasses
 from pathlib import Path
@@ -56,7 +56,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
         path: A work directory of `bert-jax pretrain` (newest intact checkpoint) or
             `bert-jax finetune` (best model), local or in a bucket; or a local directory: a PEFT
             adapter whose base is local too; an output of Transformers' `save_pretrained` for BERT,
-            ELECTRA or a family of `formats.families` (with any head or none), a DistilBERT
+            ELECTRA or a modern family of `formats.families` (with any head or none), a DistilBERT
             classifier or a translation class (`formats.translators`); or one of these encoders in
             the layout of sentence-transformers. Only heads for pretraining, classification, tagging
             and span QA are read; others are ignored.
@@ -83,7 +83,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
 
 
 def _from_files(directory: Path, encoder_only: bool) -> SavedModel | None:
-    """Read a model in a local directory; None for a run."""
+    """Read a model in a local directory; return None if the directory is a run's."""
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
         raise UserError(
@@ -97,7 +97,7 @@ def _from_files(directory: Path, encoder_only: bool) -> SavedModel | None:
             return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
         if (directory / "config.json").is_file():
             found = read_json_object(directory / "config.json", max_bytes=MAX_CONFIG_BYTES)
-            if "bert_jax" not in found:  # our version, which only our runs record
+            if "bert_jax" not in found:  # the field with our version, which only our runs write
                 return _from_huggingface(directory, found, encoder_only)
         elif (directory / ADAPTER).is_file():
             return read_adapted(read_adapter(directory), encoder_only=encoder_only)
@@ -133,7 +133,7 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
 
 
 def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
-    """Read the tokenizer of a run; return the tokenizer and its directory."""
+    """Read a run's tokenizer, refuse a changed one, and return it with its directory."""
     files, config = place.local / "tokenizer", place.local / "config.json"
     tokenizer = load_tokenizer(files)
     run = read_json_object(config, max_bytes=MAX_CONFIG_BYTES) if config.is_file() else {}
@@ -187,7 +187,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
 def in_units(saved: SavedModel) -> SavedModel:
     """Fold score scaling and temperature into the head, so that its outputs need no conversion.
 
-    A head as trained predicts (score - mean) / deviation, or logits before temperature.
+    As trained, a head predicts (score - mean) / deviation, or logits not divided by a temperature.
     """
     task = saved.origin.task
     if task is None:
@@ -227,7 +227,7 @@ def _from_huggingface(
 
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
-    """Add the definition of vectors to an encoder; raise UserError if the two do not fit."""
+    """Add a definition of text vectors to an encoder; raise UserError if the widths do not fit."""
     return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
 
 
@@ -255,7 +255,7 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
 def saved_from(
     form: Form, tokenizer: Tokenizer, files: Path, *, name: str, encoder_only: bool = False
 ) -> SavedModel:
-    """Convert a model from the form of its files to ours; a UserError lists what does not fit."""
+    """Convert a `Form` to a `SavedModel`; a UserError lists everything that does not fit."""
     config = form.model
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:

@@ -26,7 +26,7 @@ from bert_jax.files.urls import scheme
 _log = logging.getLogger("bert_jax")
 
 Kind = Literal["pretrain", "finetune"]
-"""Kind of a run, by its verb; only fine-tuning writes it to config.json, as `kind`."""
+"""Kind of a run, named after its verb; config.json has the field `kind` only for fine-tuning."""
 
 RUN_FORMAT = 2
 """Format number in a run's config.json; rises when older checkpoints or records can't be read."""
@@ -34,7 +34,7 @@ _MAX_REPORT_BYTES = 1 << 26
 _PATIENCE = 5.0  # seconds for threads to end after an error
 
 STATISTICS = "statistics.json"
-"""File that a fine-tuning run writes when all members have ended: the run is finished."""
+"""File that a fine-tuning run writes once all its trials have ended, so the run is finished."""
 TRAIN_TEXTS = "train_texts.u64"
 """File with the keys of a fine-tuning run's training texts, see `tasks.overlap`."""
 REPORT = "report.json"
@@ -55,7 +55,7 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Tell whether a (local) work directory holds a fine-tuning run of the current format."""
+    """Return whether a local directory holds a fine-tuning run; UserError if in another format."""
     path = workdir / "config.json"
     if not path.is_file():
         return False
@@ -65,7 +65,7 @@ def is_finetuning(workdir: Path) -> bool:
 
 
 def is_run(place: Path | str) -> bool:
-    """Tell whether a place is a run's work directory rather than a model in a foreign format."""
+    """Return whether a place is a run's work directory, not a model in a foreign format."""
     if scheme(place) is not None:
         return True
     config = Path(place) / "config.json"
@@ -75,15 +75,15 @@ def is_run(place: Path | str) -> bool:
 
 
 def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
-    """Read `config.json`: bert_jax (the version), config, and the entries of this kind of run.
+    """Read a run's `config.json`: bert_jax (the version), config, and entries of its kind.
 
     Raises:
-        UserError: The file is missing, not a run's record, or of another kind or format.
+        UserError: The file is missing, is no run's record, or has another kind or format.
     """
     path = workdir / "config.json"
     remedy = f"give the work directory of a `bert-jax {kind}` run"
     if not path.is_file():
-        raise UserError(f"{workdir} has no config.json, so it is no run; {remedy}")
+        raise UserError(f"{workdir} has no config.json, so it is not a run; {remedy}")
     try:
         record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
         if not isinstance(record.get("config"), dict):
@@ -94,13 +94,13 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
     found = record.get("kind") or "pretrain"
     if found != kind:
         names = {"pretrain": "pretraining", "finetune": "fine-tuning"}
-        other = f"a run of {names.get(found, found)}, not one of {names[kind]}"
+        other = f"a {names.get(found, found)} run, not a {names[kind]} run"
         raise UserError(f"{workdir} holds {other}; {remedy}")
     return record
 
 
 def _check_format(path: Path, record: Mapping[str, Any]) -> None:
-    """Refuse the record of a run that another version of bert_jax wrote in another format."""
+    """Raise UserError if another version of bert_jax wrote a run's record in another format."""
     if "bert_jax" in record and (found := record.get("format", 1)) != RUN_FORMAT:
         raise UserError(
             f"{path} records a run in format {found} (version {record['bert_jax']}); this version "
@@ -126,7 +126,7 @@ def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
     """Return the named step or, if none is named, the `last` newest verified steps, ascending.
 
     Raises:
-        UserError: There are fewer; lists the saved steps.
+        UserError: The step is not saved, or fewer steps are verified; lists the saved steps.
     """
     saved = saved_steps(work.checkpoints)
     if not saved:
@@ -139,7 +139,7 @@ def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
     verified = verified_steps(work.checkpoints)
     if len(verified) < last:
         raise UserError(
-            f"{work.name} has {len(verified)} checkpoints that were read back, and {last} are "
+            f"{work.name} has {len(verified)} checkpoints that were read back, but {last} are "
             f"needed; there are {there}. Name a step as {work.name}@STEP"
         )
     return verified[-last:]
@@ -199,8 +199,8 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
 def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the reports on the best model by split; empty if there are none.
 
-    `member` is the trial of the model, as the checkpoint records it. A report on another trial
-    counts as none: the run is still going on.
+    `member` is the model's trial, as the checkpoint records it. A report on another trial is
+    ignored, because the run has not ended yet.
     """
     path = workdir / REPORT
     if not path.is_file():
@@ -208,7 +208,7 @@ def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     record = read_json_object(path, max_bytes=_MAX_REPORT_BYTES)
     splits = record.get("splits")
     if not isinstance(splits, dict):
-        raise UserError(f"{path} is no report of a run: it has no field splits; delete it")
+        raise UserError(f"{path} is not a report of a run: it has no field splits; delete it")
     return splits if record.get("member") == member else {}
 
 
@@ -229,14 +229,14 @@ def staged(out: str | Path) -> Iterator[Path]:
         UserError: `out` is not an empty directory, is in a bucket, or cannot be written.
     """
     if scheme(out) is not None:
-        raise UserError(f"{out} is in a bucket; name a local directory and copy what is made there")
+        raise UserError(f"{out} is in a bucket; name a local directory, then copy the result there")
     before = {*threading.enumerate()}
     with StagedDirectory(out, lambda _: False) as directory:
         try:
             yield directory.path
             directory.commit()
         except BaseException as error:
-            # Threads of a failed Orbax save write on; their files would bring the directory back.
+            # Threads of a failed Orbax save keep writing, which would bring the directory back.
             deadline = time.monotonic() + _PATIENCE
             for thread in {*threading.enumerate()} - before:
                 if not thread.daemon:

@@ -49,9 +49,9 @@ class Op:
     phase: str
     """Phase: "forward", "backward", "recomputed" (rematerialised) or "" (the rest of the step)."""
     flops: int | None = None
-    """FLOPs that a Pallas kernel states; None where the kernel states none."""
+    """FLOPs that a Pallas kernel states; None if it states none."""
     transcendentals: int | None = None
-    """Transcendentals that a Pallas kernel states."""
+    """Number of transcendental operations that a Pallas kernel states; None if it states none."""
     kernel: str = field(default="", repr=False)
     """Program of a Pallas kernel, for `kernels.work_of`."""
 
@@ -66,21 +66,21 @@ class Collective:
     network: str
     """Network: "ici" inside a slice, "dcn" between slices."""
     bytes: int
-    """Bytes per device of the larger of operand and result: the operand where it is reduced
-    (all-reduce, reduce-scatter), the result where it is gathered (all-gather)."""
+    """Bytes per device of the operand or the result, whichever is larger: the operand in a
+    reduction (all-reduce, reduce-scatter), the result in an all-gather."""
     axes: tuple[str, ...]
-    """Mesh axes of the exchange, in mesh order; ("mixed",) for groups that no axes span."""
+    """Mesh axes of the exchange, in mesh order; ("mixed",) if no axes give the groups."""
     group_size: int
-    """Devices in a group; 2 for a permutation; the number of slices between slices."""
+    """Devices in a group (2 in a permutation); number of slices, in an exchange between slices."""
     runs: int
     source: str
     phase: str
     colors: int = 0
-    """Rings that XLA's strategy runs at once, each on one link of a device; 0: not stated."""
+    """Number of rings that XLA runs at once, each on one link of a device; 0: not stated."""
     asynchronous: bool = False
     """Whether other work is scheduled between its start and its end."""
     overlapped_cycles: int = 0
-    """Cycles of the work scheduled beside it in one run, divided among several exchanges."""
+    """Cycles of work scheduled beside one run, shared out among all exchanges under way."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Loop:
 
     name: str
     trips: int | None
-    """Iterations; None where they depend on data, and the body is counted once."""
+    """Number of iterations; None if it depends on data, and the body is counted once."""
     runs: int
     """Number of times per step that the loop is entered."""
     cycles: int
@@ -108,7 +108,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Program:
-    """Operations of one step of one device."""
+    """Operations of one step on one device."""
 
     ops: tuple[Op, ...]
     collectives: tuple[Collective, ...]
@@ -118,7 +118,7 @@ class Program:
 
     @property
     def cycles(self) -> int:
-        """Cycles of all operations with an estimate, one after the other, in one step."""
+        """Cycles in one step of all operations that have an estimate, run one after the other."""
         return sum(op.cycles * op.runs for op in self.ops if op.cycles is not None)
 
     @property
@@ -140,16 +140,16 @@ class Cost:
     top: tuple[tuple[float, str, str], ...]
     """The most expensive operations: (seconds per step, source line, name), longest first."""
     by_source: tuple[tuple[float, str], ...]
-    """Seconds per step of every source line, longest first; "(compiler)": no source line."""
+    """Seconds per step by source line, longest first; "(compiler)" if there is no line."""
     hidden: dict[str, float]
     """Seconds hidden beside the parts: "collectives", "copies"."""
 
 
 def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
-    """Predict the time of a step of one device, which has its share of the chip.
+    """Predict the time of a step on one device, which has its share of the chip.
 
-    `torus` has the number of chips in each dimension of the slice, (4, 4) for v5e:4x4; empty:
-    unknown, then a part of the devices is assumed to form one ring without wrap-around.
+    `torus` has the number of chips in each dimension of the slice, (4, 4) for v5e:4x4. If it is
+    empty (unknown), a group of some of the devices is taken to be one ring without wrap-around.
     """
     device = chip.per_device
     parts: dict[str, float] = defaultdict(float)
@@ -211,7 +211,7 @@ def _work(op: Op) -> Work | None:
 def collective_seconds(
     exchange: Collective, device: Chip, program: Program, torus: Sequence[int] = ()
 ) -> float:
-    """Estimate the seconds of one run with the network to itself.
+    """Estimate the seconds of one run that has the network to itself.
 
     A ring runs in both directions of every dimension it spans: each device sends (n-1)/n of the
     bytes, twice for an all-reduce (reduce-scatter, then all-gather).
@@ -231,10 +231,10 @@ def collective_seconds(
 
 
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
-    """Sum the bytes per second that a device of a group of `n` sends in all dimensions it fills.
+    """Return the bytes per second that each of `n` devices sends, over dimensions the group fills.
 
-    With wrap-around a dimension has a ring in each direction; without, a ring comes back over the
-    same links, at half the rate. A group that fills no dimension has one such line.
+    With wrap-around, a dimension has a ring in each direction; without, a ring comes back over the
+    same links, at half the rate. A group that fills no dimension has one ring without wrap-around.
     """
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]
@@ -255,13 +255,13 @@ def _how(program: Program, chip: Chip) -> dict[str, str]:
         "loop bodies times their trip counts",
         "pallas": "counted in the kernel's own program: vector operations, exponentials, "
         f"{MXU_SHARE:.0%} of its products' time on systolic arrays of {chip.mxu_side}, "
-        f"{PRODUCT_CYCLES} cycles a product and {STEP_CYCLES} a step of the grid; at least the "
-        "whole of the products, at least its bytes / HBM bandwidth",
+        f"{PRODUCT_CYCLES} cycles a product and {STEP_CYCLES} a step of the grid; never less than "
+        "the products' whole time or the kernel's bytes / HBM bandwidth",
         "unestimated": "operations for which XLA estimates no cycles (gathers, scatters, sorts): "
         "bytes of operands and results / HBM bandwidth",
         "collectives exposed": "bytes over rings on all links of the dimensions a group spans; "
-        "asynchronous ones count for what they last longer than the work beside them",
-        "copies exposed": "DMA between HBM and the core's memory: what lasts longer than all else",
+        "asynchronous ones count by the time by which they outlast the work beside them",
+        "copies exposed": "DMA between HBM and core memory: the time by which it outlasts all else",
     }
     kernels = [op for op in program.ops if op.kind == "pallas"]
     unread = {op.name for op in kernels if not ((work := _work(op)) and work.exact)}

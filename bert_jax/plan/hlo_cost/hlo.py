@@ -33,7 +33,7 @@ FREE_CALLS = {
 }  # fmt: skip
 """Markers of the compiler: no code is generated for them."""
 SENTINEL = 2**50
-"""Least cycle count that means the compiler's "do not know" (values near 2^63)."""
+"""Smallest cycle count that means "unknown"; the compiler then writes a value near 2^63."""
 
 
 def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
@@ -59,7 +59,7 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
 def _split_slices(
     mesh_shape: Mapping[str, int], num_partitions: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return one slice's mesh, and the slices along the outermost axes that they divide."""
+    """Return one slice's mesh, and the number of slices along each outer axis that spans slices."""
     slices = max(1, math.prod(mesh_shape.values()) // num_partitions)
     inside: dict[str, int] = {}
     across: dict[str, int] = {}
@@ -81,7 +81,7 @@ class _Flight:
 
     exchange: Collective
     fused: bool
-    """Whether it advances only inside TPU's async collective fusions, which carry it."""
+    """Whether it advances only inside TPU's async collective fusions."""
     overlapped: float = 0.0
 
 
@@ -147,7 +147,7 @@ class _Walk:
             begun = instructions[instruction.operands[0]]
             self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
         elif opcode in TRANSFERS:
-            # The arrays that a -start makes, not its operand.
+            # Count the arrays that a -start makes, not its operand.
             started = hlo_text.started_shape(instruction.shape)
             self.transfers.append(Transfer(shape_bytes(started), runs))
         else:
@@ -203,7 +203,7 @@ class _Walk:
         self, instruction: Instruction, computation: Computation, runs: int,
         flying: dict[str, _Flight],
     ) -> tuple[int, list[str]]:  # fmt: skip
-        """Count a leaf, which may start, advance or end a collective that runs inside fusions."""
+        """Count a fusion, which may start, advance or end a collective that runs inside fusions."""
         called = self.module.computations[instruction.calls or ""]
         inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
         keys = ["channel " + (i.attribute(r"channel_id=(\d+)") or i.name) for i in inner]
@@ -232,7 +232,7 @@ class _Walk:
     def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
         """Return the collective that a SparseCore runs beside the core, and its computation.
 
-        A call inside a call: the inner computation takes the arguments of the outer one.
+        It may be in a call inside a call; the inner computation has the outer one's arguments.
         """
         computation = self.module.computations.get(name)
         if computation is None:
@@ -250,7 +250,7 @@ class _Walk:
     ) -> Collective:
         """Return the collective `inner` of `computation`; `outer` stands for it in the schedule."""
         kind = inner.opcode.removesuffix("-start")
-        # An all-reduce in a fusion that keeps only a slice.
+        # A fusion that keeps only a slice of an all-reduce is a reduce-scatter.
         if outer is not inner and (
             "all-reduce-scatter" in (outer.calls or "") or "AllReduceScatter" in outer.attributes
         ):
@@ -303,11 +303,11 @@ class _Walk:
         target = instruction.attribute(r'custom_call_target="([^"]*)"')
         if target in FREE_CALLS:
             return 0
-        cycles = instruction.number("estimated_cycles")  # None where negative
+        cycles = instruction.number("estimated_cycles")  # None if missing or negative
         if cycles is not None and cycles >= SENTINEL:
             cycles = None
         shapes = [instruction.shape, *computation.operand_shapes(instruction)]
-        # The scalar unit computes scalars: no estimate is missing for them.
+        # The scalar unit computes scalars, so they need no estimate.
         if cycles is None and all(shape_bytes(shape) <= 8 for shape in shapes):
             return 0
         kernel = target == "tpu_custom_call"

@@ -1,7 +1,7 @@
-"""Parser of HLO text into computations, instructions with their source lines, groups of devices.
+"""Parser of HLO text into computations, instructions with source lines, and groups of devices.
 
 The text comes from `compiled.as_text()`: tables of source positions, then computations with one
-instruction a line. Only the parts that the analysis needs are parsed; attributes stay text.
+instruction per line. Only the parts that the analysis needs are parsed; attributes stay text.
 """
 
 import math
@@ -22,7 +22,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _BITS = re.compile(r"[a-z]+(\d+)")
 MIXED = "mixed"
-"""Name of the axis of groups that are not a product of mesh axes."""
+"""Name that stands for the axes of groups that no product of mesh axes gives."""
 
 _EXPLICIT = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -69,7 +69,7 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """Instructions by name, in the order of the text: the schedule, where there is one."""
+    """A computation: its instructions by name, in the order of the text (the schedule, if any)."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -204,7 +204,7 @@ def shape_bytes(shape: str) -> int:
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return the shapes written and read (result, operands); a gather reads as much as it gives."""
+    """Return shapes written and read (result, operands); a gather reads as much as it returns."""
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
@@ -219,7 +219,7 @@ def phase_of(op_name: str) -> str:
 
 
 def hbm_bytes(shape: str) -> int:
-    """Add up the arrays of a type without a memory space in their layout (S(1) is VMEM)."""
+    """Add up the bytes of a type's arrays in HBM: their layout names no memory space like S(1)."""
     return sum(size for size, layout in arrays(shape) if "S(" not in layout)
 
 
@@ -315,8 +315,8 @@ def axes_of_groups(
 ) -> tuple[str, ...]:
     """Return the mesh axes over which groups of positions in `mesh.devices.flat` run, in order.
 
-    () if every group is one device; one axis also if groups span only a part of the axis;
-    ("mixed",) if no product of axes gives the groups.
+    Returns () if every group is one device, one axis also if groups span only a part of the axis,
+    and ("mixed",) if no product of axes gives the groups.
     """
     wanted = frozenset(frozenset(group) for group in groups)
     names, sizes = [*mesh_shape], [*mesh_shape.values()]

@@ -39,7 +39,7 @@ class Work:
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """Count the FLOPs of arrays of this side, which contraction and columns fill whole."""
+        """Count FLOPs on systolic arrays of this side, contraction and columns padded to it."""
         # float32 at full precision takes six passes.
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)
@@ -69,7 +69,7 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 
 @lru_cache(maxsize=256)
 def work_of(body: str) -> Work | None:
-    """Count a kernel's work from its Mosaic bytecode in base64; None where it cannot be read."""
+    """Count a kernel's work from its Mosaic bytecode in base64; None if it cannot be read."""
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
 
@@ -153,7 +153,7 @@ def _dims(type_text: str) -> list[int]:
 
 
 def _product(operation: Any) -> tuple[int, int, int]:
-    """Return (rows of all batches, contraction, columns)."""
+    """Return a matrix product's sizes: (rows of all batches, contraction, columns)."""
     left = _dims(str(operation.operands[0].type))
     result = _dims(str(operation.results[0].type))
     columns = result[-1]

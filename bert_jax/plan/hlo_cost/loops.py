@@ -16,14 +16,14 @@ from typing import Any
 from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module
 
 MAX_TRIPS = 4096
-"""Most iterations interpreted; longer loops, which no train step has, count as unknown."""
+"""Limit for interpreted iterations; longer loops, which no train step has, count as unknown."""
 
 _MAX_DEPTH = 150
 
 
 @dataclass(frozen=True)
 class _Passed:
-    """Element `index` of a loop's state as it came in, which shows what a body does not change."""
+    """Marker for element `index` of a loop's state on entry; a body returns it if unchanged."""
 
     index: int
 
@@ -145,7 +145,7 @@ def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, 
 
 
 def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
-    """Return the scope of a while's body, which knows the state that no iteration changes."""
+    """Return the scope of a while's body, in which the state that no iteration changes is known."""
     parts = _loop_parts(instruction, scope.module)
     if parts is None:
         return None
@@ -162,7 +162,7 @@ def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
 
 
 def trip_count(instruction: Instruction, scope: Scope) -> int | None:
-    """Count the iterations of the while `instruction` of `scope`; None where data decide."""
+    """Count the iterations of the while `instruction` in `scope`; None if they depend on data."""
     stated = instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if stated is not None:
         return int(stated)
@@ -184,7 +184,7 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
         root = run(body, state)
         return {i: root.element(i) if isinstance(root, _Tuple) else None for i in indices}
 
-    # Only elements of the state matter that the condition reads, and the elements behind these.
+    # Only the elements of the state matter that the condition reads, directly or through others.
     run(condition, initial.element)
     known = -1
     while known != len(needed):

@@ -139,8 +139,8 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
     ("kind", "changes", "said"),
     [
         ("pretraining", {}, r"embeddings of width 8 with layers of \d+ have no head for pairs"),
-        ("mlm", {"activation": "relu"}, "model.activation is relu, and the masked-LM head"),
-        ("class", {}, "its pooler has tanh, and no class of Transformers computes"),
+        ("mlm", {"activation": "relu"}, "model.activation is relu, but the masked-LM head"),
+        ("class", {}, "its pooler has tanh, but no class of Transformers computes"),
     ],
 )
 def test_an_electra_is_written_only_as_its_classes_compute(tmp_path, kind, changes, said):
@@ -158,7 +158,7 @@ def test_an_electra_is_written_only_as_its_classes_compute(tmp_path, kind, chang
 def test_a_pooler_that_no_class_computes_is_refused(tmp_path, kind, changes):
     saved = model_of(kind)
     saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, **changes))
-    with pytest.raises(UserError, match=r"its pooler has relu, and no class"):
+    with pytest.raises(UserError, match=r"its pooler has relu, but no class"):
         write_huggingface(saved, tmp_path)
     assert not list(tmp_path.iterdir())
     orbax_export.write(saved, tmp_path)

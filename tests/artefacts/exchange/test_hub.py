@@ -98,10 +98,10 @@ def test_fetching(tmp_path: Path) -> None:
     asked = {r.split("/", 5)[5] for r in hub.requests if "/resolve/" in r}
     assert asked == SOUND.keys() | SHARDS.keys()
 
-    assert "only the weights pytorch_model.bin, which can hold programs" in said["me/pickled"]
+    assert "only the weights pytorch_model.bin, which are not fetched" in said["me/pickled"]
     assert "me/pickled@refs/pr/N" in said["me/pickled"]
-    assert "me/empty has no model.safetensors in the Hub" in said["me/empty"]
-    assert "nor a model of the Hub is named me/none, or the model is private" in said["me/none"]
+    assert "me/empty has no model.safetensors on the Hub" in said["me/empty"]
+    assert "nor a model on the Hub is named me/none, or the model is private" in said["me/none"]
     assert "no such branch, tag or commit" in said["me/sound@v9"]
     assert f"grants access by request: ask for it at {hub.address}/me/gated" in said["me/gated"]
     assert "cannot be reached" in said["me/broken"]
@@ -122,7 +122,7 @@ def test_names() -> None:
         assert is_hub_name(name)
     for name in ("", "a/b/c", "/a", "../a", "a/", "-a", "a@", "a b", "a/b@-x", "á", "a\n", "~/a"):
         assert not is_hub_name(name)
-        with pytest.raises(UserError, match="no model name of the Hub"):
+        with pytest.raises(UserError, match="not a model name; the Hub has"):
             fetch(name)
 
 

@@ -71,7 +71,7 @@ def test_a_model_with_an_adapter_beside_it_is_refused(tmp_path):
     """Transformers loads both as one."""
     write_huggingface(tmp_path / "theirs")
     (tmp_path / "theirs" / "adapter_config.json").write_text("[")
-    with pytest.raises(UserError, match=r"theirs has adapter_config\.json, .* directory of their"):
+    with pytest.raises(UserError, match=r"theirs has adapter_config\.json: .* directory of their"):
         import_model(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -132,7 +132,7 @@ def test_added_tokens(tmp_path, capsys):
     assert report["added_tokens"] == 2
     out = ["--out", str(tmp_path / "again"), "--add-tokens", str(tmp_path / "tokens.txt")]
     assert cli.main(["import", str(tmp_path / "theirs"), *out]) == 0
-    assert "tokens.txt: 2 tokens are new, each begins as the mean" in (
+    assert "tokens.txt: 2 tokens are new; each begins as the mean" in (
         said := capsys.readouterr().out
     )
     assert "; 1 was there already; 2 start, at least in part, as [UNK]\n" in said

@@ -65,7 +65,7 @@ def test_it_says_that_transformers_has_no_class_of_the_family():
         loading=loading(saved),
     )
     assert "Transformers has no class of NeoBERT, and `config.json` names no code" in text
-    assert "copies `auto_map`" in text
+    assert "copy `auto_map`" in text
     assert "from transformers import" not in text
     assert 'bert_jax.load("DIR")' in text
     assert "from transformers import AutoModelForSequenceClassification" in card()

@@ -121,7 +121,7 @@ def test_what_is_counted() -> None:
         add_tokens(saved, new_tokens(saved.tokenizer, lines)).name == "a model, with 4 more tokens"
     )
     assert f"{found}" == (
-        "4 tokens are new, each begins as the mean of the pieces that it had; 1 was there "
+        "4 tokens are new; each begins as the mean of its former pieces; 1 was there "
         "already; 2 are repetitions; 2 are added as the tokenizer normalises text; 1 start, at "
         "least in part, as [UNK]"
     )
@@ -143,7 +143,7 @@ def test_entries_that_are_no_word(tmp_path: Path) -> None:
         (6, "'two words' is 2 words"),
         (7, "'日本' is 2 words"),
         (8, "is longer than 100 characters"),
-        (9, "has no character that stays"),
+        (9, "has no character that this tokenizer keeps"),
     ):
         assert f"{path}, line {line}: " in message
         assert said in message

@@ -218,7 +218,7 @@ def test_a_bert_stays_as_it_is():
         ({"auto_map": {"AutoModel": "modeling.X"}}, "code of its own .auto_map.*never run"),
         ({"model_type": "electra", "embedding_size": "8"}, "embedding_size is '8'; it must be"),
         ({"model_type": "electra", "embedding_size": 0}, "embedding_size is 0; it must be from 1"),
-        ({"model_type": "roberta", "pad_token_id": 200}, "positions begin after the id of padding"),
+        ({"model_type": "roberta", "pad_token_id": 200}, "positions begin after the padding id"),
         ({"model_type": "roberta", "pad_token_id": True}, "pad_token_id True"),
         ({"model_type": "roberta", "max_position_embeddings": "9"}, "is '9' and pad_token_id 1"),
     ],
@@ -239,7 +239,7 @@ def test_all_that_does_not_fit_is_said_at_once():
         form.params(None)
     for said in (
         r"roberta.encoder.layer.0,1.attention.self.query.weight is missing",
-        "lm_head.bias is (3,), the configuration wants (20,)",
+        "lm_head.bias is (3,), but the configuration needs (20,)",
         "roberta.encoder.layer.0.extra is unexpected",
     ):
         assert said in str(error.value)

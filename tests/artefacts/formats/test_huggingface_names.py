@@ -152,7 +152,7 @@ def test_every_mismatch_is_told_at_once(weights):
     for part in (
         "bert.encoder.layer.1.attention.self.query.weight is missing",
         "cls.seq_relationship.bias is missing",
-        "bert.encoder.layer.0,1,2.output.dense.weight is (32, 16), the configuration wants "
+        "bert.encoder.layer.0,1,2.output.dense.weight is (32, 16), but the configuration needs "
         "(16, 32)",
         f"{NORM}.bias has values that are not finite",
         "bert.pooler.dense.weight has values that are not finite",
@@ -183,7 +183,7 @@ def test_one_parameter_under_two_names(weights):
 def test_a_head_of_another_number_of_labels(weights):
     state_dict = state_dict_of(make(HEADS["tagging"]), HEADS["tagging"])
     message = refused(state_dict, head=TaskHeadConfig("tagging", 4))
-    assert "classifier.weight is (5, 16), the configuration wants (4, 16)" in message
+    assert "classifier.weight is (5, 16), but the configuration needs (4, 16)" in message
     message = refused(state_dict, head=HEADS["span"])
     assert "qa_outputs.weight is missing" in message
 

@@ -79,7 +79,7 @@ def test_the_files_of_version_6(copy):
     assert found.max_length == 24
     assert found.notes == (
         "the prompts 'clustering' are not kept",
-        "the similarity 'dot' is not kept: cosines compare texts",
+        "the similarity 'dot' is not kept; cosine is used",
     )
 
 

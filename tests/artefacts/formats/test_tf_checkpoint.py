@@ -106,7 +106,7 @@ def test_everything_that_does_not_fit_is_said(
     message = refused(write(tmp_path, variables))
     assert f"{tmp_path / INDEX} does not fit bert_config.json: " in message
     assert "bert/encoder/layer_1/output/dense/bias is missing" in message
-    assert "bert/pooler/dense/bias is (9,), the configuration wants (8,)" in message
+    assert "bert/pooler/dense/bias is (9,), but the configuration needs (8,)" in message
     assert "bert/extra is unexpected" in message
     message = refused(write(tmp_path, variables, num_hidden_layers=4, vocab_size=13))
     assert message.endswith("and 17 more")

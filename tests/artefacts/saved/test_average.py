@@ -207,7 +207,7 @@ def test_checkpoints_of_different_models(runs, tmp_path):
         write_run(tmp_path / f"rope{number}", config, (3,), 1, files)
     names = [f"{tmp_path}/rope{number}@3" for number in range(2)]
     found = refused(names, tmp_path / "out")
-    assert "of different models; an average needs equal ones: model.rope_theta: 1" in found
+    assert "of different models; an average needs one model: model.rope_theta: 1" in found
     found = refused([a, names[0]], tmp_path / "out")
     assert "model.positions: learned and rope" in found
     other = shutil.copytree(runs.here / "b", tmp_path / "other")

@@ -164,7 +164,7 @@ def test_shards_that_are_not_those_of_the_index(directory, weights):
     write_shards(directory, weights, **{first: "model-2.safetensors"})
     message = refused(directory)
     assert f"{first!r} is not in model-2.safetensors" in message
-    assert f"{first!r} is in model-1.safetensors, but not according to the index" in message
+    assert f"{first!r} is in model-1.safetensors, but the index does not say so" in message
     for outside in ("../model-2.safetensors", "/x.safetensors", "model-2.bin", 3, "..safetensors"):
         write_shards(directory, weights, **{second: outside})
         assert f"the tensor '{second}' is in {outside!r}; a .safetensors" in refused(directory)
@@ -201,7 +201,7 @@ def test_sizes_of_no_model_are_refused_before_any_memory(directory):
     huge = {"vocab_size": 1 << 24, "hidden_size": 1 << 24, "intermediate_size": 1 << 24,
             "num_hidden_layers": 1024}  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config | huge))
-    assert "is (20, 16), the configuration wants (16777216, 16777216)" in refused(directory)
+    assert "is (20, 16), but the configuration needs (16777216, 16777216)" in refused(directory)
 
 
 def test_no_weights_no_tokenizer_no_configuration_nothing(directory, tmp_path):
@@ -225,7 +225,7 @@ def test_weights_and_configuration_of_two_models(directory):
     )
     message = refused(directory)
     assert f"{directory}: the weights do not fit the configuration" in message
-    assert "layer.0.intermediate.dense.weight is (32, 16), the configuration wants (48, 16)" in (
+    assert "0.intermediate.dense.weight is (32, 16), but the configuration needs (48, 16)" in (
         message
     )
     assert "bert.encoder.layer.1.output.dense.bias is unexpected" in message

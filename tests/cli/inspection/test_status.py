@@ -224,7 +224,7 @@ def test_the_corpus_says_its_entropy(run, tmp_path):
 
 
 def test_no_run(tmp_path):
-    with pytest.raises(UserError, match="so it is no run"):
+    with pytest.raises(UserError, match="so it is not a run"):
         pretrain_status(open_workdir(tmp_path))
 
 

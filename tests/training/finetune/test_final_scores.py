@@ -166,7 +166,7 @@ def test_a_report_on_another_model_is_left_out(sweep, tmp_path):
     (work / "report.json").write_text(json.dumps(record))
     assert read_finetuned(work).origin.reports == {}
     (work / "report.json").write_text("{}")
-    with pytest.raises(UserError, match=r"report.json is no report of a run"):
+    with pytest.raises(UserError, match=r"report.json is not a report of a run"):
         read_finetuned(work)
 
 

@@ -406,7 +406,7 @@ def test_other_work_directories_are_refused(files, one_run, tmp_path):
     (tmp_path / "unknown" / "checkpoints").mkdir(parents=True)
     before = snapshot(tmp_path)
     for name, text in (
-        ("pretrained", "not one of fine-tuning"),
+        ("pretrained", "not a fine-tuning run"),
         ("file", "is a file"),
         ("unknown", "has checkpoints and no config.json"),
     ):
@@ -476,7 +476,7 @@ def test_fine_tuned_verbs_on_other_directories(files, tmp_path, capsys):
     config = {"bert_jax": "0", "format": 2, "config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["predict", f"{tmp_path}", "--data=x", f"--out={tmp_path / 'out'}"]) == 2
-    assert "not one of fine-tuning" in capsys.readouterr().err
+    assert "not a fine-tuning run" in capsys.readouterr().err
     assert main(["evaluate", f"{tmp_path}", "--data", files["dev"]]) == 2
     assert "--data is for a fine-tuning run" in capsys.readouterr().err
 

@@ -286,7 +286,7 @@ def test_names_that_lead_to_no_checkpoint(run, tmp_path):
         f"{source}@3": f"{source} has no checkpoint of step 3; there are 2, 4, 6",
         f"{source}@last": f"'{source}@last' names no checkpoint; expected WORKDIR@STEP",
         "@3": "'@3' names no checkpoint",
-        f"{tmp_path}/none@3": f"{tmp_path}/none has no config.json, so it is no run",
+        f"{tmp_path}/none@3": f"{tmp_path}/none has no config.json, so it is not a run",
     }.items():
         assert message in refused(run, run.config, new, name)
 

@@ -19,13 +19,13 @@ OPSET, IR_VERSION = 20, 9
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 _ROWS: list[str | int] = ["batch", "length"]
 VECTORS = "sentence_embedding"
-"""Output name of an embedding model."""
+"""Name of the output that has an embedding model's vectors."""
 Outputs = dict[str, list[str | int]]
-"""Outputs of a graph, each with its axes."""
+"""Axes of a graph's outputs, by name of the output."""
 
 
 class Graph:
-    """Graph under construction. A value is represented by the name of a node's output."""
+    """Graph under construction. Methods take and return values as names of node outputs."""
 
     def __init__(self, onnx: Any, saved: SavedModel) -> None:
         self.onnx, self.saved, self.config = onnx, saved, saved.config
@@ -41,7 +41,7 @@ class Graph:
         return name
 
     def weight(self, name: str, value: Any) -> str:
-        """Add a weight once, by name; Python numbers become float32 or int64."""
+        """Add a weight unless its name exists; Python numbers become float32 or int64."""
         if name not in self.weights:
             kinds: dict[type, Any] = {float: np.float32, int: np.int64, list: np.int64}
             array = np.asarray(value, kinds.get(type(value)), order="C")
@@ -63,7 +63,7 @@ class Graph:
         *,
         num_inputs: int = 1,
     ) -> str:
-        """Compute `x @ kernel`, plus the bias if any; the kernel's first axes are its inputs."""
+        """Compute `x @ kernel`, plus any bias; the kernel's first `num_inputs` axes are inputs."""
         kernel = np.asarray(params["kernel"])
         matrix = kernel.reshape(math.prod(kernel.shape[:num_inputs]), -1)
         inputs = x, self.weight(f"{path}.kernel", matrix)
@@ -87,7 +87,7 @@ class Graph:
         return self.op("Mul", self.op("Div", x, root), *parts, name=name)
 
     def activation(self, x: str, kind: str, name: str | None = None) -> str:
-        """Apply an activation of `ModelConfig.activation` or `pooler_activation`."""
+        """Apply an activation; `kind` is its name in `ModelConfig`."""
         if kind in ("relu", "tanh"):
             return self.op(kind.capitalize(), x, name=name)
         if kind == "silu":
@@ -191,7 +191,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return masks (B, 1, 1, L) or (B, 1, L, L) by the letter of the kind of layer."""
+        """Return the mask, (B, 1, 1, L) or (B, 1, L, L), for each letter of a layer kind."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:
@@ -203,9 +203,9 @@ class Graph:
         return masks
 
     def rotations(self) -> dict[str, tuple[str, str]]:
-        """Return rotary cosines and sines (L, 1, K) by the letter of the kind of layer.
+        """Return rotary cosines and sines (L, 1, K) for each letter of a layer kind.
 
-        The angles of the first half of a head are negated, for `rotate`.
+        In a head's first half the angles are negated, as `rotate` needs them.
         """
         if self.config.positions != "rope":
             return {}
@@ -266,7 +266,7 @@ class Graph:
         return self.affine(self.activation(up, kind), f"{path}.down", params["down"])
 
     def transform(self, x: str, path: str, params: Mapping[str, Any]) -> str:
-        """Apply the linear map, activation and norm of a masked-LM or fine-tuning head."""
+        """Apply the linear map, activation and any norm before a masked-LM or fine-tuning head."""
         kind = self.config.head_activation or self.config.activation
         x = self.activation(self.affine(x, f"{path}.dense", params["dense"]), kind)
         return self.norm(x, f"{path}.norm", params["norm"]) if "norm" in params else x

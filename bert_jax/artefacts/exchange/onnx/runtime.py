@@ -1,4 +1,4 @@
-"""Export as an ONNX graph with free batch and length, of standard operators only (opset 20).
+"""Export as an ONNX graph of standard operators (opset 20), for any batch size and length.
 
 An encoder is one fixed graph, so this package builds it node by node from our parameters, with the
 input and output names that Hugging Face's tools expect:
@@ -30,7 +30,7 @@ from bert_jax.terminal import markdown_table
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 _MAX_INLINE_BYTES = 1_800_000_000
-"""Limit for weights inside the graph: an ONNX file is under 2 GiB, so more go to a second file."""
+"""Limit for weights in the graph's file, which must be under 2 GiB; more go to a second file."""
 
 
 def write(saved: SavedModel, out: Path) -> None:
@@ -42,7 +42,7 @@ def write(saved: SavedModel, out: Path) -> None:
     Raises:
         UserError: A package is not installed, or the format cannot express the tokenizer.
     """
-    onnx, _ = _packages()  # both now: the proof follows
+    onnx, _ = _packages()  # fail now if the proof's package is missing
     write_description(saved, out)
     graph = Graph(onnx, saved)
     model = graph.model(graph.outputs())
@@ -136,8 +136,8 @@ def _packages() -> tuple[Any, Any]:
 def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Replace float32 matrices with int8 matrices, and compare outputs with the source.
 
-    Each matrix has one scale; activations are quantized at run time (dynamic quantization) by ONNX
-    Runtime's own quantizer, which replaces the proven graph in `out`.
+    ONNX Runtime's quantizer gives each matrix one scale, and activations are quantized at run time
+    (dynamic quantization). The new graph replaces the proven one in `out`.
 
     Returns:
         `kind`, `bytes` before and after, and the entries of `cost`.
@@ -155,7 +155,7 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
             "weights inside the graph's file"
         )
     before, level = graph.stat().st_size, logging.root.manager.disable
-    logging.disable(logging.WARNING)  # hides its advice to optimise image models first
+    logging.disable(logging.WARNING)  # hides the quantizer's advice to optimise image models first
     try:
         quantization.quantize_dynamic(graph, small, weight_type=quantization.QuantType.QInt8)
     finally:
@@ -174,8 +174,8 @@ def cost(
 
     Returns:
         `differences`: the largest per output. `equal_predictions`: the share of equal classes,
-        tags, tokens or positions, and of vectors with the same nearest neighbour. `cosine`: the
-        smallest cosine between vectors and between states.
+        tags, tokens or positions or, for vectors, of equal nearest neighbours. `cosine`: the
+        smallest cosine between two vectors or two states.
     """
     outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):
