@@ -23,7 +23,7 @@ TASKS: Mapping[str, type[Task[Any]]] = {
     "embedding": EmbeddingTask,
     "choice": ChoiceTask, "parsing": ParsingTask,
 }  # fmt: skip
-"""Tasks by `TaskConfig.kind`."""
+"""Task classes by `TaskConfig.kind`."""
 
 
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:

@@ -215,7 +215,7 @@ def test_formats_by_name(tmp_path):
     with pytest.raises(UserError, match="delimiter is ';;'"):
         read_texts(path, TableConfig(format="csv", delimiter=";;"))
     lines = put(tmp_path / "a.jsonl", "{}")
-    with pytest.raises(UserError, match="header is set, which is for csv and tsv"):
+    with pytest.raises(UserError, match="header works only with csv and tsv"):
         read_texts(lines, TableConfig(header=True))
     with pytest.raises(UserError, match="no column '1'"):
         read_texts(lines, TableConfig(text="1"))
@@ -261,7 +261,7 @@ def test_ragged_rows_are_all_reported(tmp_path):
     data = read_texts(path, TableConfig(ragged="skip"), LabelSet(("0", "1")))
     assert len(data.examples) == 4
     assert data.warnings == (
-        f"{path}: 8 rows with more or fewer fields than the first skipped "
+        f"{path}: 8 rows skipped for having more or fewer fields than the first "
         "(lines 3, 4, 6, 7, 9, ...)",
     )
 
