@@ -200,9 +200,9 @@ def test_bad_conllu(put, line, expected):
 
 
 def test_comments_are_named(put):
-    with pytest.raises(UserError, match=r"line 1: 5 columns \('# sent_id.*say comment='#'"):
+    with pytest.raises(UserError, match=r"line 1: 5 columns \('# sent_id.*set comment='#'"):
         read_columns(put("# sent_id = 1 x\n" + "a DET\n" * 3))
-    with pytest.raises(UserError, match=r"are the same column, 1 of 1.*say comment='#'"):
+    with pytest.raises(UserError, match=r"are the same column, 1 of 1.*set comment='#'"):
         read_columns(put("# sent_id = 1 x\n" + "a\tDET\n" * 3))
 
 
@@ -234,12 +234,12 @@ def test_json_lines(put):
     ("row", "expected"),
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, r"2 words \('tokens'\) and 1 tags \('tags'\)"),
-        ({"tokens": [], "tags": []}, "'tokens' is empty; a sentence has words"),
+        ({"tokens": [], "tags": []}, "'tokens' is empty; expected at least one word"),
         ({"tokens": "a b", "tags": ["O"]}, r"'tokens' is 'a b'; expected a list"),
-        ({"tokens": ["a", 1], "tags": ["O", "O"]}, "word 2 of 'tokens' is 1; a word is text"),
-        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "word 2 of 'tokens' is ''; a word is text"),
+        ({"tokens": ["a", 1], "tags": ["O", "O"]}, "word 2 of 'tokens' is 1; expected text"),
+        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "word 2 of 'tokens' is ''; expected text"),
         ({"tokens": ["a"], "tags": [0]}, r"tag 1 of 'tags' is 0; .*give the names .*tag_names"),
-        ({"tokens": ["a"], "tags": [None]}, "tag 1 of 'tags' is None; a tag is text"),
+        ({"tokens": ["a"], "tags": [None]}, "tag 1 of 'tags' is None; expected text"),
         ({"tokens": ["a"], "tags": None}, "'tags' is None; expected a list"),
         ({"tokens": ["a"]}, "no column 'tags'"),
     ],
@@ -259,7 +259,7 @@ def test_tag_without_name(put):
     path = put(rows({"tokens": ["a"], "tags": [2]}, {"tokens": ["a"], "tags": [-1]}), "a.jsonl")
     with pytest.raises(UserError, match=r"2 rows are wrong:\n.*tag 1 of 'tags' is 2; .* 0 to 1"):
         read_token_lists(path, tag_names=["O", "B-X"])
-    with pytest.raises(UserError, match=r"tag 1 of 'tags' is True; a tag is text"):
+    with pytest.raises(UserError, match=r"tag 1 of 'tags' is True; expected text"):
         read_token_lists(
             put(rows({"tokens": ["a"], "tags": [True]}), "b.jsonl"), tag_names=["O", "B-X"]
         )
