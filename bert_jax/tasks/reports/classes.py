@@ -11,7 +11,7 @@ from bert_jax.tasks.reports.intervals import Score, ratio
 _Counts = Sequence[int] | np.ndarray
 
 MOST_CONFUSED = 60
-"""Largest number of classes with a whole confusion matrix in a report."""
+"""Largest number of classes for which a report has the whole confusion matrix."""
 
 
 def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
@@ -63,7 +63,7 @@ def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -
 
 
 def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """Return class rows, their mean and the confusion matrix, for one class an example, (N,)."""
+    """Return class rows, their mean and the confusion matrix, for one class per example, (N,)."""
     size = len(labels)
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
@@ -74,7 +74,7 @@ def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) 
 def of_label_sets(
     labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray
 ) -> dict[str, Any]:
-    """Return class rows and their mean, for several labels an example, (N, K) bool."""
+    """Return class rows and their mean, for several labels per example, (N, K) bool."""
     counts = (truth & predicted).sum(axis=0), predicted.sum(axis=0), truth.sum(axis=0)
     rows = class_rows(labels, *counts)
     return {"classes": rows, "macro": macro(rows)}
@@ -131,7 +131,7 @@ def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
 
 SHOWN = 20
-"""Number of mistakes in a report."""
+"""Largest number of mistakes in a report."""
 _LONGEST = 600  # characters of a text
 
 

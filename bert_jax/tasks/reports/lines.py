@@ -70,7 +70,7 @@ def _scores(report: Mapping[str, Any]) -> list[str]:
     ]
     lines = _table(["score", "value", over], rows)
     if report.get("constant") is not None:
-        lines += ["", f"The best constant prediction has {_number(report['constant'])}."]
+        lines += ["", f"The best constant prediction scores {_number(report['constant'])}."]
     return lines
 
 
@@ -129,7 +129,7 @@ def _mistake(each: Mapping[str, Any]) -> str:
 
 
 def _flat(text: str) -> str:
-    """Make a text one line without control characters or any Markdown or HTML markup."""
+    """Turn a text into one line without control characters, Markdown or HTML markup."""
     shown = "".join(c if c.isprintable() or c in _JOINERS else " " for c in text)
     return " ".join(shown.translate(_INERT).replace("](", "] (").split())
 

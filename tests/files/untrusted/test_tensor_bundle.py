@@ -166,7 +166,7 @@ def test_sizes_beyond_all_bounds(tmp_path: Path) -> None:
         assert "larger than any memory" in found
     for shape in ([1 << 40], [2, 4], []):
         found = refused(write_index(tmp_path, (b"a", entry(array, 0, 0, shape=shape))))
-        assert "bytes, the index says 24" in found
+        assert "bytes, but the index says 24" in found
     assert "a size in its shape is" in refused(
         write_index(tmp_path, (b"a", field(1, 1) + field(2, field(2, field(1, (1 << 64) - 1)))))
     )
