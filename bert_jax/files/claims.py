@@ -35,7 +35,7 @@ class Claims(Protocol):
         """Read a claim's content and version; return None if there is no such claim."""
 
     def renew(self, number: int, content: bytes) -> bool:
-        """Give this process's claim a new version; return False if it is gone or another's."""
+        """Give this process's claim a new version; return False if it is gone or not ours."""
 
     def remove(self, number: int) -> None:
         """Remove a claim, if it is there."""

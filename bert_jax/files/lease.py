@@ -1,9 +1,9 @@
-"""One writer at a time in a directory: a lease that a run or a build holds while it lasts.
+"""Leases, by which only one run or build at a time writes to a directory.
 
 The lease is a small file, `lease-1.json`, that names the holder of the directory. The holder renews
-the file every few seconds. A start that takes a lease over creates the file with the next number,
-which only one of several starts can do, and removes the others. A holder that finds its file gone
-has lost the lease and ends before it writes more.
+the file every few seconds. A process that takes a lease over creates the file with the next number,
+which only one of several processes can do, and removes the other files. A holder that finds its
+file gone has lost the lease and ends before it writes more.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Times:
     patience: float = 300.0
     """Time to wait for a holder elsewhere; longer than launchers give a run to save and end."""
     poll: float = 1.0
-    """Time between two looks at another's lease."""
+    """Time between two looks at another holder's lease."""
 
 
 class Lease:
@@ -64,7 +64,7 @@ class Lease:
         """Content of the other holder's claim at the last look; `_version` is its version."""
         self._version: Any = None
         self._since = self._seen = 0.0
-        """Monotonic times of the first look at this holder and of its last renewal."""
+        """Monotonic times: the first look at this holder, and the holder's last renewal."""
         self._beats = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -92,7 +92,7 @@ class Lease:
         others = [each for each in self._claims.numbers() if each != number]
         now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
         if any(over.get(each) != content for each, content in now.items()):
-            # Another start created a claim meanwhile: both give way and try again later.
+            # Another process created a claim meanwhile: both give way and try again later.
             self._claims.remove(number)
             time.sleep(random.random() * self._times.poll)
             return False
@@ -145,7 +145,7 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Decide by its claim whether a holder is gone; a UserError if the holder lives."""
+        """Decide from a holder's claim whether the holder is gone; a UserError if it lives."""
         now, holder = time.monotonic(), dict[str, Any]()
         with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")
@@ -205,7 +205,7 @@ def machine() -> str:
 
 def _described(holder: dict[str, Any]) -> str:
     if not holder:
-        return "another start"
+        return "another process"
     return (
         f"process {holder.get('pid')} of {holder.get('user')} on {holder.get('host')} (since "
         f"{holder.get('since')})"

@@ -36,7 +36,7 @@ class WorkDir:
     """A work directory: the places of its parts, and its claims."""
 
     local: Path
-    """config.json, metrics.jsonl, tokenizer/ and the other small files."""
+    """Directory of config.json, metrics.jsonl, tokenizer/ and the other small files."""
     checkpoints: epath.Path
     damaged: epath.Path
     resume: epath.Path

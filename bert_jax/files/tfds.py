@@ -63,7 +63,7 @@ def prepare_tfds(dataset: str) -> Path:
     tfds = _library(dataset)
     try:
         builder = tfds.builder(dataset, file_format="array_record")
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: no configuration
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: no such config
         raise UserError(f"{dataset}: {_first_line(error)}") from error
     downloads = Path(builder.data_dir_root) / "downloads"
     extracted = downloads / "extracted"
@@ -72,7 +72,7 @@ def prepare_tfds(dataset: str) -> Path:
     # Some archives are fetched only after another is unpacked; each round unpacks at least one.
     while True:
         try:
-            # Progress bars go to stderr; on stdout the library only complains of no TensorFlow.
+            # Progress bars go to stderr; stdout only has complaints that TensorFlow is missing.
             with contextlib.redirect_stdout(io.StringIO()):
                 builder.download_and_prepare(
                     download_dir=downloads,

@@ -68,7 +68,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     0: half a window (long=windows)."""
     calibrate: bool = False
     """Whether to divide logits by the temperature with the least log loss on the dev data, so that
-    probabilities match the shares of right answers (Guo et al. 2017). Predictions do not change."""
+    probabilities match the shares of right answers (Guo et al. 2017). Predicted classes stay."""
     thresholds: Literal["half", "tuned"] = "half"
     """Probability above which a label is predicted (multi_label). half: 0.5. tuned: for each label,
     the threshold that gives the label's highest F1 on the dev data."""
@@ -204,7 +204,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceConfig(FileTaskConfig):
-    """Settings of the task kind `choice`: texts with several choices, one of which is right.
+    """Settings of the task kind `choice`: texts with several choices, exactly one right.
 
     Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT; the default columns are SWAG's.
     """
@@ -220,7 +220,7 @@ class ChoiceConfig(FileTaskConfig):
     choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
-    """Column of the right choice: its name in `labels`, or its number from 0 if there are none."""
+    """Column of the right choice: its name in `labels` or, if that is empty, its number from 0."""
     labels: tuple[str, ...] = ()
     """Names of the choices, as the column `label` has them, such as A,B,C,D; empty: 0, 1, ..."""
     id: str = ""
@@ -269,7 +269,7 @@ class SquadConfig(FileTaskConfig):
     def __post_init__(self) -> None:
         """Raise a UserError if windows would leave tokens out."""
         super().__post_init__()
-        _ = self.windows  # raises its own errors
+        _ = self.windows  # raises the error
 
     @property
     def windows(self) -> "WindowOptions":

@@ -34,7 +34,7 @@ class GroupData(Data[TextExample]):
 
 
 def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
-    """Read the training file and the dev file; without one, hold out rows of the training file."""
+    """Read the training and the dev file; without a dev file, hold out training rows."""
     train = config.source("train")
     data = read_groups(train, config, config.rows)
     if config.dev:

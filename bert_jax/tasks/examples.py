@@ -24,7 +24,7 @@ class Origin(NamedTuple):
     path: str
     """File, or name of a data set."""
     line: int
-    """Number, from 1, of the line or, if the source has no lines, of the record."""
+    """Number of the line, from 1; in a source without lines, number of the record."""
 
     @property
     def unit(self) -> str:
@@ -101,8 +101,7 @@ class Question:
     question: str
     context: str
     answers: tuple[Answer, ...] | None
-    """Reference answers; () if the context does not answer the question; None if the file does not
-    say."""
+    """Reference answers; () if the context has no answer; None if the file does not say."""
     origin: Origin
 
     @property

@@ -41,12 +41,12 @@ class TaskConfig(Bounded, section="task"):
     """Number of parts of the training data for cross-validation; each part, a fold, is held out in
     one run. Folds have the same mix of labels and keep groups together. 0: no folds."""
     fold: Natural = 0
-    """Number of the fold to hold out, from 1; 0: one run after another holds out each fold."""
+    """Number of the fold to hold out, from 1; 0: hold out each fold in turn, one run for each."""
     metric: str = ""
     """Metric that selects the best checkpoint; empty: the task's first metric. glue: the
     leaderboard's metrics. table: single_label has accuracy, f1 (of the second of two labels),
     macro_f1 and matthews; multi_label f1 (micro), macro_f1 and accuracy; regression pearson and
-    spearman. tagging: entities have f1, precision, recall and accuracy, other tags accuracy. squad:
+    spearman. tagging: entity tags f1, precision, recall and accuracy; plain tags accuracy. squad:
     f1 and exact. parsing: las and uas. embedding: rows of scores have spearman and pearson, other
     rows ndcg@10, mrr@10, recall@100 and map."""
     test: str = ""

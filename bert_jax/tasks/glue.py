@@ -44,7 +44,7 @@ class GlueTask:
     metrics: tuple[str, ...]
     """Metrics that the leaderboard reports."""
     submissions: Mapping[str, tuple[str, int]]
-    """Name and number of rows of the leaderboard's file, by test split."""
+    """File for the leaderboard and its number of rows, by test split."""
     tfds: tuple[str, str, str]
     """Names in TensorFlow Datasets: the configuration, the text and the second text."""
     files: Mapping[str, str] = field(default_factory=lambda: _SPLITS)
@@ -138,8 +138,8 @@ def submission_file(
     class, or a score, which is clipped to 0...5 and written with three digits.
 
     Raises:
-        UserError: it is not a test split, a prediction is no class or finite score, or the split
-            does not have exactly one prediction for each row.
+        UserError: `split` is no test split, a prediction is not valid, or a row of the split does
+            not have exactly one prediction.
     """
     task = glue_task(name)
     if split not in task.submissions:

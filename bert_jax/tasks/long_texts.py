@@ -74,7 +74,7 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _ends(length: int, keep: int) -> list[Span]:
-    """Return the spans of a text's head and tail, in the ratio 128 to 382 (Sun et al. 2019)."""
+    """Return the spans of a text's head and tail, as long as 128 to 382 (Sun et al. 2019)."""
     if length <= keep:
         return [(0, length)]
     head = keep * 128 // 510
@@ -117,7 +117,7 @@ class TextRows:
     long: Sequence[int] = ()
     """Numbers of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Number of tokens of the long examples, without special tokens; `left_out` are in no row."""
+    """Number of tokens in long examples, special tokens excluded; `left_out` of them in no row."""
     left_out: int = 0
 
     def warnings(

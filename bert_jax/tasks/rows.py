@@ -2,7 +2,7 @@
 
 A row is padded to the shortest bucket that holds it, and XLA compiles the step once for each
 bucket. Rows that do not fill a batch of their bucket move up to the next bucket, so every epoch has
-ceil(N / B) batches, and all but one are full. Only integer arithmetic assigns rows to batches.
+ceil(N / B) batches; at most one is not full. Only integer arithmetic assigns rows to batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -135,7 +135,8 @@ class TrainBatches:
     All trials have batches of the same lengths, so that they run as one array program; which rows a
     batch holds depends only on (rows, batch size, seed of the trial, epoch).
 
-    An epoch has `num_batches` batches, ceil(N / batch_size); `batches_of` counts them by length.
+    An epoch of N rows, repeated rows included, has `num_batches` = ceil(N / batch_size) batches;
+    `batches_of` counts them by length.
     """
 
     def __init__(

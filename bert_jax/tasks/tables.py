@@ -18,7 +18,7 @@ from bert_jax.tasks.examples import MissingColumn, Origin, listed
 
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20
-"""Largest number of characters in a field; the limit ends a field with an unclosed quote."""
+"""Largest number of characters in a field; a field with an unclosed quote soon exceeds it."""
 _DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
 
 
@@ -187,8 +187,8 @@ def read_rows(
 
     The source is a file, perhaps compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`. Columns
     are given by name, in CSV and TSV also by number from 1; a file may lack `optional` columns.
-    Values are in the order of `columns`: text in CSV and TSV, in other formats as the file types
-    them. A row that has a problem, or that `ragged` skips, has no values.
+    Values are in the order of `columns`; they are text in CSV and TSV, and have the file's types in
+    other formats. A row that has a problem, or that `ragged` skips, has no values.
 
     Raises:
         UserError: the file cannot be read, lacks a column, or does not fit the format.

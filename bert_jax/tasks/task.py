@@ -216,7 +216,7 @@ class Split(ABC):
 
     @abstractmethod
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return interval data and report details of finite outputs."""
+        """Return, for finite outputs, the data for intervals and the details of the report."""
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
@@ -302,7 +302,7 @@ class Task(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def _read(cls, config: Config) -> tuple[LabelSpec, Sequence[Data[Any]]]:
-        """Read the training data and all dev data; also return the facts that they determine."""
+        """Return the facts that the training data determine, the training data and all dev data."""
 
     def open_split(self, source: str, *, labelled: bool = True) -> Split:
         """Read another file with the same columns, or a split of GLUE by its name.

@@ -15,7 +15,7 @@ from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, intervals
 
 BUCKETS = {"up to 10": (1, 10), "11 to 15": (11, 15), "16 to 20": (16, 20), "above 20": (21, None)}
-"""Smallest and largest number of source words, by row of the table by length."""
+"""Smallest and largest number of source words in each row of the table of scores by length."""
 _ORDERS = range(1, 5)
 
 

@@ -167,7 +167,7 @@ class _Unpacked:
         self._root = root
         self._max_bytes = max_bytes
         self._limit = min(max_bytes, max(_FREE_BYTES, max_ratio * path.stat().st_size))
-        self._seen: dict[str, bool] = {}  # folded name to whether it is a directory
+        self._seen: dict[str, bool] = {}  # whether each (folded) name is a directory
 
     def check_totals(self, entries: int, size: int) -> None:
         """Refuse declared totals beyond the limits; readers never read past a declared size."""

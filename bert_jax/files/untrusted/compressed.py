@@ -29,7 +29,7 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Decompress what `read` returns, by the suffix of `name`, in blocks; UserError if damaged."""
+    """Yield what `read` returns, decompressed by the suffix of `name`; UserError if damaged."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):

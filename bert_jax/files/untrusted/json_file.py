@@ -66,7 +66,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
     hooks: dict[str, Any] = {} if allow_nan else {"parse_constant": refuse, "parse_float": finite}
     try:
         value = json.loads(text, object_pairs_hook=unique, **hooks)
-        if _SURROGATE.search(raw):  # half of a pair is no text; nothing could print or hash it
+        if _SURROGATE.search(raw):  # half of a pair is not text and could not be printed or hashed
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise UserError(

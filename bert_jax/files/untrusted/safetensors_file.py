@@ -1,4 +1,4 @@
-"""Reader of safetensors: the library checks the layout; this module limits what it accepts.
+"""Reader of safetensors: the library checks the layout; this module adds limits.
 
 The library (0.8.0) accepts a header of 90 MB of spaces, a million empty tensors, the later of two
 equal names, and names like `../../x`.

@@ -66,7 +66,7 @@ class BundleTensor:
 
     @property
     def array(self) -> np.ndarray:
-        """Read-only view of the mapped file; a UserError if damaged, sliced or of unknown type."""
+        """Read-only view of the mapped file; a damaged or unsupported tensor is a UserError."""
         where = self._where
         if self._slices:
             raise UserError(
@@ -184,7 +184,7 @@ def _num_shards(raw: bytes, where: str) -> int:
         raise UserError(f"{where}: the tensors are big-endian, which is not read")
     if not isinstance(needs, int) or needs > _VERSION:
         raise UserError(
-            f"{where}: written for readers of version {needs!r:.40}; this is {_VERSION}"
+            f"{where}: needs a reader of version {needs!r:.40}; this reader has {_VERSION}"
         )
     return shards
 

@@ -58,7 +58,7 @@ class ParsingSplit(Split):
         return max(counts.values()) / counts.total()
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return interval data; details: precision and recall by relation.
+        """Return data for intervals, and details: precision and recall by relation.
 
         Trees are scored as in the script of the CoNLL 2018 shared task.
         """
@@ -147,7 +147,7 @@ def parsing_rows(
     relations: Mapping[str, int],
     max_length: int,
 ) -> tuple[Rows, list[np.ndarray], tuple[str, ...]]:
-    """Return a row for each sentence, the positions of its words, and warnings of cut sentences.
+    """Return rows of sentences, the position of each word, and warnings about cut sentences.
 
     A word's position is the position of its first sub-word; the root's position is 0. A sentence
     longer than a row is cut; the words after the cut have no position.
@@ -184,7 +184,7 @@ def parsing_rows(
 def _labels(
     sentence: Sentence, positions: np.ndarray, relations: Mapping[str, int], length: int
 ) -> Int32[np.ndarray, " n"]:
-    """Encode each word's head and relation: position of the head * relations + relation."""
+    """Encode each word's head and relation: head's position * number of relations + relation."""
     found = np.full(length, NO_LABEL, np.int32)
     if sentence.tree is None:
         return found

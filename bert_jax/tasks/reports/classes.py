@@ -81,13 +81,13 @@ def of_label_sets(
 
 
 def indicator(numbers: np.ndarray, size: int | None = None) -> csr_array:
-    """Return the matrix (N, size) of 1 at each row's number, and 0 elsewhere."""
+    """Return the matrix (N, size) with 1 at each row's number and 0 elsewhere."""
     shape = len(numbers), int(numbers.max()) + 1 if size is None else size
     return csr_array((np.ones(len(numbers)), (np.arange(len(numbers)), numbers)), shape)
 
 
 def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Make a function that computes the single-label metrics from weights of the examples."""
+    """Make a function that computes the single-label metrics from example weights."""
     size = int(max(truth.max(), predicted.max())) + 1
     cells, codes = np.unique(truth * size + predicted, return_inverse=True)
     which, (rows, columns) = indicator(codes.ravel()), np.divmod(cells, size)
@@ -114,7 +114,7 @@ def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
 
 def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Make a function that computes F1, macro F1 and accuracy of label sets from weights."""
+    """Make a function that computes the multi-label metrics from example weights."""
     parts = [truth & predicted, truth, predicted]
     values = np.concatenate([*parts, (truth == predicted).all(axis=1)[:, None]], axis=1)
 

@@ -54,7 +54,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield how often each of `count` units is in each resample, (d, count) at a time."""
+    """Yield, for d resamples at a time, how often each of `count` units occurs, (d, count)."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
@@ -70,7 +70,7 @@ def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.nd
 
 
 def means(names: Sequence[str], each: np.ndarray) -> Score:
-    """Make a score function: weighted means of the columns of `each` (N, S); NaN if no weight."""
+    """Make a score function: the weighted mean of each column of `each` (N, S); NaN at weight 0."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         found = ratio(w @ each, w.sum(axis=1, keepdims=True), np.nan)
@@ -85,7 +85,7 @@ def unweighted(score: Score, count: int) -> dict[str, float]:
 
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
-    """Return the intervals of our scores, or of ours minus theirs on the same examples."""
+    """Return the intervals of our scores or, given `theirs`, of ours minus theirs (paired)."""
     from scipy.stats import binomtest  # takes half a second to import
 
     _, unit = np.unique(ours.units, return_inverse=True)

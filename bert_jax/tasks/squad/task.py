@@ -96,7 +96,7 @@ class SpanSplit(Split):
         return scores
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return interval data; details: scores by kind of question, mistakes."""
+        """Return data for intervals, and details: scores by kind of question, mistakes."""
         predictions = self._predictions(outputs, self._task.config.num_best)
         rules = self._task.spec.rules
         threshold = scores.get(_THRESHOLD)

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of entities (right if words and type are), and reports on tags.
+"""Precision, recall and F1 of entities (words and type must be right), and reports on tags.
 
 Entities are read from tags in two ways, both as in seqeval:
 

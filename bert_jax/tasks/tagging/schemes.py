@@ -1,4 +1,4 @@
-"""Entity tags: detection and check of the schemes IOB1, IOB2 and IOBES, conversion to IOB2.
+"""Entity tags: detection and check of the schemes IOB1, IOB2 and IOBES; conversion to IOB2.
 
 A tag is `O`, or a prefix and a type such as `B-PER`. IOB2 begins each entity with B; IOB1 begins it
 with I, and with B only directly after an entity of the same type; IOBES is IOB2 with E for the last

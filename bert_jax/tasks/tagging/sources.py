@@ -28,7 +28,7 @@ def read_columns(
     token_prefix: str = "",
     comment: str = "",
 ) -> list[TaggedExample]:
-    """Read one word a line, with columns separated by tabs or spaces; blank lines end sentences.
+    """Read one word per line, with columns separated by tabs or spaces; blank lines end sentences.
 
     If the first word's line has a tab, single tabs separate columns, and a word may contain spaces;
     otherwise runs of spaces separate them. Quotes have no meaning, and a no-break space is part of
@@ -36,7 +36,7 @@ def read_columns(
 
     Columns count from 1, or backwards from -1; without a `tag_column` no tags are read. Each word
     must begin with `token_prefix`, which is removed. Lines that begin with `comment`, such as `# `,
-    are skipped, which is unsafe if a word may begin a line so, as `#` does in CoNLL-2003.
+    are skipped, which is unsafe if a word may begin with it, as with `#` in CoNLL-2003.
 
     Raises:
         UserError: the file is missing or not UTF-8, or has no words or no such column. Also, all in
@@ -91,7 +91,7 @@ def read_columns(
 
 
 def is_conllu(path: str | Path) -> bool:
-    """Return whether a file's first line, leaving out comments, is CoNLL-U; False if missing."""
+    """Return whether the first line that is no comment is CoNLL-U; False if there is no file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = itertools.islice(file, 1000)
@@ -154,8 +154,8 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
     If `with_tags` is false, words without a language are accepted too.
 
     Raises:
-        UserError: the first word has no language, another word has a different language, or
-            `read_columns` raises the error.
+        UserError: the first word has no language, another word has a different language, or an
+            error of `read_columns`.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)

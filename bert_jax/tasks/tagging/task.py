@@ -67,7 +67,7 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best constant's score; for entities, each word or sentence as an entity."""
+        """Return the best constant's score; for entities, it marks each word or each sentence."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
@@ -98,7 +98,7 @@ class TaggingSplit(Split):
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return interval data; details: scores by entity type or tag, confusion, mistakes."""
+        """Return data for intervals, and details: scores by type or tag, confusion, mistakes."""
         predicted, plain = self._predicted(outputs), self._task.spec.scheme == "plain"
 
         def details() -> dict[str, Any]:

@@ -24,7 +24,7 @@ class TagWindow:
     """Number of the window's sentence, from 0."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Number, in the sentence, of the word that each position labels; -1 at other positions."""
+    """Number in the sentence of the word that each position labels; -1 if it labels no word."""
     labels: Int32[np.ndarray, " L"]
     """Label of the word; `NO_LABEL` at other positions, and everywhere if there are no tags."""
 

@@ -82,7 +82,7 @@ class Decisions:
         return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
 
     def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Return the temperature, and the reliability before and after it, as JSON values."""
+        """Return the temperature, and the reliability without and with it, as JSON values."""
         parts = {"before": PLAIN, "after": self}
         bins = {name: each.reliability(logits, labels) for name, each in parts.items()}
         return {"temperature": self.temperature, **bins}
@@ -122,7 +122,7 @@ def reliability(
 
 
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
-    """Return the temperature with the least log loss, from 1/20 to 20.
+    """Return the temperature between 1/20 and 20 with the least log loss.
 
     The loss is convex in 1 / temperature, so that a bounded search finds its minimum.
     """

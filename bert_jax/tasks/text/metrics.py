@@ -117,8 +117,8 @@ def text_details(
 ) -> dict[str, Any]:
     """Return a report's details for this kind: classes, confusion, residuals and mistakes.
 
-    `truth` and `predicted` are (N,) classes or scores, or (N, K) bool; `logits`, (N, C), divided by
-    the temperature, give the probabilities.
+    `truth` and `predicted` are (N,) classes or scores, or (N, K) bool; `logits`, (N, C), must be
+    divided by the temperature already.
     """
     if kind == "regression":
         return _of_scores(examples, truth, predicted)

@@ -143,7 +143,7 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
     dev_ids.tsv. Rows of QQP that are broken by line ends are skipped and counted.
 
     The directory is the task's, or holds the directories of all tasks. Labels are None in test
-    splits. Ids are the row numbers that test files have; in other splits, numbers from 0.
+    splits. Ids are the files' row numbers in test splits, and numbers from 0 in other splits.
 
     Raises:
         UserError: the task, split or file does not exist, or rows are wrong.
@@ -229,7 +229,7 @@ def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
     if missing:
         raise UserError(
             f"{home / 'dev_ids.tsv'}: the pair {' '.join(min(missing))!r} is not in {path}, nor "
-            f"are {len(missing) - 1} others; fetch both again"
+            f"are {len(missing) - 1} others; fetch both files again"
         )
     chosen = [e for e in data.examples if (e.origin.line in lines) == (split == "dev")]
     return replace(data, examples=tuple(replace(e, id=f"{n}") for n, e in enumerate(chosen)))

@@ -120,7 +120,7 @@ def read_texts(
 def read_other_texts(
     source: str, table: TableConfig, labels: LabelSet | None, **options: Any
 ) -> Data[TextExample]:
-    """Read a table that may lack its columns of labels, which is a warning, or of groups.
+    """Read a table that may lack its group column or, with a warning, its label columns.
 
     `options` are passed to `read_texts`.
     """

@@ -79,7 +79,7 @@ class TextSplit(Split):
         return scores | decisions.scores(logits, labels, task.spec.labels, **task.fits)
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return interval data; details: classes, confusion, residuals, mistakes, calibration."""
+        """Return data for intervals, and details: classes, confusion, residuals, mistakes, ..."""
         task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)

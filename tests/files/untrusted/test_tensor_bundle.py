@@ -146,7 +146,7 @@ def test_what_tensorflow_does_not_write(tmp_path: Path) -> None:
         (header(0), "0 data files"),
         (header(1 << 40), "1099511627776 data files"),
         (header(endianness=1), "big-endian"),
-        (header(min_consumer=2), "for readers of version 2"),
+        (header(min_consumer=2), "needs a reader of version 2"),
         (field(3, b"\x0f"), "no protobuf message (wire type 7)"),
         (varint(1 << 3 | 2) + b"\x05ab", "a field of 5 bytes is cut off"),
         (b"\x08" + b"\xff" * 9, "is cut off or too long"),
