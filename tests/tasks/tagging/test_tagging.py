@@ -102,8 +102,8 @@ def test_comments(put):
         ("a\tO\n\tO\n", {}, r"line 2: the word \(column 1\) is empty"),
         ("a\tO\t1\nb\t\t1\n", {"tag_column": 2}, r"line 2: the tag \(column 2\) is empty"),
         ("\n \n-DOCSTART- O\n", {}, "no words"),
-        ("en:a O\nb O\n", {"token_prefix": "en:"}, "line 2: the word 'b' is not 'en:' and a"),
-        ("en: O\n", {"token_prefix": "en:"}, "line 1: the word 'en:' is not 'en:' and a word"),
+        ("en:a O\nb O\n", {"token_prefix": "en:"}, "line 2: the word is 'b'; expected 'en:' and"),
+        ("en: O\n", {"token_prefix": "en:"}, "line 1: the word is 'en:'; expected 'en:' and"),
         (b"a O\n\xff O\n", {}, r"line 2, byte 1: 0xff is not UTF-8"),
         (b"", {}, "is empty"),
     ],
@@ -130,7 +130,7 @@ def test_wikiann(put):
     assert found.tokens == ("香",)
     with pytest.raises(UserError, match=r"line 2: the word 'R\.H\.' has no language before it"):
         read_wikiann(put("\nR.H.\tB-ORG\n"))
-    with pytest.raises(UserError, match="line 2: the word 'de:R' is not 'en:'"):
+    with pytest.raises(UserError, match="line 2: the word is 'de:R'; expected 'en:'"):
         read_wikiann(put("en:a\tO\nde:R\tO\n"))
     with pytest.raises(UserError, match="no words"):
         read_wikiann(put("\n\n"))

@@ -153,7 +153,7 @@ def test_a_live_holder_elsewhere_is_waited_for_and_then_respected(tmp_path, star
     first.says("held")
     times = Times(lapse=LONG, patience=0.5, poll=0.01)
     with (
-        pytest.raises(UserError, match=r"last sign of life was \d s ago; 600 s after the last"),
+        pytest.raises(UserError, match=r"last sign of life was \d s ago; 600 s after it, the"),
         hold_workdir(tmp_path, echo=lambda _: None, times=times),
     ):
         pytest.fail("two runs hold the directory")
