@@ -103,8 +103,8 @@ class Split(ABC):
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN if a logit is not finite.
 
-        Thresholds and temperature come from the `saved` scores of the dev split; if these are None,
-        they are fitted to this split.
+        Thresholds and temperature come from the `saved` scores of the dev split; if `saved` is
+        None, they are fitted to this split.
 
         Raises:
             UserError: the file has no labels.
