@@ -78,7 +78,7 @@ def check_recorded(directory: Path, *keys: str) -> None:
         if other := differing(directory, found):
             raise UserError(
                 f"{directory / other} is not the file that {name} describes: damaged, missing or "
-                "changed. Copy or export the directory again; where the change is meant, delete "
+                "changed. Copy or export the directory again; if the change is intended, delete "
                 f"the lines of {other} from {name}"
             )
 

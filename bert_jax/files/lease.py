@@ -52,7 +52,7 @@ class Lease:
         self, claims: Claims, name: str, times: Times, *, say: Callable[[str], None],
         exit: Callable[[int], Any] = os._exit, writer: str = "run", place: str = "work directory",
     ):  # fmt: skip
-        """Prepare a lease on the directory `name`, which `take` then takes by `claims`.
+        """Prepare a lease on the directory `name`; `take` then takes the lease by `claims`.
 
         `say` receives lines about the wait; `exit` ends the process when the lease is lost.
         """

@@ -19,7 +19,7 @@ class LineLog:
     """A log file, opened anew for each write in case it is removed; no method raises an OSError."""
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
-        """Set the file; at most `limit` lines wait in memory, beyond that the oldest are dropped.
+        """Set the file; if more than `limit` lines wait in memory, the oldest are dropped.
 
         A missing directory is never made: it may be a disk that is not mounted. In a file that
         other processes write too (`shared`), a line that was cut off stays, since others may have

@@ -89,7 +89,7 @@ def read_groups(
 
 
 def _listed(origin: Origin, value: Any) -> Iterator[str]:
-    """Yield the texts of an entry for negatives, which is a text, a list of texts, or nothing."""
+    """Yield the texts of an entry in a column of negatives: a text, a list of texts, or nothing."""
     for text in value if isinstance(value, list) else [value]:
         if text is not None and not isinstance(text, str):
             raise UserError(

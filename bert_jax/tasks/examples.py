@@ -28,7 +28,7 @@ class Origin(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Unit of `line`: "line", or "row" where a table has no lines."""
+        """Unit of `line`: "line", or "row" if the table has no lines."""
         has_rows = self.path.startswith("tfds:") or self.path.endswith(".parquet")
         return "row" if has_rows else "line"
 
@@ -70,7 +70,7 @@ class TaggedExample:
     tags: tuple[str, ...] | None
     """Tag of each word, empty if the word has no tag; None if the file has no tags."""
     origin: Origin
-    """Place of the first word."""
+    """File and line of the first word."""
     document: int = 0
     """Number of the document in the file; always 0 if the file marks no documents."""
 

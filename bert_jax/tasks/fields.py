@@ -107,7 +107,7 @@ class TaskConfig(Bounded, section="task"):
 
     @property
     def dev_sources(self) -> dict[str, str]:
-        """Dev data by the name of the split; none where rows of the training file are held out."""
+        """Dev data by the name of the split; empty if rows of the training file are held out."""
         return {}
 
     @property
@@ -157,7 +157,7 @@ class FileTaskConfig(TaskConfig):
 
     @property
     def dev_sources(self) -> dict[str, str]:
-        """Dev data by the name of the split; none where rows of the training file are held out."""
+        """Dev data by the name of the split; empty if rows of the training file are held out."""
         return {"dev": self.dev} if self.dev and not self.folds else {}
 
     def with_folds(self) -> TaskConfig:

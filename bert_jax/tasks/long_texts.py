@@ -74,7 +74,7 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _ends(length: int, keep: int) -> list[Span]:
-    """Return the spans of a text's head and tail, as long as 128 to 382 (Sun et al. 2019)."""
+    """Return the spans of a text's head and tail, with lengths as 128 to 382 (Sun et al. 2019)."""
     if length <= keep:
         return [(0, length)]
     head = keep * 128 // 510

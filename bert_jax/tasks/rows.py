@@ -21,7 +21,7 @@ NO_LABEL = -1
 Batch = dict[str, np.ndarray]
 """Rows of one length as arrays, with a leading axis (M) if M trials are trained at once.
 
-tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) where G rows belong together;
+tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) for groups of G rows;
     segment_ids are 1, and 0 for padding.
 labels: as in `Rows`, with B in place of N; tags are (..., B, L), padded with `NO_LABEL`; absent if
     the rows have no labels.

@@ -136,7 +136,7 @@ class Split(ABC):
 
         The keys are `examples`, `scores`, `intervals` (95%) and, if all logits are finite,
         `no_intervals` (reasons), `units` (name and number of the resampled units), `constant` and
-        those of the task (see `reports.lines`). Arguments and errors are as in `score`.
+        the task's own (see `reports.lines`). Arguments and errors are as in `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
@@ -194,7 +194,7 @@ class Split(ABC):
         return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return lists of keys, one per example; examples that share a key stay in one fold."""
+        """Return lists with a key for each example; examples that share a key stay in one fold."""
         return [[example_key(texts) for texts in self.texts()]]
 
     def select(
@@ -302,7 +302,7 @@ class Task(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def _read(cls, config: Config) -> tuple[LabelSpec, Sequence[Data[Any]]]:
-        """Return the facts that the training data determine, the training data and all dev data."""
+        """Read the training and dev data; return the training data's `LabelSpec`, and all data."""
 
     def open_split(self, source: str, *, labelled: bool = True) -> Split:
         """Read another file with the same columns, or a split of GLUE by its name.

@@ -21,7 +21,7 @@ _ORDERS = range(1, 5)
 
 @dataclass(frozen=True)
 class Score:
-    """Value of a metric of translations, from 0 to 100, and its confidence interval."""
+    """Value of a translation metric, from 0 to 100, with its confidence interval."""
 
     value: float
     interval: tuple[float, float] | None

@@ -122,9 +122,9 @@ class Sentence:
     places: tuple[int, ...]
     """Number of each word's line among `lines`."""
     origin: Origin
-    """Place of the first word."""
+    """File and line of the first word."""
     tree: Tree | None = None
-    """Heads and relations, with subtypes; None where the file has no trees."""
+    """Heads and relations, with subtypes; None if the file has no trees."""
 
     @property
     def texts(self) -> tuple[str]:

@@ -15,7 +15,7 @@ MOST_CONFUSED = 60
 
 
 def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
-    """Return precision, recall and F1 from counts; 0 where a denominator is 0."""
+    """Return precision, recall and F1 from counts; 0 if the denominator is 0."""
     total = predicted + support
     return {
         "precision": correct / predicted if predicted else 0.0,

@@ -64,7 +64,7 @@ def weights(count: int) -> Iterator[np.ndarray]:
 
 
 def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
-    """Divide element by element; `otherwise` where the denominator is not above 0."""
+    """Divide element by element; the result is `otherwise` where the denominator is at most 0."""
     shape = np.broadcast_shapes(above.shape, below.shape)
     return np.divide(above, below, out=np.full(shape, otherwise), where=below > 0)
 

@@ -27,7 +27,7 @@ class Collection:
     """Documents, queries, and relevance judgements that link them."""
 
     documents: Mapping[str, str]
-    """Texts by id; a text with a title follows the title and a blank."""
+    """Texts by id, each preceded by its title and a blank if it has a title."""
     queries: Mapping[str, str]
     """Texts of the judged queries by id."""
     relevant: Mapping[str, Mapping[str, float]]
