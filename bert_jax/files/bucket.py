@@ -1,4 +1,4 @@
-"""Files of a bucket: reads that are retried, and a cache of limited size on the local disk."""
+"""Files in a bucket: reads with retries, and a cache of limited size on the local disk."""
 
 import contextlib
 import fcntl
@@ -17,15 +17,15 @@ from bert_jax.files.urls import bucket_failures, file_system
 _RANGE = 32 << 20
 """Bytes per read of a large file."""
 _SMALL = 64 << 20
-"""Largest small file, such as a tokenizer's, in bytes."""
+"""Largest size of a small file, such as a tokenizer's, in bytes."""
 _READ_SECONDS = 120.0
-"""Longest duration of one read, which is then tried again."""
+"""Longest duration of one read; a read that takes longer is tried again."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 """Seconds between tries: the first wait, doubled up to the longest."""
 
 
 class BucketAwayError(RuntimeError):
-    """A bucket that was out of reach for longer than the run waits; a restart may reach it."""
+    """Error for a bucket out of reach for longer than the run waits; a restart may reach it."""
 
     exit_code = 6
 
@@ -45,8 +45,8 @@ class BucketFiles:
 
         Raises:
             FileNotFoundError: There is no such file.
-            UserError: No right to read the bucket.
-            BucketAwayError: Out of reach for `read_timeout`.
+            UserError: The right to read the bucket is missing.
+            BucketAwayError: The bucket was out of reach for `read_timeout`.
         """
         data: bytes = self._patiently(name, "cat_file", start=start, end=end)
         self.bytes_read += len(data)
@@ -109,7 +109,7 @@ class BucketFiles:
 
 
 class FileCache:
-    """Cache of bucket files on disk, shared by processes; drops the least recently used."""
+    """A disk cache of bucket files, shared by processes; it drops the least recently used files."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
         """Keep at most `most_bytes` bytes of files below `root`."""
@@ -179,7 +179,7 @@ class FileCache:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file for the body; other threads and processes wait."""
+    """Hold a file's lock while the body runs; other threads and processes wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

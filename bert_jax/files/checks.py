@@ -19,12 +19,12 @@ from bert_jax.files.untrusted.json_file import read_json_object
 DIGESTS = "crc32c"
 """Key in a record for the CRC-32C of files by path; older records have the slower sha256."""
 RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
-"""Kind of directory by the name of the record file in it."""
+"""Kind of directory, by the name of its record file."""
 MAX_RECORD_BYTES = 1 << 24
 
 
 class Checks:
-    """Queue of file checks that a thread runs one by one while the files are already used."""
+    """A queue of file checks, which a thread runs one by one while the files are already in use."""
 
     def __init__(self) -> None:
         self._lock, self._todo = threading.Lock(), deque[Callable[[], None]]()
@@ -69,7 +69,7 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Raise a UserError if a file differs from its digest in the record, the first of `keys`."""
+    """Raise a UserError if a file differs from its recorded digest; the first key found counts."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)
@@ -78,7 +78,7 @@ def check_recorded(directory: Path, *keys: str) -> None:
         if other := differing(directory, found):
             raise UserError(
                 f"{directory / other} is not the file that {name} describes: damaged, missing or "
-                "changed. Copy or export the directory again; where the change is meant, delete "
+                "changed. Copy or export the directory again; if the change is intended, delete "
                 f"the lines of {other} from {name}"
             )
 
@@ -95,19 +95,19 @@ def differing(directory: Path, digests: Any) -> str:
 
 
 def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dict[str, str]:
-    """Compute the digest of each file below a directory by path, except in the directory `but`."""
+    """Compute digests of the files below a directory, by path, leaving out the directory `but`."""
     paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     files = [path for path in paths if path.parts[0] not in (but, ".lock")]
     return {path.as_posix(): digest_of(directory / path, kind) for path in files}
 
 
 def crc_of(pieces: Iterable[bytes]) -> str:
-    """Compute the CRC-32C of pieces, one after the other, as 8 hex digits."""
+    """Compute the CRC-32C of joined pieces, as 8 hex digits."""
     return f"{functools.reduce(google_crc32c.extend, pieces, 0):08x}"
 
 
 def json_crc(content: dict[str, Any]) -> int:
-    """Compute the CRC-32 of a JSON object, stored in the object beside the entries `content`."""
+    """Compute the CRC-32 of `content`, the entries of a JSON object that also stores the CRC-32."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 

@@ -1,7 +1,7 @@
 """Claims: small files by which processes agree who may write to a directory (see `lease`).
 
-Of several writers that create a claim, exactly one succeeds. Its owner renews the claim, which
-others see as a new version, and removes it. Local disks, NFS and Cloud Storage all offer this.
+If several writers create a claim, exactly one succeeds. The owner renews the claim, which others
+see as a new version, and removes it. Local disks, NFS and Cloud Storage all guarantee this.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Claims(Protocol):
         """Read a claim's content and version; return None if there is no such claim."""
 
     def renew(self, number: int, content: bytes) -> bool:
-        """Give this process's claim a new version; return False if it is gone or another's."""
+        """Give this process's claim a new version; return False if it is gone or not ours."""
 
     def remove(self, number: int) -> None:
         """Remove a claim, if it is there."""
@@ -46,11 +46,11 @@ class LocalClaims(Claims):
 
     A version is the file's modification time as the file server sets it. Versions are only compared
     for equality, so clocks need not agree. NFS clients ask the server when a file is opened, so
-    every read opens it.
+    every read opens the file.
     """
 
     def __init__(self, directory: Path):
-        """Set the directory; `create` makes it if it is missing."""
+        """Set the directory, which `create` makes if it is missing."""
         self._directory = directory
         self._made: list[Path] = []
 
@@ -103,7 +103,7 @@ class LocalClaims(Claims):
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self._path(number))  # takes no space, so a full disk ends no lease
                 return True
-        os.stat(self._directory)  # raises if it is not mounted; then nobody took it over
+        os.stat(self._directory)  # raises if it is not mounted, since the claim is then not lost
         return False
 
     @override

@@ -1,9 +1,9 @@
-"""One writer at a time in a directory: a lease that a run or a build holds while it lasts.
+"""Leases, by which only one run or build at a time writes to a directory.
 
 The lease is a small file, `lease-1.json`, that names the holder of the directory. The holder renews
-the file every few seconds. A start that takes a lease over creates the file with the next number,
-which only one of several starts can do, and removes the others. A holder that finds its file gone
-has lost the lease and ends before it writes more.
+the file every few seconds. A process that takes a lease over creates the file with the next number,
+which only one of several processes can do, and removes the other files. A holder that finds its
+file gone has lost the lease and ends before it writes more.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ class Times:
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time without a renewal until another machine takes over; above the 60 s for which network
-    disks may show an old state."""
+    """Time without a renewal until another machine takes over; longer than the 60 s for which
+    network disks may show an old state."""
     patience: float = 300.0
-    """Time to wait for a holder elsewhere; longer than launchers let a run save and end."""
+    """Time to wait for a holder elsewhere; longer than launchers give a run to save and end."""
     poll: float = 1.0
-    """Time between two looks at another's lease."""
+    """Time between two looks at another holder's lease."""
 
 
 class Lease:
@@ -52,7 +52,7 @@ class Lease:
         self, claims: Claims, name: str, times: Times, *, say: Callable[[str], None],
         exit: Callable[[int], Any] = os._exit, writer: str = "run", place: str = "work directory",
     ):  # fmt: skip
-        """Prepare the lease on the directory `name` by `claims`; `take` takes it.
+        """Prepare a lease on the directory `name`; `take` then takes the lease by `claims`.
 
         `say` receives lines about the wait; `exit` ends the process when the lease is lost.
         """
@@ -61,10 +61,10 @@ class Lease:
         self._own = json.dumps(_myself()).encode()
         self._number = 0
         self._content: bytes | None = None
-        """Content of the other holder's claim at the last look; below, its version."""
+        """Content of the other holder's claim at the last look; `_version` is its version."""
         self._version: Any = None
         self._since = self._seen = 0.0
-        """Monotonic times of the first look at this holder and of its last renewal."""
+        """Monotonic times: the first look at this holder, and the holder's last renewal."""
         self._beats = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -92,7 +92,7 @@ class Lease:
         others = [each for each in self._claims.numbers() if each != number]
         now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
         if any(over.get(each) != content for each, content in now.items()):
-            # Another start created a claim meanwhile: both give way and try again later.
+            # Another process created a claim meanwhile: both give way and try again later.
             self._claims.remove(number)
             time.sleep(random.random() * self._times.poll)
             return False
@@ -102,7 +102,7 @@ class Lease:
         return True
 
     def confirm(self) -> None:
-        """Renew the lease; end the process with code 7 where another has taken it over."""
+        """Renew the lease; end the process with code 7 if another process has taken it over."""
         with self._lock:
             if not self._number or self._done.is_set():
                 return
@@ -145,7 +145,7 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Decide by its claim whether a holder is gone; a UserError if the holder lives."""
+        """Decide from a holder's claim whether the holder is gone; a UserError if it lives."""
         now, holder = time.monotonic(), dict[str, Any]()
         with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")
@@ -172,7 +172,7 @@ class Lease:
         if now - self._since > self._times.patience and self._beats:
             seen = now - self._seen
             state = f"The last sign of life was {seen:.0f} s ago; {self._times.lapse:g} s after "
-            raise UserError(self._refusal(holder, f"{state}the last one the directory is free"))
+            raise UserError(self._refusal(holder, f"{state}it, the directory is free"))
         return False
 
     def _refusal(self, holder: dict[str, Any], state: str) -> str:
@@ -205,7 +205,7 @@ def machine() -> str:
 
 def _described(holder: dict[str, Any]) -> str:
     if not holder:
-        return "another start"
+        return "another process"
     return (
         f"process {holder.get('pid')} of {holder.get('user')} on {holder.get('host')} (since "
         f"{holder.get('since')})"
@@ -213,7 +213,7 @@ def _described(holder: dict[str, Any]) -> str:
 
 
 def _lives_here(holder: dict[str, Any]) -> str | None:
-    """Describe a holder that lives on this machine; "" if it died, None if that cannot be told."""
+    """Describe a holder that lives on this machine; "" if it died; None if this is not known."""
     pid = holder.get("pid")
     if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
         return None
@@ -221,7 +221,7 @@ def _lives_here(holder: dict[str, Any]) -> str | None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
-    except OSError:  # another user's
+    except OSError:  # another user's process
         pass
     state, start = _process(pid)
     if state in ("Z", "X") or (start and holder.get("process_start", "") != start):
@@ -232,7 +232,7 @@ def _lives_here(holder: dict[str, Any]) -> str | None:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """Return the state of a process and its start in ticks since boot; "" without /proc."""
+    """Return a process's state, and its start in ticks since boot; two "" without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]

@@ -19,7 +19,7 @@ class LineLog:
     """A log file, opened anew for each write in case it is removed; no method raises an OSError."""
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
-        """Set the file; at most `limit` lines wait in memory, and the oldest are dropped first.
+        """Set the file; if more than `limit` lines wait in memory, the oldest are dropped.
 
         A missing directory is never made: it may be a disk that is not mounted. In a file that
         other processes write too (`shared`), a line that was cut off stays, since others may have
@@ -48,7 +48,7 @@ class LineLog:
         except OSError as error:
             if not self._failing:
                 _log.warning(
-                    "%s cannot be written (%s); its lines are kept in memory until it can",
+                    "%s cannot be written (%s); its lines are kept in memory until it can be",
                     self._path, error.strerror or error,
                 )  # fmt: skip
             self._failing = True
@@ -63,14 +63,14 @@ class LineLog:
         self.flush()
         try:
             sync(self._path)
-        except FileNotFoundError:  # no line yet, or the file is gone: the next write reports it
+        except FileNotFoundError:  # no line yet, or the file is gone, which the next write reports
             pass
         except OSError as error:
             if not self._failing:  # else flush has reported it
                 _log.warning("%s may not be on the disk: %s", self._path, error.strerror or error)
 
     def close(self) -> None:
-        """Try a last time to write the waiting lines."""
+        """Try a last time to write the waiting lines; warn of lines that are lost."""
         self.flush()
         if self._waiting:
             _log.warning("%s: %s lines are lost", self._path, f"{len(self._waiting):,}")

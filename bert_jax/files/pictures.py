@@ -1,4 +1,4 @@
-"""Pictures: figures that need no window system, their style, and their files."""
+"""Figures that need no window system: their style and their files."""
 
 from pathlib import Path
 from typing import Any

@@ -26,37 +26,37 @@ from bert_jax.files.claims import CLAIM, BucketClaims, Claims, LocalClaims
 from bert_jax.files.urls import bucket_failures, file_system, scheme
 
 _CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
-"""Directories of checkpoints, which are read and written in place, without the mirror."""
+"""Directories of checkpoints, which are read and written in the bucket, without the mirror."""
 _LARGEST = 1 << 30
 _log = logging.getLogger("bert_jax")
 
 
 @dataclass(frozen=True)
 class WorkDir:
-    """Places of the parts of a work directory."""
+    """A work directory: the places of its parts, and its claims."""
 
     local: Path
-    """config.json, metrics.jsonl, tokenizer/ and the other small files."""
+    """Directory of config.json, metrics.jsonl, tokenizer/ and the other small files."""
     checkpoints: epath.Path
     damaged: epath.Path
     resume: epath.Path
-    """Checkpoints of all runs of a sweep, while it lasts."""
+    """Checkpoints of all runs of a sweep, kept until the sweep ends."""
     name: str
-    """Path as it was given, for messages."""
+    """Path or URL of the work directory, for messages."""
     mirror: "_Mirror | None" = None
     """Mirror of a bucket's small files at `local`; None: `local` is the work directory itself."""
     confirm: Callable[[], None] | None = None
-    """Check before a save that this run still holds the directory; ends the process if not."""
+    """Function that ends the process unless this run still holds the directory; `sync` calls it."""
 
     def claims(self) -> Claims:
-        """Return the claims in the work directory, on which its lease is built."""
+        """Return the claims in the work directory, on which the lease is built."""
         if self.mirror is None:
             return LocalClaims(self.local)
         return BucketClaims(self.mirror.files, self.name)
 
     @contextlib.contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Replace an I/O error in the body by one with `what` before it; see `bucket_failures`."""
+        """Replace I/O errors in the body by errors that begin with `what` (`bucket_failures`)."""
         if self.mirror is not None:
             with bucket_failures(f"{what} {self.name}", self.name):
                 yield
@@ -94,9 +94,9 @@ def open_workdir(path: str | Path) -> WorkDir:
     """Open a work directory: a local path, which need not exist, or gs://BUCKET/DIRECTORY.
 
     Raises:
-        UserError: Another scheme, no directory after the bucket, gcsfs is not installed, or the
-            bucket or the rights are missing.
-        ConnectionError: The bucket is out of reach, which another try may fix.
+        UserError: The scheme is not gs, no directory follows the bucket, gcsfs is not installed, or
+            the bucket or a right to it is missing.
+        ConnectionError: The bucket is out of reach; another try may succeed.
     """
     kind, name, mirror = scheme(path), str(path), None
     if kind is None:
@@ -135,7 +135,7 @@ class _Mirror:
 
     def download(self, bucket: str) -> None:
         """Download every file outside the directories of checkpoints."""
-        self.files.info(bucket)  # fails if it is missing; its listing would just be empty
+        self.files.info(bucket)  # fails for a missing bucket; a listing would just be empty
         root = self._url.removeprefix("gs://")
         try:
             entries = self.files.ls(root, detail=True)
@@ -149,7 +149,7 @@ class _Mirror:
                 objects |= self.files.find(entry["name"], detail=True)
         for key, entry in objects.items():
             name = key.removeprefix(f"{root}/")
-            # Markers of directories that a web console writes, and leases.
+            # Skip leases, and markers of directories that a web console writes.
             if name.endswith("/") or key == root or CLAIM.fullmatch(name):
                 continue
             if not set(PurePosixPath(name).parts).isdisjoint(("..", "/")):

@@ -31,7 +31,7 @@ REASONS = {
     errno.EIO: "the disk reports an error",
     errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows",
 }
-"""Reasons why a file or directory cannot be written, by number of the error."""
+"""Reasons why a file or directory cannot be written, by error number."""
 
 
 def disk_full(path: Path, error: OSError) -> UserError | OSError:
@@ -55,7 +55,7 @@ def write_synced(path: Path, data: bytes) -> None:
 def staged_file(path: Path) -> Iterator[Any]:
     """Open a binary file that replaces `path` when the body succeeds; a failed body leaves nothing.
 
-    Missing parent directories are made, and temporary files of dead processes removed.
+    Make missing parent directories, and remove temporary files that dead processes left.
 
     Raises:
         UserError: The disk is full, or the directory cannot be written.
@@ -101,8 +101,8 @@ def sync(path: Path) -> None:
 def signals_wait() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the body ends.
 
-    So no exception falls between making a directory and noting that it must be removed. Outside the
-    main thread, the only one in which Python handles signals, nothing is delayed.
+    This way no exception falls between making a directory and noting that it must be removed.
+    Nothing is delayed outside the main thread, the only one in which Python handles signals.
     """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
@@ -126,9 +126,9 @@ class StagedDirectory:
     removes what was written. The builder holds a file lock, which the kernel drops when the process
     dies; the next build of the same target removes temporary directories that nobody locks.
 
-    An existing target is replaced when the new one is complete, and only with `overwrite` and if
-    `replaceable(target)` is true; else it is a UserError. With `resume` the temporary name is
-    `target.unfinished`, one build at a time may use it, and without a commit its files stay.
+    A target that is not empty is replaced once the new one is complete, but only with `overwrite`
+    and if `replaceable(target)` is true; else it is a UserError. With `resume`, the temporary name
+    is `target.unfinished`; one build at a time may use it, and without a commit its files stay.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class StagedDirectory:
         return sorted(p for p in self.target.parent.iterdir() if ours.fullmatch(p.name))
 
     def _recover(self) -> None:
-        """Remove what dead processes left; restore an old target whose replacement never came."""
+        """Remove what dead processes left; restore an old target that was never replaced."""
         for old in self._siblings("old"):
             if not self.target.exists():
                 old.rename(self.target)
@@ -195,7 +195,7 @@ class StagedDirectory:
             except FileExistsError:
                 continue
             self._lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-            # Some network file systems have no locks; a leftover is then never removed.
+            # Some network file systems have no locks; leftovers there are never removed.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return path
@@ -260,7 +260,7 @@ def _is_abandoned(path: Path) -> bool:
     try:
         descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
     except FileNotFoundError:
-        # Without a lock file the directory was just made, or is being committed: spare young ones.
+        # A directory without a lock file was just made, or is being committed: spare young ones.
         try:
             return time.time() - path.stat().st_mtime > _UNLOCKED_GRACE_SECONDS
         except FileNotFoundError:

@@ -32,7 +32,7 @@ class PreparedSplit(NamedTuple):
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Open a split of a prepared data set, such as glue/cola; messages name it `name`.
+    """Open a split of a prepared data set such as glue/cola; `name` is its name in messages.
 
     Raises:
         UserError: The library, data set or split is missing, or the data set is not prepared.
@@ -42,37 +42,37 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
         builder = tfds.builder(dataset, file_format="array_record")
         prepared = (builder.data_path / "dataset_info.json").exists()
         examples = builder.as_data_source(split=split) if prepared else ()
-    except Exception as error:  # its own errors have no common class
+    except Exception as error:  # the library's errors have no common class
         raise UserError(f"{name}: {type(error).__name__}: {_first_line(error)}") from error
     if not prepared:
         raise UserError(
             f"{name} is not prepared: {builder.data_path} does not exist. Prepare it once with "
-            f"bert-jax tfds {dataset}, or set TFDS_DATA_DIR if it is elsewhere"
+            f"bert-jax tfds {dataset}, or set TFDS_DATA_DIR if the data set is elsewhere"
         )
     return PreparedSplit(builder.info.features, examples, str(builder.version))
 
 
 def prepare_tfds(dataset: str) -> Path:
-    """Download a data set such as glue/cola, write it as array_record files; return its directory.
+    """Download a data set such as glue/cola, write array_record files, and return their directory.
 
-    The parent directory is TFDS_DATA_DIR, or ~/tensorflow_datasets. A prepared data set is kept.
+    The directory lies in TFDS_DATA_DIR, or ~/tensorflow_datasets. A prepared data set is kept.
 
     Raises:
-        UserError: The download, the unpacking or the preparation failed, or needs TensorFlow.
+        UserError: The data set is unknown, cannot be fetched or prepared, or needs TensorFlow.
     """
     tfds = _library(dataset)
     try:
         builder = tfds.builder(dataset, file_format="array_record")
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: a configuration
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:  # ValueError: no such config
         raise UserError(f"{dataset}: {_first_line(error)}") from error
     downloads = Path(builder.data_dir_root) / "downloads"
     extracted = downloads / "extracted"
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    # An archive may be fetched only once another is unpacked; each round unpacks at least one.
+    # Some archives are fetched only after another is unpacked; each round unpacks at least one.
     while True:
         try:
-            # Progress bars go to stderr; stdout only complains that TensorFlow is missing.
+            # Progress bars go to stderr; stdout only has complaints that TensorFlow is missing.
             with contextlib.redirect_stdout(io.StringIO()):
                 builder.download_and_prepare(
                     download_dir=downloads,
@@ -80,7 +80,7 @@ def prepare_tfds(dataset: str) -> Path:
                     file_format="array_record",
                 )
             return Path(builder.data_path)
-        except Exception as error:  # its own errors have no common class
+        except Exception as error:  # the library's errors have no common class
             if not _unpack(downloads / builder.name, extracted):
                 why = f"could not be prepared: {type(error).__name__}: {_first_line(error)}"
                 if "No module named 'tensorflow'" in str(error):

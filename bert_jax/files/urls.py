@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bert_jax.errors import UserError
 
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs"), "hf": ("huggingface_hub", "hub")}
-"""Package that a scheme needs, and bert_jax's extra that installs it."""
+"""Package that each scheme needs, and bert_jax's extra that installs the package."""
 _VERSIONS = ("generation", "blob_id", "etag", "ETag", "mtime", "last_modified", "LastModified")
 
 
@@ -25,7 +25,7 @@ class FileState(NamedTuple):
 
 
 def scheme(path: str | Path) -> str | None:
-    """Return the scheme of a URL, such as "gs", else None; "gs:/x", as in a Path, counts too."""
+    """Return a URL's scheme, such as "gs", else None; "gs:/x", as a Path has it, counts too."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 
@@ -36,7 +36,7 @@ def is_url(name: str | os.PathLike[str]) -> bool:
 
 
 def file_system(url: str) -> Any:
-    """Return fsspec's file system for a URL; a UserError if unknown, or a package is missing."""
+    """Return a URL's fsspec file system; a UserError if scheme or package are not available."""
     kind = scheme(url) or ""
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:
@@ -70,7 +70,7 @@ def file_state(name: str) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a file to read, a remote file by ranges; failures, also in the body, are UserErrors."""
+    """Open a file to read (remote: by ranges); failures, also those in the body, are UserErrors."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
@@ -130,7 +130,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 def bucket_failures(what: str, url: str) -> Iterator[None]:
     """Replace errors of a bucket, the network or the rights by errors that say what to do.
 
-    A missing bucket or right becomes a UserError, other failures a ConnectionError: try again.
+    A missing bucket or right becomes a UserError; other failures, to be retried, a ConnectionError.
     """
     import aiohttp
     import google.auth.exceptions

@@ -1,5 +1,5 @@
 """Fine-tuning tasks: read labelled files into examples, and score predictions; without jax.
 
-A folder for each kind of task; `retrieval/` has the metrics of search. May import tokenization and
-files. Read first: task.py, opening.py.
+Each kind of task has a folder or a module; `retrieval/` has the metrics of search. May import
+tokenization and files. Read first: task.py, opening.py.
 """

@@ -19,7 +19,7 @@ from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
 def read_choices(
     source: str, config: ChoiceConfig, read: Any = read_labelled, **options: Any
 ) -> Data[TextExample]:
-    """Read texts with choices from a table; `read` is a function of `text.tables`."""
+    """Read texts with choices from a table by `read`, a function of the module `text.tables`."""
     columns = [*filter(None, [config.beginning]), *config.choices]
 
     def choices(origin: Origin, values: Sequence[Any]) -> list[str]:
@@ -47,7 +47,7 @@ class ChoiceSplit(Split):
         ]
         found = text_rows(pairs, task.tokenizer, length, None)
         long = sorted({row // group for row in found.long})
-        what = f"texts that have more than {length} tokens with one of their choices, cut there"
+        what = f"texts of more than {length} tokens together with one of their choices, cut there"
         warnings = counted(what, [data.examples[number].origin for number in long])
         labels = None if data.truth is None else np.array(data.truth, np.int32)
         rows = replace(found.rows, labels=labels, group=group)
@@ -67,7 +67,7 @@ class ChoiceSplit(Split):
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 
     def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> Iterable[dict[str, Any]]:
-        """Return the choice of each example, its text, and all probabilities."""
+        """Return the predicted choice of each example, by name and text, and all probabilities."""
         names = self._task.config.names
         for example, shares in zip(
             self._examples, softmax(self._logits(outputs), axis=1), strict=True
@@ -81,7 +81,7 @@ class ChoiceSplit(Split):
 
 
 class ChoiceTask(Task[ChoiceConfig]):
-    """A multiple-choice task, configured by kind choice."""
+    """A multiple-choice task, configured by `kind: choice`."""
 
     SPLIT = ChoiceSplit
     objective: HeadKind = "choice"

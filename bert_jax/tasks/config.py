@@ -1,4 +1,4 @@
-"""The section `task` of a fine-tuning run: the kinds of tasks, and the fields of each."""
+"""The section `task` of a fine-tuning configuration: each kind of task, with its fields."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,58 +20,58 @@ METRICS: dict[ProblemType, tuple[str, ...]] = {
     "multi_label": ("f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman"),
 }
-"""Metrics of each problem type that can select the best checkpoint, the default first."""
-_SEVERAL = "which is for several labels a row (task.problem_type='multi_label')"
+"""Metrics that can select the best checkpoint, by problem type, the default first."""
+_SEVERAL = "which works only with task.problem_type='multi_label'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableConfig(SkewConfig, WrittenConfig):
     """Settings of the task kind `table`: a table of texts with labels.
 
-    A column is a name; without a header, its number from 1.
+    A column is given by its name or, in CSV and TSV, by its number from 1.
     """
 
     FILES: ClassVar = "a file with texts and labels (.csv, .tsv, .jsonl, .parquet)"
     RENAMED: ClassVar = {"kind": "problem_type"}
 
     problem_type: ProblemType = "single_label"
-    """Kind of prediction for a row: one label, any number of labels, or a number."""
+    """Kind of prediction for each row: one label, any number of labels, or a score."""
     text: str = "text"
     """Column of the text."""
     text_pair: str = ""
-    """Column of the second text of a pair; empty: texts are single."""
+    """Column of the second text of a pair; empty: each row has a single text."""
     label: str = "label"
     """Column of the label."""
     label_columns: tuple[str, ...] = ()
-    """Columns of 0 and 1, one for each label, in place of `label` (multi_label)."""
+    """Columns of zeros and ones, one column for each label; they replace `label` (multi_label)."""
     labels: tuple[str, ...] = ()
     """Names of the labels in the order of the model's outputs; empty: the sorted labels of the
     training file."""
     separator: str = ","
     """Separator between the labels of a row (multi_label)."""
     group: str = ""
-    """Column of a group, such as an author or a document: rows of one group are held out together,
-    with the same mix of labels in both parts. Empty: only rows with the same text stay together."""
+    """Column of each row's group, such as an author or a document: holding out never splits a
+    group, and both parts have the same mix of labels. Empty: only equal texts stay together."""
     empty: Literal["fail", "skip", "keep"] = "keep"
     """Treatment of rows with an empty text; a warning counts the rows skipped or kept."""
     long: Literal["cut", "head_tail", "windows"] = "cut"
-    """Treatment of texts of more than task.max_length tokens. cut: read the beginning. head_tail:
-    read the beginning, a quarter of the row, and the end (Sun et al. 2019). windows: read
-    everything in overlapping rows; each row of a pair has a part of the longer text and all of the
-    other text, up to half a row. Each window learns its text's label; all windows of a text weigh
-    as much as one row."""
+    """Treatment of texts of more than task.max_length tokens. cut: read only the beginning.
+    head_tail: fill a quarter of the row with the beginning and the rest with the end (Sun et al.
+    2019). windows: read everything in overlapping rows; for a pair, each row has a part of the
+    longer text and the other text, cut to half a row. Every window is trained on its text's label,
+    and the windows of a text together weigh as much as one row."""
     window_pooling: Pooling = "mean"
-    """Logits of a text in windows: the mean over windows, the highest logit of each class, or the
-    mean of the first and the last window (long=windows)."""
+    """Rule that pools the windows' logits into a text's: the mean, the highest logit of each class,
+    or the mean of the first and the last window (long=windows)."""
     window_stride: Natural = 0
-    """Tokens from one window to the next, at most a window; 0: half a window (long=windows)."""
+    """Tokens from the start of a window to the start of the next, at most the length of a window;
+    0: half a window (long=windows)."""
     calibrate: bool = False
-    """Whether to divide logits by the temperature with the least log loss on the dev data, which
-    makes probabilities match the shares of right answers (Guo et al. 2017). Predicted classes do
-    not change."""
+    """Whether to divide logits by the temperature with the least log loss on the dev data, so that
+    probabilities match the shares of right answers (Guo et al. 2017). Predicted classes stay."""
     thresholds: Literal["half", "tuned"] = "half"
-    """Least probability of a predicted label (multi_label). half: 0.5. tuned: for each label, the
-    threshold with its highest F1 on the dev data."""
+    """Probability above which a label is predicted (multi_label). half: 0.5. tuned: for each label,
+    the threshold that gives the label's highest F1 on the dev data."""
 
     def __post_init__(self) -> None:
         """Refuse options that do not apply to the kind of prediction."""
@@ -83,11 +83,11 @@ class TableConfig(SkewConfig, WrittenConfig):
         for is_wrong, message in (
             (number and self.calibrate, "calibrate is set, but a regression has no probabilities"),
             (number and self.window_pooling == "max",
-             "window_pooling is 'max', the highest logit of each class, but a regression has none; "
-             "choose mean or first_last"),
-            (number and self.labels, f"labels is {self.labels}, but a regression has none"),
+             "window_pooling is 'max', the highest logit of each class, but a regression has no "
+             "classes; choose mean or first_last"),
+            (number and self.labels, f"labels is {self.labels}, but a regression has no labels"),
             (kind == "single_label" and len(self.labels) == 1,
-             f"labels is {self.labels}; at least 2 are needed to choose"),
+             f"labels is {self.labels}; expected at least 2 labels"),
             (self.label_columns and self.labels,
              "labels is set, but task.label_columns names the labels"),
             (self.label_columns and not several,
@@ -105,7 +105,7 @@ class TableConfig(SkewConfig, WrittenConfig):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics of the problem type; f1 needs a task with exactly two labels."""
+        """Metrics of the problem type; with single_label, f1 needs exactly two labels."""
         return METRICS[self.problem_type]
 
     @property
@@ -121,14 +121,14 @@ EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
     "pairs": RANKING_METRICS, "scores": ("spearman", "pearson"), "classes": RANKING_METRICS,
     "texts": RANKING_METRICS,
 }  # fmt: skip
-"""Metrics of each kind of rows that can select the best checkpoint, the default first."""
+"""Metrics that can select the best checkpoint, by kind of rows, the default first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTaskConfig(WrittenConfig):
-    """Settings of the task kind `embedding`: texts that belong together.
+    """Settings of the task kind `embedding`: vectors that show which texts belong together.
 
-    A column is a name; without a header, its number from 1.
+    A column is given by its name or, in CSV and TSV, by its number from 1.
     """
 
     LENGTH: ClassVar = 256
@@ -137,24 +137,24 @@ class EmbeddingTaskConfig(WrittenConfig):
 
     kind: str = "embedding"
     rows: PairKind = "pairs"
-    """Content of a row. pairs: a query and a document that answers it, with hard negatives where
-    `negatives` names columns. scores: two texts and their similarity. classes: a text and its
-    class. texts: one text, which is compared with itself under other dropout (SimCSE)."""
+    """Content of a row. pairs: a query and a document that answers the query; the columns
+    `negatives` add hard negatives. scores: two texts and their similarity. classes: a text and its
+    class. texts: one text, which is compared with itself under different dropout (SimCSE)."""
     dev_rows: Literal["auto", "pairs", "scores"] = "auto"
-    """Rows of the dev and test files where `rows` is pairs, scores or texts. auto: as `rows`; for
-    texts, the first half of each text searches for the second half."""
+    """Content of a row in the dev and test files, unless `rows` is classes. auto: the same as
+    `rows`; a single text is cut in two, and its first half searches for its second half."""
     query: str = "query"
     """Column of the query, or of the first text (pairs, scores)."""
     document: str = "document"
     """Column of the document, or of the second text (pairs, scores)."""
     negatives: tuple[str, ...] = ()
-    """Columns of documents that do not answer the query (pairs): a text, nothing, or in JSON lines
-    and parquet also a list of texts."""
+    """Columns of documents that do not answer the query (pairs). An entry is a text or nothing; in
+    JSON lines and parquet it may also be a list of texts."""
     max_negatives: Count = 8
-    """Number of hard negatives read from a row, from the first on. Every row of a batch takes the
-    space of the row with the most negatives."""
+    """Largest number of hard negatives read from a row; further negatives are left out. Every row
+    takes as much memory as the file's row with the most negatives."""
     score: str = "score"
-    """Column of the score: the higher, the more alike (scores)."""
+    """Column of the score; a higher score means more similar texts (scores)."""
     text: str = "text"
     """Column of the text (classes, texts)."""
     label: str = "label"
@@ -162,7 +162,7 @@ class EmbeddingTaskConfig(WrittenConfig):
     query_prefix: str = ""
     """Text put before each query, in training and in every later use, such as "query: "."""
     document_prefix: str = ""
-    """Text put before each document, and before each text of rows classes and texts."""
+    """Text put before each document, and before every text where `rows` is classes or texts."""
     max_query: Annotated[int, AtLeast(8), Or(0)] = 0
     """Largest number of tokens in a query, special tokens included; 0: `task.max_length`, the limit
     of a document. Where queries are short, a low number saves time."""
@@ -172,16 +172,16 @@ class EmbeddingTaskConfig(WrittenConfig):
         super().__post_init__()
         if self.negatives and self.rows != "pairs":
             raise UserError(
-                f"task.negatives is {self.negatives}; only pairs have hard negatives, and "
+                f"task.negatives is {self.negatives}; only pairs have hard negatives, but "
                 f"task.rows is {self.rows!r}"
             )
         if self.dev_rows != "auto" and (self.rows == "classes" or not self.dev):
-            reason = "task.rows is 'classes'" if self.rows == "classes" else "dev names no file"
-            raise UserError(f"task.dev_rows is {self.dev_rows!r}, and {reason}; leave it at 'auto'")
+            reason = "task.rows is 'classes'" if self.rows == "classes" else "task.dev is empty"
+            raise UserError(f"task.dev_rows is {self.dev_rows!r}, but {reason}; leave it at 'auto'")
 
     @property
     def kind_of_dev(self) -> PairKind:
-        """Content of a dev row: `dev_rows`, or `rows` where that is auto."""
+        """Content of a dev row: `dev_rows`, or `rows` if `dev_rows` is auto."""
         return self.rows if self.dev_rows == "auto" else self.dev_rows
 
     @property
@@ -204,7 +204,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceConfig(FileTaskConfig):
-    """Settings of the task kind `choice`: texts with several choices, one of them right.
+    """Settings of the task kind `choice`: texts with several choices, exactly one right.
 
     Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT; the default columns are SWAG's.
     """
@@ -216,17 +216,17 @@ class ChoiceConfig(FileTaskConfig):
     text: str = "sent1"
     """Column of the text, a context or a question."""
     beginning: str = "sent2"
-    """Column of a text that all choices begin with; empty: choices have no such text."""
+    """Column of a text that every choice begins with; empty: no such text."""
     choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
-    """Column of the right choice: its number from 0, or a name of `labels`."""
+    """Column of the right choice: its name in `labels` or, if that is empty, its number from 0."""
     labels: tuple[str, ...] = ()
-    """Names of the choices in the column of the label, such as A,B,C,D; empty: 0, 1, ..."""
+    """Names of the choices, as the column `label` has them, such as A,B,C,D; empty: 0, 1, ..."""
     id: str = ""
-    """Column that names the rows; empty numbers them from 0."""
+    """Column of the rows' ids; empty: rows are numbered from 0."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """Format of the files; auto goes by the suffix."""
+    """Format of the files; auto: the format that the suffix stands for."""
 
     def __post_init__(self) -> None:
         """Refuse `labels` unless they have exactly one name for each choice."""
@@ -239,7 +239,7 @@ class ChoiceConfig(FileTaskConfig):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the choices in the column of the label."""
+        """Names of the choices, as the column `label` has them."""
         return self.labels or tuple(map(str, range(len(self.choices))))
 
 
@@ -253,27 +253,27 @@ class SquadConfig(FileTaskConfig):
 
     kind: str = "squad"
     misplaced: Literal["fail", "skip", "keep"] = "fail"
-    """Treatment of answers that are not at their offset: fail, skip them, or keep them only for the
-    scores. A warning counts the answers skipped or kept."""
+    """Treatment of answers whose text is not at the given offset: fail, skip them, or keep them
+    only for the scores. A warning counts the answers skipped or kept."""
     stride: Natural = 0
-    """Tokens from one window of a long text to the next; 0: a third of max_length."""
+    """Tokens from the start of a window to the start of the next; 0: a third of max_length."""
     max_question: Count = 64
     """Largest number of tokens in a question; longer questions are cut and counted in a warning."""
     num_best: Count = 20
-    """Number of candidates kept for each question."""
+    """Number of candidate answers kept for each question."""
     max_answer_tokens: Count = 30
     """Largest number of tokens in an answer."""
     rules: Literal["auto", "v1.1", "v2.0"] = "auto"
-    """Scoring rules; auto: 2.0 where a question of train or dev has no answer, else 1.1."""
+    """Scoring rules of SQuAD; auto: v2.0 if a question of train or dev has no answer, else v1.1."""
 
     def __post_init__(self) -> None:
         """Raise a UserError if windows would leave tokens out."""
         super().__post_init__()
-        _ = self.windows  # raises its own errors
+        _ = self.windows  # raises the error
 
     @property
     def windows(self) -> "WindowOptions":
-        """Lengths of the windows of questions and contexts."""
+        """Lengths that determine how contexts are cut into windows."""
         try:
             return WindowOptions(self.length, self.stride or self.length // 3, self.max_question)
         except UserError as error:
@@ -294,11 +294,11 @@ class WindowOptions(Bounded):
     """Lengths of the windows of a long context, in tokens; the defaults are `run_squad.py`'s.
 
     Raises:
-        UserError: a length below 1, or lengths with which windows leave tokens out.
+        UserError: a length is below 1, or tokens between windows would be left out.
     """
 
     max_length: Count = 384
-    """Tokens of a whole row, special tokens included."""
+    """Largest number of tokens in a row, special tokens included."""
     stride: Count = 128
     """Tokens from the start of a window to the start of the next. (`transformers` uses this name
     for the overlap.)"""
@@ -311,8 +311,8 @@ class WindowOptions(Bounded):
         if room < self.stride:
             raise UserError(
                 f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
-                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), and stride "
-                f"{self.stride} would leave tokens between windows out. Set max_length to at least "
+                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}); stride "
+                f"{self.stride} would leave out tokens between windows. Set max_length to at least "
                 f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
             )
 
@@ -325,15 +325,15 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 
     kind: str = "tagging"
     format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
-    """Format of the files. columns: a word a line, as in CoNLL's files; CoNLL-U is recognised by
-    its columns. conllu: only CoNLL-U. wikiann: en:WORD, tab, tag. rows: lists of words and of tags
-    in JSON lines, parquet or tfds:NAME:SPLIT."""
+    """Format of the files. columns: one word per line, as in CoNLL's files; a file of CoNLL-U is
+    recognised. conllu: only CoNLL-U. wikiann: en:WORD, a tab and the tag on each line. rows: a list
+    of words and a list of tags in each row of JSON lines, parquet or tfds:NAME:SPLIT."""
     token_column: int = 1
-    """Number of the word's column: from 1, or from -1 backwards (columns)."""
+    """Number of the column of words; 1 is the first, -1 the last (columns)."""
     tag_column: int = -1
-    """Number of the tag's column: from 1, or from -1 backwards (columns)."""
+    """Number of the column of tags; 1 is the first, -1 the last (columns)."""
     comment: str = ""
-    """Prefix of the lines to skip (columns); empty: no lines are skipped."""
+    """Prefix of lines to skip (columns); empty: no line is skipped."""
     conllu_column: Literal["upos", "xpos", "deprel"] = "upos"
     """Column of the tags (conllu)."""
     tokens: str = "tokens"
@@ -341,25 +341,25 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     tags: str = "tags"
     """Column of the tags (rows)."""
     tag_names: tuple[str, ...] = ()
-    """Names of the tags, in the order of their numbers, where tags are numbers (rows)."""
+    """Names of the tags 0, 1, ..., for files in which tags are numbers (rows)."""
     labels: tuple[str, ...] = ()
-    """Tags in the order of the model's outputs, entities as IOB2 with O; empty: the tags of the
-    training file. A tag that is not listed counts as a miss in other files."""
+    """Tags in the order of the model's outputs, entity tags as IOB2 with O; empty: the tags of the
+    training file. An unlisted tag is an error there and counts as a miss in other files."""
     scheme: Literal["auto", "plain"] = "auto"
-    """Scheme of the tags. auto: detect IOB1, IOB2 and IOBES; anything else is plain. plain: tags
-    are not entities; the metric is accuracy."""
+    """Scheme of the tags. auto: detect IOB1, IOB2 or IOBES; tags that mark no entities are plain.
+    plain: tags are classes of words, and the metric is accuracy."""
     lenient: bool = False
     """Whether to accept tags that follow no scheme, and read them as the CoNLL script does."""
     stride: Natural = 0
-    """Sub-words from one window to the next where a sentence is longer than max_length; 0: half of
-    max_length."""
+    """Sub-words from the start of a window to the start of the next, for sentences longer than
+    max_length; 0: half of max_length."""
 
     def __post_init__(self) -> None:
         """Refuse a stride that leaves words out, and entity options for plain tags."""
         super().__post_init__()
         if self.lenient and self.scheme == "plain":
             raise UserError(
-                "task.lenient is set, which is for entities, but task.scheme is 'plain'; drop one"
+                "task.lenient is an option for entities, but task.scheme is 'plain'; leave one out"
             )
         if not 1 <= self.tag_stride <= self.length - 2:
             raise UserError(
@@ -369,7 +369,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 
     @property
     def tag_stride(self) -> int:
-        """Sub-words from one window of a tagged sentence to the next."""
+        """Sub-words from the start of a window to the start of the next."""
         return self.stride or self.length // 2
 
 
@@ -377,7 +377,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 class ParsingConfig(FileTaskConfig):
     """Settings of the task kind `parsing`: words with heads and relations, in CoNLL-U.
 
-    Subtypes of relations (nsubj:pass) are learned and written, and do not count in scores.
+    Subtypes of relations (nsubj:pass) are learned and written, but do not count in scores.
     """
 
     FILES: ClassVar = "a file of trees in CoNLL-U"
@@ -385,8 +385,8 @@ class ParsingConfig(FileTaskConfig):
 
     kind: str = "parsing"
     labels: tuple[str, ...] = ()
-    """Relations in the order of the model's outputs; empty: the relations of the training file. A
-    relation that is not listed counts as a miss in other files."""
+    """Relations in the order of the model's outputs; empty: the relations of the training file. An
+    unlisted relation is an error there and counts as a miss in other files."""
 
 
 TaskConfig.VARIANTS = {

@@ -23,7 +23,7 @@ from bert_jax.tasks.text.tables import read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 _SHORTEST_HALVES = 8
-"""Fewest characters of a text that can be cut into two halves."""
+"""Smallest number of characters in a text that is cut into two halves."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GroupData(Data[TextExample]):
 
 
 def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
-    """Read the training file, and the dev file or else held-out rows of the training file."""
+    """Read the training and the dev file; without a dev file, hold out training rows."""
     train = config.source("train")
     data = read_groups(train, config, config.rows)
     if config.dev:
@@ -45,7 +45,7 @@ def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
 def read_dev_groups(
     source: str, config: EmbeddingTaskConfig, labels: LabelSet | None, *, labelled: bool = True
 ) -> GroupData:
-    """Read a file whose rows are dev rows; each single text is cut into a pair of halves."""
+    """Read a file of dev rows; cut each single text into a pair of halves."""
     data = read_groups(source, config, config.kind_of_dev, labels, labelled=labelled)
     return halved(data) if data.kind == "texts" else data
 
@@ -89,7 +89,7 @@ def read_groups(
 
 
 def _listed(origin: Origin, value: Any) -> Iterator[str]:
-    """Yield the texts of a column of negatives: a text, a list of texts, or nothing."""
+    """Yield the texts of an entry in a column of negatives: a text, a list of texts, or nothing."""
     for text in value if isinstance(value, list) else [value]:
         if text is not None and not isinstance(text, str):
             raise UserError(
@@ -107,7 +107,7 @@ def text_key(text: str) -> bytes:
 
 
 def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
-    """Hold out a share of the documents with all their rows; without documents, of the texts."""
+    """Hold out a share of the documents (for single texts: of the texts) with all their rows."""
     keys = [text_key(each.text_pair or each.text) for each in data.examples]
     held = held_out(source, keys, rate, 2, "documents")
     pairs = list(zip(data.examples, held, strict=True))
@@ -122,7 +122,7 @@ def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
 
 
 def halved(data: GroupData) -> GroupData:
-    """Make pairs of the first and the second half of each text, cut at a blank if there is one.
+    """Cut each text into a pair of halves, at the blank nearest to its middle if there is one.
 
     Raises:
         UserError: fewer than two texts are long enough.
@@ -141,10 +141,10 @@ def halved(data: GroupData) -> GroupData:
     if len(found) < 2:
         raise UserError(
             f"{data.examples[0].origin.path}: {len(found)} of {len(data.examples):,} dev texts "
-            "have two halves, and at least 2 are needed; name a file of pairs or scores in "
+            "can be cut into halves, but at least 2 are needed; name a file of pairs or scores in "
             "task.dev, with task.dev_rows"
         )
-    notes = counted("texts without two halves, not scored", short)
+    notes = counted("texts too short to be cut into halves, not scored", short)
     return replace(data, examples=found, warnings=(*data.warnings, *notes))
 
 
@@ -157,8 +157,8 @@ def group_rows(
     """Return the rows of one file's texts, and warnings that count cut texts.
 
     All groups have as many rows as the largest group; empty rows stand for missing texts. Texts
-    begin with the prefix of queries or documents, and are cut at their end. In training, a single
-    text (kind texts) is a pair with itself.
+    begin with the prefix of queries or documents; a long text loses its end. In training, a single
+    text (kind texts) is paired with itself.
     """
     is_pair = len(data.examples[0].texts) > 1
     limits = {"query": config.query_length, "document": config.length}
@@ -232,7 +232,7 @@ class EmbeddingSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of a random ranking, or of a constant for all pairs; NaN if labels are missing."""
+        """Score of a random ranking, or of a constant for scored pairs; NaN without labels."""
         if self._data.kind in ("scores", "classes") and self._data.truth is None:
             return math.nan
         if self._data.kind == "scores":
@@ -246,10 +246,10 @@ class EmbeddingSplit(Split):
     def _search(
         self,
     ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
-        """Return queries and documents, as positions among all N * G rows, and what relates them.
+        """Return queries and documents, as positions among all N * G rows, and two lists by query.
 
-        Third: for each query, the numbers of the documents that answer it. Fourth: for each query,
-        the number of the document with the query's own text, or -1.
+        The first list has the numbers of the documents that answer each query; the second has the
+        number of the document with the query's own text, -1 if there is none or it is an answer.
         """
         group = self.rows.group
         assert self.rows.text_ids is not None
@@ -307,10 +307,10 @@ class EmbeddingSplit(Split):
         return search_scores(flat[queries], flat[documents], relevant, hidden)
 
     def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> list[dict[str, Any]]:
-        """Return the cosine of the two texts of each row."""
+        """Return the cosine between the two texts of each row."""
         if self.rows.group == 1:
             raise UserError(
-                f"{self.name} has single texts, and no pairs to compare; `bert-jax embed` writes "
+                f"{self.name} has single texts, not pairs to compare; `bert-jax embed` writes "
                 "the vectors of texts"
             )
         return [{"cosine": round(float(x), 6)} for x in self._cosines(self._vectors(outputs))]
@@ -325,7 +325,7 @@ class EmbeddingSplit(Split):
 
 
 class EmbeddingTask(Task[EmbeddingTaskConfig]):
-    """A task of an embedding model."""
+    """An embedding task, configured by `kind: embedding`."""
 
     SPLIT = EmbeddingSplit
     objective: HeadKind = "embedding"

@@ -1,4 +1,4 @@
-"""Examples of fine-tuning tasks, names of labels, and messages about all faults of a file."""
+"""Examples of fine-tuning tasks, names of labels, and messages that list a file's faults."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Origin(NamedTuple):
     path: str
     """File, or name of a data set."""
     line: int
-    """Number of the line, from 1; of the record, if the source has no lines."""
+    """Number of the line, from 1; in a source without lines, number of the record."""
 
     @property
     def unit(self) -> str:
-        """Unit of `line`: "line", or "row" where a table has no lines."""
+        """Unit of `line`: "line", or "row" if the table has no lines."""
         has_rows = self.path.startswith("tfds:") or self.path.endswith(".parquet")
         return "row" if has_rows else "line"
 
@@ -41,7 +41,7 @@ class TextExample:
     """A text or a pair of texts to be classified, scored or embedded, or a text with choices."""
 
     id: str
-    """Name of the example in the file, else its number from 0."""
+    """Id that the file gives the example, or else its number from 0."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | None
@@ -49,10 +49,10 @@ class TextExample:
     (multi-label); None if the file has no labels."""
     origin: Origin
     group: str | None = None
-    """Group of the example; None where the table has none."""
+    """Group of the example; None if the table has no groups."""
 
     more: tuple[str, ...] = ()
-    """Other texts: choices, each with the beginning that all choices share, or hard negatives."""
+    """Other texts: hard negatives, or choices, each with the beginning that all choices share."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -62,15 +62,15 @@ class TextExample:
 
 @dataclass(frozen=True)
 class TaggedExample:
-    """A sentence of words, with a tag for each."""
+    """A sentence of words, with a tag for each word."""
 
     id: str
-    """Name of the example in the file, else its number from 0."""
+    """Number of the sentence in the file, from 0."""
     tokens: tuple[str, ...]
     tags: tuple[str, ...] | None
-    """Tag of each word, empty where a word has none; None where the file has no tags."""
+    """Tag of each word, empty if the word has no tag; None if the file has no tags."""
     origin: Origin
-    """Place of the first word."""
+    """File and line of the first word."""
     document: int = 0
     """Number of the document in the file; always 0 if the file marks no documents."""
 
@@ -86,7 +86,7 @@ class TaggedExample:
 
 
 class Answer(NamedTuple):
-    """A reference answer: its text, and where it stands."""
+    """A reference answer: its text and its place."""
 
     text: str
     start: int
@@ -101,8 +101,7 @@ class Question:
     question: str
     context: str
     answers: tuple[Answer, ...] | None
-    """Reference answers, () where the context does not answer the question; None where the file
-    does not say."""
+    """Reference answers; () if the context has no answer; None if the file does not say."""
     origin: Origin
 
     @property
@@ -144,7 +143,7 @@ class LabelSet:
     """Names of labels; the number of a label is its position.
 
     Raises:
-        UserError: no names, or a name that is empty or occurs twice.
+        UserError: there are no names, or a name is empty or occurs twice.
     """
 
     names: tuple[str, ...]
@@ -161,7 +160,7 @@ class LabelSet:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "LabelSet":
-        """Make a sorted set of labels found in data: numbers in numerical order, others as text."""
+        """Make a set of the labels in data, sorted as numbers if all are numbers, else as text."""
         met = set(names)
         if all(name.isascii() and name.isdigit() and len(name) < 10 for name in met):
             return cls(tuple(sorted(met, key=lambda name: (int(name), name))))
@@ -171,7 +170,7 @@ class LabelSet:
         return len(self.names)
 
     def id(self, name: str, origin: Origin | str) -> int:
-        """Return a label's number; a `UserError` names `origin` and suggests the nearest label."""
+        """Return a label's number; the error for an unknown label begins with `origin`."""
         number = self.find(name)
         if number is None:
             raise UnknownLabel(name, origin, self.names)
@@ -209,7 +208,7 @@ def listed(names: Sequence[str], most: int = 20) -> str:
 
 
 def file_name(source: str) -> str:
-    """Return the name of a file without its directory; the name of a data set is its own."""
+    """Return the name of a file without its directory, or the whole name of a data set."""
     return source if source.startswith("tfds:") else Path(source).name
 
 

@@ -17,11 +17,11 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(Bounded, section="task"):
-    """Settings that all kinds of tasks share: data and format; each kind adds its own fields."""
+    """Settings that all kinds of tasks share; each kind adds its own fields."""
 
     CHOSEN_BY: ClassVar[str] = "kind"
     VARIANTS: ClassVar[Mapping[str, "type[TaskConfig]"]] = {}
-    """Kinds by name; `tasks.config` fills the mapping."""
+    """Configuration classes by kind; `tasks.config` fills the mapping."""
     LENGTH: ClassVar[int] = 128
     """Default of `max_length`."""
     METRICS: ClassVar[tuple[str, ...]] = ()
@@ -31,22 +31,22 @@ class TaskConfig(Bounded, section="task"):
     """Names of the fields that name files."""
 
     kind: str = "table"
-    """Kind of the data: a table of texts, a task of GLUE, tagged words, questions about texts
-    (squad), multiple choice, dependency trees (parsing), or texts that belong together."""
+    """Kind of task: texts with labels (table), a task of GLUE, words with tags (tagging), questions
+    about texts (squad), multiple choice, dependency trees (parsing), or vectors (embedding)."""
     max_length: Annotated[int, AtLeast(8), Or(0)] = 0
-    """Largest number of tokens in a row, special tokens included; 0: 128, for squad 384, for
-    embedding 256, or the model's positions where the model has fewer. Longer texts are cut and
-    counted in a warning; tagged sentences and the contexts of squad are read in windows."""
+    """Largest number of tokens in a row, special tokens included; 0: 128 (squad 384, embedding
+    256), or the model's number of positions if that is lower. Longer texts are cut, and a warning
+    counts them; tagged sentences and the contexts of squad are read in windows."""
     folds: Annotated[int, AtLeast(2), Or(0)] = 0
-    """Number of folds of the training data; one run holds out each fold. Folds have the same mix of
-    labels and keep groups together. 0: no folds."""
+    """Number of parts of the training data for cross-validation; each part, a fold, is held out in
+    one run. Folds have the same mix of labels and keep groups together. 0: no folds."""
     fold: Natural = 0
-    """Number of the fold held out, from 1; 0: a run for each fold, one after another."""
+    """Number of the fold to hold out, from 1; 0: hold out each fold in turn, one run for each."""
     metric: str = ""
     """Metric that selects the best checkpoint; empty: the task's first metric. glue: the
     leaderboard's metrics. table: single_label has accuracy, f1 (of the second of two labels),
     macro_f1 and matthews; multi_label f1 (micro), macro_f1 and accuracy; regression pearson and
-    spearman. tagging: entities have f1, precision, recall and accuracy, other tags accuracy. squad:
+    spearman. tagging: entity tags f1, precision, recall and accuracy; plain tags accuracy. squad:
     f1 and exact. parsing: las and uas. embedding: rows of scores have spearman and pearson, other
     rows ndcg@10, mrr@10, recall@100 and map."""
     test: str = ""
@@ -72,7 +72,7 @@ class TaskConfig(Bounded, section="task"):
         """Return the configured metric, by default the first; a UserError for an unknown metric."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
-            hint = "; f1 is for two labels" if metric == "f1" and "macro_f1" in metrics else ""
+            hint = "; f1 needs two labels" if metric == "f1" and "macro_f1" in metrics else ""
             raise UserError(
                 f"task.metric is {metric!r}; the metrics of this task are "
                 f"{', '.join(metrics)}{hint}"
@@ -95,24 +95,24 @@ class TaskConfig(Bounded, section="task"):
         return self.max_length or self.LENGTH
 
     def fitted(self, max_positions: int) -> "TaskConfig":
-        """Lower the default `max_length` to the number of a model's positions."""
+        """Lower the default `max_length` to `max_positions`, a model's number of positions."""
         if self.max_length or self.length <= max_positions:
             return self
         return replace(self, max_length=max_positions)
 
     @property
     def sources(self) -> dict[str, str]:
-        """Files that a run reads, or data sets as tfds:NAME, by the field that names them."""
+        """Files or data sets (tfds:NAME) that a run reads, by the field that names them."""
         return {f"task.{name}": getattr(self, name) for name in self.PATHS if getattr(self, name)}
 
     @property
     def dev_sources(self) -> dict[str, str]:
-        """Dev data by the name of the split; none where rows of the training file are held out."""
+        """Dev data by the name of the split; empty if rows of the training file are held out."""
         return {}
 
     @property
     def test_sources(self) -> dict[str, str]:
-        """Test data by the name of the split; none where no test data are named."""
+        """Test data by the name of the split; empty if no test data are named."""
         return {"test": self.test} if self.test else {}
 
     def with_folds(self) -> "TaskConfig":
@@ -130,7 +130,7 @@ class TaskConfig(Bounded, section="task"):
         return replace(self, **paths)
 
     def _is_name(self, source: str) -> bool:
-        """Say whether a source is the name of a data set or split, or a URL, not a local path."""
+        """Return whether a source names a data set, a split or a URL, not a local file."""
         return source.startswith("tfds:") or scheme(source) is not None
 
     def source(self, field: str) -> str:
@@ -140,14 +140,14 @@ class TaskConfig(Bounded, section="task"):
             what = self.FILES
             if field == "dev":
                 second = what.replace("a file", "a second file")
-                what = f"{second}, to choose the best checkpoint by"
+                what = f"{second}, which selects the best checkpoint"
             raise UserError(f"task.{field} is empty; name {what}")
         return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileTaskConfig(TaskConfig):
-    """Fields of the kinds of tasks that read the user's files."""
+    """Fields of tasks that read the user's files."""
 
     train: str = ""
     """File to train on."""
@@ -157,14 +157,14 @@ class FileTaskConfig(TaskConfig):
 
     @property
     def dev_sources(self) -> dict[str, str]:
-        """Dev data by the name of the split; none where rows of the training file are held out."""
+        """Dev data by the name of the split; empty if rows of the training file are held out."""
         return {"dev": self.dev} if self.dev and not self.folds else {}
 
     def with_folds(self) -> TaskConfig:
         """Return the task with all training data (see `TaskConfig.with_folds`)."""
         if self.dev:
             raise UserError(
-                f"task.dev is set, and task.folds is {self.folds}: each fold is held out of the "
+                f"task.dev is set, but task.folds is {self.folds}: each fold is held out of the "
                 "training file; leave dev out"
             )
         return replace(self, dev=self.source("train"))
@@ -172,10 +172,10 @@ class FileTaskConfig(TaskConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenConfig(TableFormat, FileTaskConfig):
-    """Fields of the kinds of tasks that read tables in any format."""
+    """Fields of tasks that read tables in any format."""
 
     id: str = ""
-    """Column that names the rows; empty numbers them from 0."""
+    """Column of the rows' ids; empty: rows are numbered from 0."""
     dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
-    """Share of the distinct texts (for pairs: documents) held out where dev is empty; rows with the
+    """Share of the distinct texts (for pairs: documents) to hold out if dev is empty; rows with the
     same text stay together."""

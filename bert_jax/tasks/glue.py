@@ -44,15 +44,15 @@ class GlueTask:
     metrics: tuple[str, ...]
     """Metrics that the leaderboard reports."""
     submissions: Mapping[str, tuple[str, int]]
-    """File of the leaderboard for each test split, and its number of rows."""
+    """File for the leaderboard and its number of rows, by test split."""
     tfds: tuple[str, str, str]
-    """TensorFlow Datasets' names of the configuration, the text and the second text."""
+    """Names in TensorFlow Datasets: the configuration, the text and the second text."""
     files: Mapping[str, str] = field(default_factory=lambda: _SPLITS)
     """File of each split."""
     id: str = "index"
     """Column that numbers the rows of the test files."""
     score_range: tuple[float, float] | None = None
-    """Lowest and highest score."""
+    """Lowest and highest score; None if classes are predicted."""
 
 
 TASKS: Mapping[str, GlueTask] = {
@@ -95,7 +95,7 @@ TASKS: Mapping[str, GlueTask] = {
         "WNLI", "sentence1", "sentence2", "label", ("not_entailment", "entailment"), _DIGITS,
         ("accuracy",), {"test": ("WNLI.tsv", 146)}, ("wnli", "sentence1", "sentence2"),
     ),
-    # The diagnostic set, predicted by a model of MNLI.
+    # The diagnostic set, predicted by a model that was trained on MNLI.
     "ax": GlueTask(
         "diagnostic", "sentence1", "sentence2", "", _NLI, _NLI,
         ("matthews",), {"test": ("AX.tsv", 1104)}, ("ax", "premise", "hypothesis"),
@@ -134,11 +134,12 @@ def submission_file(
 ) -> tuple[str, str]:
     """Return the name and content of a leaderboard file: a header, then index and prediction.
 
-    `ids` are in the order of `predictions`, which may be any. A prediction is the number of a
+    `ids` and `predictions` are in the same order, which may be any. A prediction is the number of a
     class, or a score, which is clipped to 0...5 and written with three digits.
 
     Raises:
-        UserError: not a test split, or not exactly one prediction for each of its rows.
+        UserError: `split` is no test split, a prediction is not valid, or a row of the split does
+            not have exactly one prediction.
     """
     task = glue_task(name)
     if split not in task.submissions:
@@ -171,7 +172,7 @@ def _written(file: str, task: GlueTask, prediction: int | float) -> str:
         return f"{min(max(float(prediction), low), high):.3f}"
     if int(prediction) != prediction or not 0 <= prediction < len(task.written):
         raise UserError(
-            f"{file}: a prediction is {prediction}; it is the number of a class, 0 to "
+            f"{file}: a prediction is {prediction}; expected the number of a class, 0 to "
             f"{len(task.written) - 1} ({', '.join(task.labels)})"
         )
     return task.written[int(prediction)]
@@ -181,21 +182,21 @@ def _written(file: str, task: GlueTask, prediction: int | float) -> str:
 class GlueConfig(SkewConfig, TaskConfig):
     """Settings of the task kind `glue`: a task of GLUE."""
 
-    FILES: ClassVar = "the directory of its TSV files, or say tfds"
+    FILES: ClassVar = "the directory of the task's TSV files, or tfds"
     PATHS: ClassVar = ("test", "data")
     calibrate: ClassVar[bool] = False
     thresholds: ClassVar[str] = "half"
 
     kind: str = "glue"
     name: str = ""
-    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. A model of mnli
-    predicts the diagnostic set ax."""
+    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. A model trained on
+    mnli can also predict the diagnostic set ax."""
     data: str = ""
     """Directory of the task's TSV files, or the directory that holds all tasks; tfds: the data set
     that TensorFlow Datasets has prepared."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for a task without training data, or class options of a score task."""
+        """Refuse a task without training data, and class options for a task that has no classes."""
         super().__post_init__()
         if self.name and "train" not in glue_task(self.name).files:
             raise UserError(
@@ -225,7 +226,7 @@ class GlueConfig(SkewConfig, TaskConfig):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Files that a run reads, or data sets as tfds:NAME, by the field that names them."""
+        """Files or data sets (tfds:NAME) that a run reads, by the field that names them."""
         names = glue_sources(self.name, self.data)
         return {f"task.data/{PurePath(name).name}": name for name in names}
 

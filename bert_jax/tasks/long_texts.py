@@ -36,7 +36,7 @@ class LongTexts:
             raise UserError(f"the stride of windows is {self.stride}; it must be at least 0")
 
     def parts(self, lengths: Sequence[int], room: int) -> list[list[list[Span]]]:
-        """Cut one or two texts of these lengths into rows: for each row and text, spans of tokens.
+        """Cut one or two texts of these lengths into rows; return token spans by row and text.
 
         The texts have more than `room` tokens together; each row gets at most `room`.
         """
@@ -50,7 +50,7 @@ class LongTexts:
     def pooled(
         self, logits: Float[np.ndarray, "R C"], owners: Int64[np.ndarray, " R"]
     ) -> Float[np.ndarray, "N C"]:
-        """Pool the logits of each example's rows; `owners` is the ascending example of each row."""
+        """Pool the logits of each example's rows; `owners` has each row's example, ascending."""
         first = np.flatnonzero(np.diff(owners, prepend=-1))
         if len(first) == len(logits):
             return logits
@@ -66,7 +66,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two texts that are cut to `room` tokens in all, the longer first."""
+    """Return two texts' lengths when cut to `room` tokens in all; the longer text is cut first."""
     if first + second <= room:
         return first, second
     kept = min(first, max(room - second, room - room // 2))
@@ -74,7 +74,7 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _ends(length: int, keep: int) -> list[Span]:
-    """Return a text's head and tail, in the ratio 128 to 382 (Sun et al. 2019)."""
+    """Return the spans of a text's head and tail, with lengths as 128 to 382 (Sun et al. 2019)."""
     if length <= keep:
         return [(0, length)]
     head = keep * 128 // 510
@@ -109,7 +109,7 @@ def covered(rows: Sequence[Sequence[Sequence[Span]]]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TextRows:
-    """Rows of one file's examples, in order; the rows of an example have the total weight 1."""
+    """Rows of one file's examples, in order; the weights of an example's rows sum to 1."""
 
     rows: Rows
     owners: Int64[np.ndarray, " R"]
@@ -117,13 +117,13 @@ class TextRows:
     long: Sequence[int] = ()
     """Numbers of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Tokens of the long examples, special tokens excluded; `left_out` of them are in no row."""
+    """Number of tokens in long examples, special tokens excluded; `left_out` of them in no row."""
     left_out: int = 0
 
     def warnings(
         self, examples: Sequence[TextExample], room: int, long: LongTexts
     ) -> tuple[str, ...]:
-        """Return a warning that names the lines of long examples and how they were cut."""
+        """Return a warning that names the lines of long examples and says how they were cut."""
         is_pair = examples[0].text_pair is not None
         what = f"{'pairs of texts' if is_pair else 'texts'} of more than {room} tokens, "
         share = f"{self.left_out:,} of their {self.num_tokens:,} tokens are left out"
@@ -147,7 +147,7 @@ def text_rows(
     """Encode examples as rows of at most `max_length` tokens.
 
     When a pair is cut, the longer text loses tokens first, as in BERT's `run_classifier.py`. With
-    windows, each row has a part of the pair's longer text and all of the other, up to half a row.
+    windows, each row has a part of the longer text and the other text, cut to half a row.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

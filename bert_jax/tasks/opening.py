@@ -23,11 +23,11 @@ TASKS: Mapping[str, type[Task[Any]]] = {
     "embedding": EmbeddingTask,
     "choice": ChoiceTask, "parsing": ParsingTask,
 }  # fmt: skip
-"""Tasks by `TaskConfig.kind`."""
+"""Task classes by `TaskConfig.kind`."""
 
 
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:
-    """Open a task and read its data; the default length is lowered to the model's positions.
+    """Open a task and read its data; lower the default length to the model's number of positions.
 
     Raises:
         UserError: a file is missing, unreadable or wrong (see the readers); nothing can be learned

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import connected_components
 
 from bert_jax.errors import UserError
 
-_BINS = 5  # quantiles of scores, which every part holds in equal shares
+_BINS = 5  # quantile groups of scores; each part gets the same mix of them
 
 Texts = Sequence[tuple[str, ...]]
 """Texts of each example, as `Split.texts` returns them."""
@@ -32,7 +32,7 @@ def example_keys(examples: Texts) -> np.ndarray:
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
-    """Write a warning about a split's examples that have the texts of training examples, or "".
+    """Return a warning that counts examples with the texts of training examples; "" if none.
 
     `known` are the keys of the training examples.
     """
@@ -71,7 +71,7 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
 
 
 def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
-    """Hold out a share of a file's distinct keys, at least `least`; order does not matter.
+    """Hold out a share of a file's distinct keys, at least `least`, whatever the order of the keys.
 
     Raises:
         UserError: fewer than `least` keys would remain; `what` is the noun for the keys.
@@ -95,9 +95,9 @@ def deal(
 ) -> Int64[np.ndarray, " N"]:
     """Divide examples into parts with equal mixes of kinds, whatever the examples' order.
 
-    Groups of the same content (numbers of examples of each kind) are divided evenly, the largest
-    first. Each remaining group goes to the part that lacks its content most: with the least squared
-    differences from the shares, relative to the number of examples of each kind.
+    Groups of equal content (number of examples of each kind) are divided evenly, the largest first.
+    Each remaining group goes to the part that lacks its content most: the part that minimises the
+    squared differences from the shares, each relative to the number of examples of the kind.
 
     Each example has a kind (see `strata`), a group, which stays in one part, and a hash of
     its texts (`keys`), which orders groups. `shares` are the parts' sizes and sum to 1. The result

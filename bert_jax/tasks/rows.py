@@ -1,9 +1,8 @@
-"""Rows of token ids with labels, and batches of rows padded to a few lengths, the buckets.
+"""Rows of token ids with labels, and batches of rows padded to a few lengths (buckets).
 
 A row is padded to the shortest bucket that holds it, and XLA compiles the step once for each
-bucket. Rows
-that do not fill a batch of their bucket move up to the next bucket, so every epoch has ceil(N / B)
-batches, at most one of them not full. Only integer arithmetic assigns rows to batches.
+bucket. Rows that do not fill a batch of their bucket move up to the next bucket, so every epoch has
+ceil(N / B) batches; at most one is not full. Only integer arithmetic assigns rows to batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +19,15 @@ NO_LABEL = -1
 """Label of positions that have no label."""
 
 Batch = dict[str, np.ndarray]
-"""Rows of one length as arrays, with a leading axis of trials (M) where several are trained.
+"""Rows of one length as arrays, with a leading axis (M) if M trials are trained at once.
 
-tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) where G rows belong together;
+tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) for groups of G rows;
     segment_ids are 1, and 0 for padding.
-labels: as in `Rows` with a leading axis B, tags (..., B, L) padded with `NO_LABEL`; absent where
-    the rows have none.
-text_ids: (..., B, G) int32, as in `Rows`; absent where the rows have none.
-weights: (..., B) float32, `Rows.weights` or 1, and 0 for rows that only fill the batch: copies of
-    a real row.
-row_index: (..., B) uint32, 0 to B - 1: names the rows for dropout.
+labels: as in `Rows`, with B in place of N; tags are (..., B, L), padded with `NO_LABEL`; absent if
+    the rows have no labels.
+text_ids: (..., B, G) int32, as in `Rows`; absent if the rows have none.
+weights: (..., B) float32, `Rows.weights` or 1; 0 for copies of a row that only fill the batch.
+row_index: (..., B) uint32, 0 to B - 1, so that each row has its own dropout.
 """
 
 
@@ -38,25 +36,25 @@ class Rows:
     """N examples of `group` rows, unpadded; each row has its own length n."""
 
     tokens: Sequence[Int32[np.ndarray, " _"]]
-    """N * group arrays (n,): [CLS] ... [SEP]. Rows of an example follow one another; an empty row
-    fills up a group that has fewer texts."""
+    """N * group arrays (n,): [CLS] ... [SEP]. Rows of an example follow one another; empty rows
+    fill up a group that has fewer texts."""
     second_start: Int32[np.ndarray, " rows"]
-    """Position in a row where type 1 begins; n for a row without a second part."""
+    """Position in each row where the second text (type 1) begins; n if there is no second text."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None = None
-    """Labels to predict, None where they are not known. By kind of head: single_label: (N,) int32;
+    """Labels to predict; None if they are not known. By kind of head: single_label: (N,) int32;
     multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
-    int32, positions of the first and the last token; tags: N arrays (n,) int32 with `NO_LABEL`
-    where a position has none; arcs: N such arrays of head position * number of relations + relation
-    number; choice: (N,) int32, number of the right row of the group."""
+    int32, positions of the first and the last token; tags: N arrays (n,) int32, `NO_LABEL` at
+    positions without a tag; arcs: N such arrays of (head's position * number of relations +
+    relation's number); choice: (N,) int32, number of the right row in the group."""
     group: int = 1
     """Rows of an example, such as a query with its documents, or a question with its choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None
-    """Identifying number of each row's text; equal texts have equal numbers."""
+    """Number that identifies each row's text; equal texts have equal numbers."""
     weights: Float32[np.ndarray, " N"] | None = None
-    """Weight of each row in the loss, above 0; None: 1 each."""
+    """Weight of each example in the loss, above 0; None: every weight is 1."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError unless all lists have one entry a row."""
+        """Raise a ValueError if a list has too few or too many entries."""
         if self.group < 1 or len(self.tokens) % self.group:
             raise ValueError(f"{len(self.tokens)} rows in groups of {self.group}")
         for name in ("second_start", "text_ids"):
@@ -71,19 +69,19 @@ class Rows:
 
     @cached_property
     def row_lengths(self) -> Int64[np.ndarray, " rows"]:
-        """Tokens of each row."""
+        """Number of tokens in each row."""
         return np.fromiter((len(ids) for ids in self.tokens), np.int64, len(self.tokens))
 
     @property
     def lengths(self) -> Int64[np.ndarray, " N"]:
-        """Tokens of the longest row of each example."""
+        """Number of tokens in each example's longest row."""
         if self.group == 1:
             return self.row_lengths
         return self.row_lengths.reshape(-1, self.group).max(axis=1)
 
     @property
     def has_tags(self) -> bool:
-        """Whether the labels are one array a row, with a label for each token."""
+        """Whether each row's labels are an array with a label for each token."""
         return self.labels is not None and not isinstance(self.labels, np.ndarray)
 
 
@@ -95,10 +93,10 @@ _ROWS, _ORDER, _DRAWN = 0x726F7773, 0x6F726465, 0x64726177
 def choose_buckets(
     lengths: Integer[np.ndarray, " N"], max_buckets: int, *, limit: int | None = None
 ) -> tuple[int, ...]:
-    """Choose the bucket lengths with the least padding, exactly, by dynamic programming.
+    """Choose the bucket lengths with the least padding (exact, by dynamic programming).
 
-    Lengths are multiples of 8, ascending; the last holds the longest row. `limit`, the number of
-    the model's positions, caps the longest, which then need not be a multiple of 8.
+    Bucket lengths ascend in multiples of 8, and the last holds the longest row. `limit`, the
+    model's number of positions, caps the last length, which may then be no multiple of 8.
 
     Raises:
         UserError: there are no rows.
@@ -108,13 +106,13 @@ def choose_buckets(
     if max_buckets < 1:
         raise ValueError(f"max_buckets is {max_buckets}; it must be at least 1")
     if limit is not None and lengths.max() > limit:
-        raise ValueError(f"a row of {lengths.max()} tokens, and {limit} positions")
+        raise ValueError(f"a row has {lengths.max()} tokens; the model has {limit} positions")
     rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
     # A bucket between two of these would hold the rows of the lower one, with more padding.
     ends, counts = np.unique(rounded.clip(max=limit or rounded.max()), return_counts=True)
     below = np.concatenate([[0], np.cumsum(counts)])
     num_ends = len(ends)
-    # cost[j]: padded tokens of the rows in ends[:j], with the buckets so far, the last ends[j - 1].
+    # cost[j]: tokens, padding included, of the rows in ends[:j] if the last bucket is ends[j - 1].
     cost = np.full(num_ends + 1, np.inf)
     cost[0] = 0
     froms: list[np.ndarray] = []
@@ -134,10 +132,11 @@ def choose_buckets(
 class TrainBatches:
     """Training batches, epoch by epoch, for several trials at once.
 
-    The lengths of an epoch's batches are the same for all trials, so that they run as one array
-    program; their rows depend only on (rows, batch size, seed of the trial, epoch).
+    All trials have batches of the same lengths, so that they run as one array program; which rows a
+    batch holds depends only on (rows, batch size, seed of the trial, epoch).
 
-    An epoch has `num_batches`, ceil(N / batch_size); `batches_of` counts them by length, ascending.
+    An epoch of N rows, repeated rows included, has `num_batches` = ceil(N / batch_size) batches;
+    `batches_of` counts them by length.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class TrainBatches:
     ):
         """Plan batches; `buckets` ascend, and the last holds the longest row.
 
-        `repeats` is how often an epoch has each row on average, at least 1; None: each row once.
+        `repeats` is how often each row occurs in an epoch on average, at least 1; None: 1 for all.
         """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
@@ -191,7 +190,7 @@ class TrainBatches:
 def eval_batches(
     rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int
 ) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
-    """Yield batches with every example once, by bucket; rows move up as in training.
+    """Yield batches that hold every example once, by bucket; rows move up as in training.
 
     Each batch, arrays (B, ...), comes with the numbers of its examples, in the same order. Rows of
     weight 0 fill the last batch.
@@ -206,7 +205,7 @@ def eval_batches(
 
 
 class _Buckets:
-    """Plan of an epoch: the length of each batch, and which rows fit in it.
+    """Plan of an epoch: the length of each batch, and the rows that it holds.
 
     `batch_lengths` (T,) ascends; only the last batch may hold fewer than B rows.
     """
@@ -214,13 +213,13 @@ class _Buckets:
     def __init__(self, lengths: np.ndarray, buckets: Sequence[int], batch_size: int):
         ascending = np.array(buckets)
         if batch_size < 1 or len(ascending) == 0 or (np.diff(ascending) <= 0).any():
-            raise ValueError(f"batch_size {batch_size}, buckets {buckets}: at least 1, ascending")
+            raise ValueError(f"batch_size {batch_size} is below 1, or {buckets} do not ascend")
         if lengths.max() > ascending[-1]:
-            raise ValueError(f"a row of {lengths.max()} tokens, and buckets {buckets}")
+            raise ValueError(f"a row has {lengths.max()} tokens, but the buckets are {buckets}")
         self.batch_size = batch_size
         self.num_rows = len(lengths)
         bucket_of = np.searchsorted(ascending, lengths)
-        # No batch is longer than the longest row's bucket, to which the last rows move up at most.
+        # No batch is longer than the longest row's bucket: the last rows move up no further.
         self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
         held = np.cumsum([len(own) for own in self._own])
         full = held // batch_size
@@ -228,13 +227,13 @@ class _Buckets:
         self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
 
     def num_real(self, batch: int) -> int:
-        """Count the rows of a batch, except for the rows that only fill it."""
+        """Count the rows of a batch, leaving out the copies that only fill it."""
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
-        """Return the rows of each batch; the last batch is filled with copies of its first row.
+        """Return the rows of each batch; copies of its first row fill up the last batch.
 
-        A bucket's batches are filled with its own rows and the rows left from the bucket below, in
+        A bucket's batches take the bucket's rows and the rows left over from the bucket below, in
         the order of `shuffle`; rows that do not fill a batch move up to the next bucket.
         """
         batches: list[np.ndarray] = []
@@ -252,9 +251,9 @@ class _Buckets:
 class _Oversampled:
     """Rows of an epoch, with rows of rare classes repeated.
 
-    Each row occurs as often as the whole part of its `repeats`. Among the rows of a bucket with
-    equal `repeats`, some are drawn once more, so that their total is the rounded sum of `repeats`.
-    Entry i of an epoch lies in the same bucket in every epoch.
+    Each row occurs as many times as the whole part of its `repeats`. Among rows with equal
+    `repeats` in a bucket, some are drawn once more, so that the rows occur round(sum of `repeats`)
+    times in all. Entry i of an epoch lies in the same bucket in every epoch.
     """
 
     def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
@@ -269,7 +268,7 @@ class _Oversampled:
             self._parts += [(own, len(own))] * whole + ([(own, rest)] if rest else [])
 
     def epoch(self, key: int) -> Int64[np.ndarray, " T"]:
-        """Return the numbers of the rows of an epoch, in a fixed order of buckets."""
+        """Return the row numbers of an epoch, in a fixed order of buckets."""
         parts = []
         for number, (own, count) in enumerate(self._parts):
             order = np.arange(count)
@@ -295,12 +294,12 @@ class _Padded:
         labels = rows.labels
         if labels is not None and not isinstance(labels, np.ndarray):
             if [len(tags) for tags in labels] != self._lengths.tolist():
-                raise ValueError("tags and tokens of a row differ in number")
+                raise ValueError("a row has more or fewer tags than tokens")
             labels = np.concatenate([np.zeros(0, np.int32), *labels])
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the examples `index` to `length`; after a trial's first `num_real`, weights are 0."""
+        """Pad the examples `index` to `length`; a trial's first `num_real` have weights above 0."""
         at = np.arange(length)
         group = np.arange(self._group)
         each = index if self._group == 1 else index[..., None] * self._group + group

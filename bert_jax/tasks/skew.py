@@ -1,6 +1,6 @@
 """Imbalanced classes: class weights in the loss, and oversampling of rows.
 
-Everything is a function of the training labels, so that it is the same on any mesh.
+Both depend only on the training labels and the options, so they are the same on any mesh.
 """
 
 import math
@@ -23,19 +23,19 @@ class SkewConfig(Bounded, section="task"):
     """Options for rare classes and uncertain labels, used in training only."""
 
     class_weights: str = ""
-    """Weights of the classes in the loss: label=2.5,other=1 (labels not named weigh 1), or
-    balanced, rows / (classes * rows of the class). With several labels a row (multi_label), a
-    label's weight applies to rows that have it, and balanced is rows without the label / rows with
-    it. Tags have weights as classes do. Empty: all weigh 1."""
+    """Weights of the classes in the loss: a list such as label=2.5,other=1 (other labels weigh 1),
+    or balanced: rows / (classes * rows of the class). With several labels per row (multi_label), a
+    label's weight applies to the rows that have the label, and balanced means rows without the
+    label / rows with it. Tags are weighted as classes are. Empty: all weigh 1."""
     focal_gamma: NonNegative = 0.0
     """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of confident predictions;
     2 is usual. 0: cross entropy."""
     label_smoothing: Rate = 0.0
     """Share of each label to spread over all classes, such as 0.1."""
     oversampling: Fraction = 0.0
-    """Power from 0 to 1: an epoch has each row (most / own) ** power times, where `most` is the
-    number of rows of the most frequent class and `own` of the row's (rarest) class. 1: all classes
-    are equally frequent. 0: each row occurs once."""
+    """Exponent from 0 to 1: an epoch has each row (most / own) ** exponent times; `most` counts the
+    rows of the most frequent class, `own` the rows of the row's (rarest) class. 1: all classes are
+    equally frequent. 0: each row occurs once."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range, or a focal loss with smoothed labels."""
@@ -48,7 +48,7 @@ class SkewConfig(Bounded, section="task"):
             )
 
     def check_has_classes(self, where: str) -> None:
-        """Raise a UserError for the first option that is set; the task `where` has no classes."""
+        """Refuse all these options for a task without classes, which messages call `where`."""
         for name in ("class_weights", "focal_gamma", "label_smoothing", "oversampling"):
             if value := getattr(self, name):
                 raise UserError(
@@ -64,7 +64,8 @@ def class_weights(
     `names` are the labels in the order of the outputs; `where` is the field's name in messages.
 
     Raises:
-        UserError: a part of `given` is not LABEL=NUMBER with a positive number and a known label.
+        UserError: a part of `given` is not LABEL=NUMBER with a positive number and a known label,
+            or a label occurs twice.
     """
     if not given:
         return ()
@@ -108,7 +109,7 @@ def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
 
 
 def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:
-    """Compute the average number of times an epoch has each row, at least 1.
+    """Compute how many times each row occurs in an epoch on average, at least 1.
 
     A row's rarest class decides (Gupta et al. 2019, repeat factor sampling, with the most frequent
     class as the threshold); a row without a class occurs once.

@@ -18,27 +18,27 @@ from bert_jax.tasks.examples import MissingColumn, Origin, listed
 
 MAX_BYTES = 1 << 30
 MAX_FIELD = 16 << 20
-"""Most characters in a field: a limit against unclosed quotes, which swallow the rest of a file."""
+"""Largest number of characters in a field; a field with an unclosed quote soon exceeds it."""
 _DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
 
 
 @dataclass(frozen=True)
 class TableFormat:
-    """How a table is written: file format, header, quotes, delimiter, and broken rows."""
+    """Format of a table: kind of file, header, quotes, delimiter, and treatment of broken rows."""
 
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """Format of the files; auto goes by the suffix, or by `tfds:` before the name of a prepared
-    data set."""
+    """Format of the files; auto: the format that the suffix stands for, or tfds for a name that
+    begins with `tfds:`, a prepared data set."""
     header: bool | None = None
-    """Whether line 1 of CSV or TSV names the columns. None: true where columns are given by name;
-    required where they are given by number."""
+    """Whether line 1 of CSV or TSV names the columns. None: yes if columns are given by name; if
+    they are given by number, this must be set."""
     quoting: bool | None = None
-    """Whether double quotes around a field are not part of it. None: true in CSV, false in TSV
-    (where quotes are text, as in the files of GLUE)."""
+    """Whether double quotes may enclose a field of CSV or TSV. None: yes in CSV; no in TSV, where
+    quotes are text, as in the files of GLUE."""
     delimiter: str = ""
     """Character between the fields; empty: a comma in CSV and a tab in TSV."""
     ragged: Literal["fail", "skip"] = "fail"
-    """Treatment of rows with more or fewer fields than the first."""
+    """Treatment of rows with more or fewer fields than the first line."""
 
 
 class Row(NamedTuple):
@@ -50,7 +50,7 @@ class Row(NamedTuple):
     missing: bool = False
     """Whether the row is to be skipped: it has too few or too many fields, and `ragged` is skip."""
     problem: str = ""
-    """Message about the row's fault, with its origin; the row then has no values."""
+    """Message about a fault of the row, which then has no values; it begins with the origin."""
 
 
 def read_delimited(
@@ -59,7 +59,7 @@ def read_delimited(
     """Yield the rows of a CSV or TSV file (see `read_rows`)."""
     delimiter = table.delimiter or ("," if kind == "csv" else "\t")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise UserError(f"{name}: the delimiter is {delimiter!r}; expected one character")
+        raise UserError(f"{name}: the delimiter is {delimiter!r}; expected one character, no quote")
     quoting = kind == "csv" if table.quoting is None else table.quoting
     text = decode_text(read_plain(Path(name), max_bytes=MAX_BYTES), where=name)
     if "\n" not in text and "\r" in text:
@@ -109,7 +109,7 @@ def read_delimited(
 def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
     mark = _DELIMITERS.get(delimiter, repr(delimiter))
     if not quoting and any(field.startswith('"') for field in fields):
-        return "; if quotes hold fields together in this file, set quoting=True"
+        return "; if quotes enclose fields in this file, set quoting=True"
     if quoting:
         return f"; a text with a {mark} needs double quotes around it"
     return f"; a text cannot hold a {mark} or a line end here"
@@ -117,7 +117,7 @@ def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
 
 def _quoted(name: str, lines: list[str], delimiter: str) -> list[tuple[int, list[str]]]:
     hint = "; where quotes are part of the text, set quoting=False"
-    records = []  # all are read while the csv module has the larger limit of a field
+    records = []  # all are read now, while the csv module has the larger limit
     for line, fields in csv_records(name, lines, MAX_FIELD, delimiter=delimiter, hint=hint):
         # Texts have line ends and commas, but hardly tabs.
         if delimiter != "," and any(delimiter in field and "\n" in field for field in fields):
@@ -156,7 +156,7 @@ def _position(
         return number - 1
     if not header:
         raise UserError(
-            f"{name}: without a header columns have numbers (from 1), not names such as "
+            f"{name}: without a header, columns have numbers (from 1), not names such as "
             f"{column!r}. Line 1: {listed(first)}"
         )
     near = nearest(column, first)
@@ -166,7 +166,7 @@ def _position(
         if other is not None and other != delimiter:
             hint = f" Is the delimiter a {_DELIMITERS[other]} (delimiter={other!r})?"
     elif not quoting and any(field.startswith('"') for field in first):
-        hint = " If quotes hold fields together in this file, set quoting=True."
+        hint = " If quotes enclose fields in this file, set quoting=True."
     raise MissingColumn(
         column,
         f"{name}: no column {column!r}. Line 1 was read as the header: {listed(first)}.{hint} If "
@@ -186,9 +186,9 @@ def read_rows(
     """Yield the rows of a table, with the requested columns.
 
     The source is a file, perhaps compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`. Columns
-    are names, in CSV and TSV also numbers from 1; the file may lack `optional` columns. Values are
-    in the order of `columns`: text from CSV and TSV, else what the file has. A row with a problem,
-    or skipped by `ragged`, has no values.
+    are given by name, in CSV and TSV also by number from 1; a file may lack `optional` columns.
+    Values are in the order of `columns`; they are text in CSV and TSV, and have the file's types in
+    other formats. A row that has a problem, or that `ragged` skips, has no values.
 
     Raises:
         UserError: the file cannot be read, lacks a column, or does not fit the format.
@@ -199,7 +199,7 @@ def read_rows(
         return
     for field in ("header", "quoting", "delimiter"):
         if getattr(table, field) not in (None, ""):
-            raise UserError(f"{name}: {field} is set, which is for csv and tsv; leave it out")
+            raise UserError(f"{name}: {field} works only with csv and tsv; leave it out")
     yield from {"jsonl": _json, "parquet": _parquet, "tfds": _tfds}[kind](name, columns, optional)
 
 
@@ -260,13 +260,13 @@ def _json_lines(name: str, raw: bytes) -> Iterator[tuple[Origin, Any, str]]:
         origin = Origin(name, number)
         try:
             yield origin, parse_json(line, where=f"{origin}"), ""
-        except UserError as error:  # which counts lines from the line that it was given
+        except UserError as error:  # the message counts lines from this one
             yield origin, None, str(error).replace(f"{origin}, line 1", f"{origin}")
 
 
 def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     if Path(name).suffix.lower() in COMPRESSED:
-        raise UserError(f"{name}: a parquet file is already compressed inside; decompress it first")
+        raise UserError(f"{name}: parquet files are compressed inside; decompress this file first")
     with open_parquet(name) as file:
         present = file.schema_arrow.names
         for column in columns:
@@ -285,7 +285,7 @@ def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iter
 
 def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     """Read a prepared data set; class numbers become names, -1 (no label) becomes None."""
-    del optional  # only tables of files are read without knowing their columns
+    del optional  # a data set's columns are known, so none is optional
     _, dataset, *split = name.split(":", 2)
     if not dataset or not split:
         raise UserError(f"{name}: write tfds:NAME:SPLIT, for example tfds:glue/mrpc:train")

@@ -25,13 +25,13 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 HeadKind = Literal[
     "single_label", "multi_label", "regression", "tags", "span", "arcs", "choice", "embedding"
 ]
-"""Kind of prediction, in this order: one class, any number of classes, a number, a tag for each
-word, an answer span, a head and relation for each word, one of several choices; or a vector."""
+"""Kind of prediction, in the order above: one class, any number of classes, a score, a tag for each
+word, an answer span, a head and a relation for each word, one of several choices, a vector."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
-"""Model outputs of N rows, in order, float32: logits (N, C); for tags and spans N arrays (n, C),
-for arcs N arrays (n, n, 2), in which entries after the row's tokens are padding; for choices (N,
-G); for embeddings vectors (N, D) or, in groups, (N, G, D)."""
+"""Model outputs for N rows or groups, in their order, float32: logits (N, C), for choices (N, G);
+for embeddings vectors (N, D), in groups (N, G, D); for tags and spans N arrays (n, C), for arcs N
+arrays (n, n, 2), in which entries after the row's tokens are padding."""
 
 
 class Examined(NamedTuple):
@@ -39,7 +39,7 @@ class Examined(NamedTuple):
 
     grounds: Grounds
     details: Callable[[], dict[str, Any]] = dict
-    """Computes the details, JSON values; only a report needs them, not each evaluation."""
+    """Function that computes the details, JSON values; reports call it, evaluations do not."""
 
 
 class Split(ABC):
@@ -80,7 +80,7 @@ class Split(ABC):
     def constant_score(self) -> float:
         """Score of the best constant prediction in the task's metric; NaN without labels.
 
-        A run that does not score above it has failed (Mosbach et al. 2021).
+        A run whose score is no higher has failed (Mosbach et al. 2021).
         """
         return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
 
@@ -103,8 +103,8 @@ class Split(ABC):
     def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN if a logit is not finite.
 
-        Thresholds and temperature come from the `saved` scores of the dev split; None fits them on
-        this split.
+        Thresholds and temperature come from the `saved` scores of the dev split; if `saved` is
+        None, they are fitted to this split.
 
         Raises:
             UserError: the file has no labels.
@@ -124,7 +124,7 @@ class Split(ABC):
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
-        """Return the data for confidence intervals; arguments and errors as in `score`."""
+        """Return the data for confidence intervals; None if a logit is not finite. See `score`."""
         if not self._is_finite(outputs):
             return None
         return self._examine(outputs, self._score(outputs, saved)).grounds
@@ -134,9 +134,9 @@ class Split(ABC):
     ) -> Mapping[str, Any]:
         """Return scores, their intervals and the details behind them, as JSON values.
 
-        All splits have the keys `examples`, `scores`, `intervals` (95%), `no_intervals` (reasons),
-        `units` (name and number of the resampled units) and `constant`; each kind of task adds its
-        own (see `reports.lines`). Arguments and errors as in `score`.
+        The keys are `examples`, `scores`, `intervals` (95%) and, if all logits are finite,
+        `no_intervals` (reasons), `units` (name and number of the resampled units), `constant` and
+        the task's own (see `reports.lines`). Arguments and errors are as in `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
@@ -168,7 +168,7 @@ class Split(ABC):
         """Write the predictions into the directory `out`, and return the files.
 
         The directory is created if needed; files of the same name are replaced. `scores` are the
-        dev split's, with the null threshold.
+        dev split's scores, with its temperature and thresholds.
 
         Raises:
             UserError: a logit is not finite, or the files cannot be written.
@@ -194,29 +194,29 @@ class Split(ABC):
         return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return one or more lists of a key for each example; equal keys stay in one fold."""
+        """Return lists with a key for each example; examples that share a key stay in one fold."""
         return [[example_key(texts) for texts in self.texts()]]
 
     def select(
         self, examples: Sequence[int], *, trains: bool = False
     ) -> "tuple[Split, np.ndarray]":
-        """Return a split of the examples with these ascending numbers, and its rows' numbers here.
+        """Return a new split of the examples with these ascending numbers, and its rows' numbers.
 
-        The second result, (n,), are the new split's rows as numbers here; for `trains` see `Data`.
+        The rows' numbers, (n,), are their numbers in this split; for `trains` see `Data`.
         """
         some = tuple(self._examples[number] for number in examples)
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
         return split, np.flatnonzero(np.isin(self._owners, examples))
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Compute the scores of finite outputs (see `score`), by default from interval data."""
+        """Compute the scores of finite outputs (see `score`), by default from `_examine`."""
         grounds = self._examine(outputs, {}).grounds
         found = unweighted(grounds.score, len(grounds.units))
         return {name: found[name] for name in self._score_names}
 
     @abstractmethod
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return interval data and report details of finite outputs."""
+        """Return, for finite outputs, the data for intervals and the details of the report."""
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
@@ -272,9 +272,9 @@ class Task(ABC, Generic[Config]):
     """Class of the task's splits; called with the task and the data of a file."""
     objective: HeadKind
     num_outputs: int
-    """Columns of the logits."""
+    """Number of columns of the logits."""
     metrics: Sequence[str]
-    """Metrics that can select the best checkpoint, keys of `Split.score`; higher is better."""
+    """Metrics of `Split.score` that can select the best checkpoint; higher is better."""
 
     def __init__(self, config: Config, spec: LabelSpec, tokenizer: Tokenizer) -> None:
         self.config = config
@@ -302,13 +302,13 @@ class Task(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def _read(cls, config: Config) -> tuple[LabelSpec, Sequence[Data[Any]]]:
-        """Read the training data and all dev data, and what the task learns from them."""
+        """Read the training and dev data; return the training data's `LabelSpec`, and all data."""
 
     def open_split(self, source: str, *, labelled: bool = True) -> Split:
         """Read another file with the same columns, or a split of GLUE by its name.
 
         Raises:
-            UserError: the file cannot be read; with `labelled`, also a label that was not learned.
+            UserError: the file cannot be read or, if `labelled`, has a label that was not learned.
         """
         return self.SPLIT(self, self._read_other(source, labelled))
 
@@ -317,7 +317,7 @@ class Task(ABC, Generic[Config]):
         """Read the examples of another file (see `open_split`)."""
 
     def hold_out(self, parts: np.ndarray, fold: int) -> None:
-        """Make the training examples whose entry in `parts`, (N,), is `fold` the dev data."""
+        """Use as dev data the training examples whose entry in `parts`, (N,), equals `fold`."""
         whole = self.train_split()
         self._train, dev = (
             whole.select(np.flatnonzero((parts == fold) == held).tolist(), trains=not held)[0]
@@ -356,11 +356,11 @@ class Task(ABC, Generic[Config]):
         return found
 
     def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return (shift, factor) that turn logits into predictions, given the dev data's scores."""
+        """Return (shift, factor), which turn logits into predictions, from the dev scores."""
         return 0.0, 1.0
 
     def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the least probability of a predicted label, for each label; () means one half."""
+        """Return the probability above which each label is predicted; () means one half for all."""
         return ()
 
     def describe(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Scores of translations: sacreBLEU's BLEU and chrF, intervals, and a constant's score.
+"""Scores of translations: sacreBLEU's BLEU and chrF, with intervals, and the best constant's BLEU.
 
-Texts are passed to sacreBLEU cased and untokenized; sacreBLEU tokenizes them by its tokenizer 13a
+Texts are passed to sacreBLEU cased and untokenized; sacreBLEU tokenizes them with its tokenizer 13a
 (Post 2018, "A Call for Clarity in Reporting BLEU Scores").
 """
 
@@ -15,13 +15,13 @@ from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, intervals
 
 BUCKETS = {"up to 10": (1, 10), "11 to 15": (11, 15), "16 to 20": (16, 20), "above 20": (21, None)}
-"""First and last number of source words in each row of the table by length."""
+"""Smallest and largest number of source words in each row of the table of scores by length."""
 _ORDERS = range(1, 5)
 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of translations, from 0 to 100."""
+    """Value of a translation metric, from 0 to 100, with its confidence interval."""
 
     value: float
     interval: tuple[float, float] | None
@@ -31,7 +31,7 @@ class Score:
 
 
 class Constant(NamedTuple):
-    """Text that, as the translation of every sentence, has the best BLEU."""
+    """Text that has the best BLEU when it is the translation of every sentence."""
 
     text: str
     bleu: float
@@ -54,7 +54,7 @@ def chrf(
 def by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Score pairs by number of source words: a row for each of `BUCKETS` with any pairs."""
+    """Score pairs by number of source words: one row for each of `BUCKETS` that has pairs."""
     rows: list[dict[str, Any]] = []
     counts = [len(source.split()) for source in sources]
     for words, (first, last) in BUCKETS.items():

@@ -68,7 +68,7 @@ def test_no_other_buckets_pad_less(lengths, max_buckets):
 def test_buckets_stay_within_the_positions():
     assert choose_buckets(np.array([3, 20, 61]), 3, limit=62) == (8, 24, 62)
     assert choose_buckets(np.array([64]), 3, limit=64) == (64,)
-    with pytest.raises(ValueError, match="61 tokens, and 60 positions"):
+    with pytest.raises(ValueError, match="61 tokens; the model has 60 positions"):
         choose_buckets(np.array([61]), 3, limit=60)
     with pytest.raises(UserError, match="no rows"):
         choose_buckets(np.zeros(0, np.int64), 3)
@@ -234,12 +234,12 @@ def test_evaluation_of_nothing():
 def test_what_is_refused():
     with pytest.raises(UserError, match="no rows to train on"):
         TrainBatches(make_rows([]), (8,), 2, PAD)
-    with pytest.raises(ValueError, match="a row of 9 tokens"):
+    with pytest.raises(ValueError, match="a row has 9 tokens"):
         TrainBatches(make_rows([9]), (8,), 2, PAD)
-    with pytest.raises(ValueError, match="ascending"):
+    with pytest.raises(ValueError, match="do not ascend"):
         TrainBatches(make_rows([9]), (16, 8), 2, PAD)
     tags = [np.zeros(3, np.int32)]
-    with pytest.raises(ValueError, match="differ in number"):
+    with pytest.raises(ValueError, match="more or fewer tags"):
         next(eval_batches(Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), tags), (8,), 2, PAD))
     with pytest.raises(ValueError, match="1 rows, 2 labels"):
         Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), np.zeros(2, np.int32))

@@ -132,7 +132,7 @@ def test_what_is_refused(tmp_path):
     path = put(tmp_path / "a.csv", "text,label,author", *rows(8))
     with pytest.raises(UserError, match=r"folds is 3, but the training data have only 2 groups"):
         opened(config(path, folds=3, fold=1, group="author"))
-    with pytest.raises(UserError, match=r"task.dev is set, and task.folds is 2"):
+    with pytest.raises(UserError, match=r"task.dev is set, but task.folds is 2"):
         opened(config(path, folds=2, fold=1, dev=path))
     with pytest.raises(UserError, match=r"task.folds is 1; it must be at least 2, or 0"):
         config(path, folds=1)

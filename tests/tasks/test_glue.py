@@ -75,7 +75,7 @@ def test_qqp_skips_broken_rows_of_train_but_not_of_test(tmp_path):
         ("F?", "", 0),
     ]
     assert data.warnings == (
-        f"{path}: 2 rows with more or fewer fields than the first skipped (lines 3, 4)",
+        f"{path}: 2 rows skipped for having more or fewer fields than the first (lines 3, 4)",
         f"{path}: 1 rows with an empty text kept (line 5)",
     )
     put(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\tA\n")
@@ -268,9 +268,9 @@ def test_submissions_that_are_refused():
         submission_file("wnli", "test", ids[:-1], [0] * 145)
     with pytest.raises(UserError, match="no prediction for row 145"):
         submission_file("wnli", "test", [*ids[:-1], "0"], [0] * 146)
-    with pytest.raises(UserError, match=r"is 2; it is the number of a class, 0 to 1"):
+    with pytest.raises(UserError, match=r"is 2; expected the number of a class, 0 to 1"):
         submission_file("wnli", "test", ids, [2] * 146)
-    with pytest.raises(UserError, match=r"is 0\.5; it is the number of a class"):
+    with pytest.raises(UserError, match=r"is 0\.5; expected the number of a class"):
         submission_file("wnli", "test", ids, [0.5] * 146)
     with pytest.raises(UserError, match="a prediction is nan"):
         submission_file("stsb", "test", [f"{n}" for n in range(1379)], [float("nan")] * 1379)

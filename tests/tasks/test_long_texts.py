@@ -110,7 +110,7 @@ def test_what_is_left_out_is_counted(tmp_path):
         ),
         (
             {"thresholds": "tuned"},
-            r"several labels a row \(task.problem_type='multi_label'\), not 'single_label'",
+            r"works only with task.problem_type='multi_label', not 'single_label'",
         ),
         ({"calibrate": True, "problem_type": "regression"}, "no probabilities"),
     ],

@@ -1,1 +1,1 @@
-"""Untrusted files: read within limits, or refused; `SECURITY.md` lists them."""
+"""Readers that refuse untrusted files beyond their limits, which `SECURITY.md` lists."""

@@ -1,7 +1,7 @@
 """Unpacking untrusted zip and tar archives.
 
-`zipfile` and `tarfile` parse; this module limits their reads, checks each name, kind and declared
-size before a byte is written, and lets the target appear complete or not at all.
+`zipfile` and `tarfile` parse the archives; this module limits their reads, checks each name, kind
+and declared size before a byte is written, and lets the target appear complete or not at all.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ MAX_RATIO = 200
 _MAX_NAME = 512
 _BLOCK = 1 << 20
 _FREE_BYTES = 16 << 20
-"""Unpacked bytes that are allowed at any ratio: a small archive of repeated bytes is no attack."""
+"""Unpacked bytes that are allowed at any ratio; a small archive of repeated bytes is no attack."""
 _ENTRY_BYTES = 256
 """Bytes allowed for a zip's central directory, per allowed entry."""
 _HEADER_BYTES = 1 << 16
@@ -51,8 +51,8 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    `max_bytes` limits all files together, `max_ratio` their size as a multiple of the archive's. If
-    an entry is damaged, unsafe or too large, a UserError names it and nothing is left at `target`.
+    `max_bytes` limits the size of all files, `max_ratio` that size as a multiple of the archive's.
+    If an entry is damaged, unsafe or too large, a UserError names it and no `target` is left.
     """
     path, target = Path(path), Path(os.path.abspath(target))
     if os.path.lexists(target):
@@ -167,7 +167,7 @@ class _Unpacked:
         self._root = root
         self._max_bytes = max_bytes
         self._limit = min(max_bytes, max(_FREE_BYTES, max_ratio * path.stat().st_size))
-        self._seen: dict[str, bool] = {}  # folded name to whether it is a directory
+        self._seen: dict[str, bool] = {}  # whether each (folded) name is a directory
 
     def check_totals(self, entries: int, size: int) -> None:
         """Refuse declared totals beyond the limits; readers never read past a declared size."""
@@ -221,7 +221,7 @@ class _Unpacked:
         return parts
 
     def _claim(self, parts: list[str], *, directory: bool) -> None:
-        """Refuse a name met before, also if only case or the composition of characters differ."""
+        """Refuse a name that was met before, even in other case or Unicode composition."""
         for end in range(1, len(parts) + 1):
             name = "/".join(parts[:end])
             key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -234,7 +234,7 @@ class _Unpacked:
 
 
 class _BoundedReads(io.RawIOBase):
-    """File that refuses to read more than `limit` bytes between calls of `allow`."""
+    """A file that refuses to read more than `limit` bytes between two calls of `allow`."""
 
     def __init__(
         self, file: io.BufferedIOBase, path: Path, limit: int,

@@ -1,4 +1,4 @@
-"""Compressed files, decompressed in steps of limited size whatever the compression ratio."""
+"""Decompression of files in steps of limited size, whatever the compression ratio."""
 
 import bz2
 import lzma
@@ -23,13 +23,13 @@ _ZSTD_SIP = 2048
 
 
 def plain_suffix(name: str) -> str:
-    """Return the suffix below a compression suffix, in lower case: `.csv` for `a.csv.gz`."""
+    """Return the suffix without any compression suffix, in lower case: `.csv` for `a.csv.gz`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in SUFFIXES else path).suffix.lower()
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Decompress what `read` returns, by the suffix of `name`, in blocks; UserError if damaged."""
+    """Yield what `read` returns, decompressed by the suffix of `name`; UserError if damaged."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):
@@ -46,7 +46,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
             if not pending:
                 break
         if fresh and streams:
-            pending = pending.lstrip(b"\0")  # padding between and behind streams
+            pending = pending.lstrip(b"\0")  # padding between and after streams
             if not pending:
                 continue
         fresh = False

@@ -1,7 +1,7 @@
-"""Untrusted JSON: limited in bytes, depth and number of values, and without ambiguity.
+"""Reader of untrusted JSON, with limits on bytes, depth and number of values, and no ambiguity.
 
 `json.loads` itself recurses into 10,000 levels, keeps the last of two equal keys, accepts NaN,
-turns 1e999 into `Infinity`, and needs 70 times the size of a file of empty lists.
+turns 1e999 into `Infinity`, and for a file of empty lists needs 70 times the file's size in memory.
 """
 
 import json
@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import decode_text, read_bytes
 
 MAX_VALUES = 4_000_000
-"""Lists, objects and their members in one document; bounds memory to about 300 MB."""
+"""Largest number of lists, objects and their members in a document; memory stays below 300 MB."""
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -35,15 +35,15 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
     """Read a JSON file whose top level must be an object; errors as in `read_json`."""
     value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: the top level is a {type(value).__name__}, an object is needed")
+        raise UserError(f"{path}: the top level is a {type(value).__name__}; expected an object")
     return value
 
 
 def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
     """Parse a JSON document into Python values; a UserError names `where` and, if known, the line.
 
-    `max_depth` limits nested lists and objects, and `allow_nan` accepts `NaN`, `Infinity` and
-    numbers that a float64 cannot hold. A key twice in one object is refused.
+    `max_depth` limits the nesting of lists and objects; `allow_nan` accepts `NaN`, `Infinity` and
+    numbers that a float64 cannot hold. An object with a key twice is refused.
     """
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)
@@ -66,7 +66,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
     hooks: dict[str, Any] = {} if allow_nan else {"parse_constant": refuse, "parse_float": finite}
     try:
         value = json.loads(text, object_pairs_hook=unique, **hooks)
-        if _SURROGATE.search(raw):  # half of a pair is no text; nothing could print or hash it
+        if _SURROGATE.search(raw):  # half of a pair is not text and could not be printed or hashed
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise UserError(
@@ -91,7 +91,7 @@ def short(value: object) -> str:
 
 
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
-    """Refuse too deep or too many values by scanning the bytes, before a parser sees them."""
+    """Scan the bytes, before a parser sees them; refuse values that are too many or too deep."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth and raw.count(b",") < MAX_VALUES:
         return
     structure = _STRING.sub(b"", _ESCAPE.sub(b"", raw)).translate(None, _NO_STRUCTURE)

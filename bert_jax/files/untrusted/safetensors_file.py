@@ -1,4 +1,4 @@
-"""Safetensors within limits: the library checks the layout, this module what the library accepts.
+"""Reader of safetensors: the library checks the layout; this module adds limits.
 
 The library (0.8.0) accepts a header of 90 MB of spaces, a million empty tensors, the later of two
 equal names, and names like `../../x`.
@@ -118,6 +118,6 @@ def _view(
     dtype, offset = DTYPES[entry["dtype"]], begin + entry["data_offsets"][0]
     view = np.ndarray(entry["shape"], dtype, buffer=mapped, offset=offset)
     if dtype == np.bool_ and view.size and view.view(np.uint8).max() > 1:
-        # numpy must not see such a byte as a bool.
+        # numpy must not see a byte above 1 as a bool.
         raise UserError(f"{path}: the BOOL tensor {name!r} has a byte above 1")
     return view

@@ -1,4 +1,4 @@
-"""Untrusted tables: CSV records and parquet files; a fault is a UserError that names its place."""
+"""Readers of untrusted CSV and parquet; a fault is a UserError that names the fault's place."""
 
 import contextlib
 import csv
@@ -14,7 +14,7 @@ def csv_records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield CSV records, each with its first line's number; fields may be double-quoted.
 
-    `lines` come without their ends. `name` is the file in messages; `hint` ends the UserError for a
+    `lines` have no line ends. `name` is the file's name in messages; `hint` ends the message for a
     stray quote or line end. `max_field` limits the characters of a field. The limit is the csv
     module's, so it holds for all readers of the process until this generator ends.
     """
@@ -38,7 +38,7 @@ def csv_records(
 
 @contextlib.contextmanager
 def open_parquet(name: str) -> Iterator[Any]:
-    """Open a local or remote parquet file as pyarrow's; damage found by the body is a UserError."""
+    """Open a local or remote parquet file by pyarrow; damage found now or later is a UserError."""
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
         import pyarrow.parquet as pq

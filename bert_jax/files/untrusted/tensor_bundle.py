@@ -42,7 +42,7 @@ DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"),
     14: np.dtype(ml_dtypes.bfloat16), 19: np.dtype("<f2"),
 }  # fmt: skip
-"""Types by TensorFlow's `DataType`; tensors of other types can be listed, not read."""
+"""Types by TensorFlow's `DataType`; tensors of other types can be listed, but not read."""
 MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
 _MASK_DELTA = 0xA282EAD8
@@ -66,7 +66,7 @@ class BundleTensor:
 
     @property
     def array(self) -> np.ndarray:
-        """Read-only view of the mapped file; a UserError if damaged or of an unknown type."""
+        """Read-only view of the mapped file; a damaged or unsupported tensor is a UserError."""
         where = self._where
         if self._slices:
             raise UserError(
@@ -78,8 +78,8 @@ class BundleTensor:
             raise UserError(f"{where} has TensorFlow's data type {self._type}, which is not read")
         if (needed := math.prod(self.shape) * dtype.itemsize) != self._size:
             raise UserError(
-                f"{where}: {dtype} of shape {self.shape!r:.80} takes {needed:,} bytes, the index "
-                f"says {self._size:,}"
+                f"{where}: {dtype} of shape {self.shape!r:.80} takes {needed:,} bytes, but the "
+                f"index says {self._size:,}"
             )
         path, mapped = self._mapped(self._shard)
         if self._offset + self._size > len(mapped):
@@ -97,7 +97,7 @@ class BundleTensor:
 
 
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
-    """Read PREFIX.index; return its tensors by name, whose data are read later.
+    """Read PREFIX.index; return its tensors by name (their data are read later).
 
     Raises:
         UserError: The index is missing, damaged, or of another format.
@@ -131,7 +131,7 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
 
 
 def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...]:
-    """Return the fields of a `BundleTensor` from its shape to its place in messages."""
+    """Return the fields of a `BundleTensor` from `shape` to `_where`, its place in messages."""
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0
@@ -184,7 +184,7 @@ def _num_shards(raw: bytes, where: str) -> int:
         raise UserError(f"{where}: the tensors are big-endian, which is not read")
     if not isinstance(needs, int) or needs > _VERSION:
         raise UserError(
-            f"{where}: written for readers of version {needs!r:.40}; this is {_VERSION}"
+            f"{where}: needs a reader of version {needs!r:.40}; this reader has {_VERSION}"
         )
     return shards
 
@@ -205,14 +205,14 @@ def _shape(raw: bytes, where: str) -> tuple[int, ...]:
 
 
 def masked_crc32c(data: bytes | memoryview) -> int:
-    """Compute a CRC-32C as LevelDB and TensorFlow store it: rotated by 15 bits plus a constant."""
+    """Compute a CRC-32C as LevelDB and TensorFlow store it: rotated by 15 bits, plus a constant."""
     pieces = (bytes(data[begin : begin + _PIECE]) for begin in range(0, len(data), _PIECE))
     crc = functools.reduce(google_crc32c.extend, pieces, 0)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
-    """Decode a varint of up to 64 bits; return it and the position after it, or a UserError."""
+    """Return a varint of up to 64 bits and the position after it; a UserError if damaged."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -240,7 +240,7 @@ def read_sstable(
         )
     where = f"{path}, footer"
     at = end
-    handle = [0, 0, 0, 0]  # offset and size of the metaindex block, which is empty; of the index
+    handle = [0, 0, 0, 0]  # offset and size of the (empty) metaindex block and of the index block
     for i in range(4):
         handle[i], at = read_varint(raw, at, len(raw) - 8, where)
     index = _block(raw, handle[2], handle[3], end, where)
@@ -250,7 +250,7 @@ def read_sstable(
         where = f"{path}, index block"
         offset, at = read_varint(value, 0, len(value), where)
         size, at = read_varint(value, at, len(value), where)
-        if offset < begin:  # else a small file could name a block a million times
+        if offset < begin:  # otherwise a small file could name a block a million times
             raise UserError(f"{where}: the block at byte {offset:,} overlaps the one before it")
         begin = offset + size + _TRAILER
         where = f"{path}, block at byte {offset:,}"
@@ -274,14 +274,14 @@ def _block(raw: bytes, offset: int, size: int, end: int, where: str) -> bytes:
     if kind:
         method = "Snappy" if kind == 1 else f"method {kind}"
         raise UserError(
-            f"{where}: a block at {offset:,} is compressed with {method}, which TensorFlow does "
-            "not do and which is not read"
+            f"{where}: a block at {offset:,} is compressed with {method}; TensorFlow does not "
+            "compress blocks, and such blocks are not read"
         )
     return raw[offset:stop]
 
 
 def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a block; the restart points, for binary search, are skipped."""
+    """Yield a block's keys and values; skip its restart points, which serve binary search."""
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)
     if len(block) < 4 or end < 0:

@@ -1,4 +1,4 @@
-"""Files that are read whole: limited in size before the first byte is read, UTF-8, no NUL."""
+"""Readers of whole files: they check the size before the first byte, and that text is UTF-8."""
 
 import os
 import re
@@ -10,11 +10,11 @@ import numpy as np
 from bert_jax.errors import UserError
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Characters that no name may have: control, line separators, halves of surrogate pairs."""
+"""Characters that no name may have: control characters, line separators, lone surrogates."""
 
 
 def read_bytes(path: Path, *, max_bytes: int) -> bytes:
-    """Read a regular file of at most `max_bytes`; a UserError if larger, empty, or a pipe, say."""
+    """Read a file; a UserError if it is no regular file, empty, or larger than `max_bytes`."""
     try:
         # Not blocking: opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -22,9 +22,9 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"{path} is not a regular file; name one")
-            # read(n) allocates n bytes, however few the file has; so n follows the file's size.
+            # read(n) allocates n bytes, however few the file has, so n is based on the file's size.
             raw = file.read(min(status.st_size, max_bytes) + 1)
-            if status.st_size < len(raw) <= max_bytes:  # it is longer than the file system says
+            if status.st_size < len(raw) <= max_bytes:  # longer than the file system says
                 raw += file.read(max_bytes + 1 - len(raw))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, UserError):
@@ -54,7 +54,7 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8, drop a byte order mark; a UserError names the line of a NUL or invalid byte."""
+    """Decode UTF-8 without its byte order mark; a UserError names a NUL or invalid byte's line."""
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1
@@ -62,7 +62,7 @@ def decode_text(raw: bytes, *, where: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # With a byte order mark, the error's positions count from after it.
+        # The error's positions count from after the byte order mark, if there is one.
         raw = raw.removeprefix(b"\xef\xbb\xbf")
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1

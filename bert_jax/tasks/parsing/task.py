@@ -24,11 +24,11 @@ from bert_jax.tasks.rows import NO_LABEL, Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
-_UNREAD = "dep"  # relation of words that did not fit into a row, where the model knows it
+_UNREAD = "dep"  # relation of words that did not fit into a row, if the model knows "dep"
 
 
 class ParsingSplit(Split):
-    """Sentences of one file."""
+    """Sentences of one file, their rows and their scores."""
 
     _task: "ParsingTask"
     PER_TOKEN = True
@@ -58,9 +58,9 @@ class ParsingSplit(Split):
         return max(counts.values()) / counts.total()
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for confidence intervals, and precision and recall by relation.
+        """Return data for intervals, and details: precision and recall by relation.
 
-        Trees are scored as the script of the CoNLL 2018 shared task does.
+        Trees are scored as in the script of the CoNLL 2018 shared task.
         """
         trees = self._trees(outputs)
         each = self._counts(trees).astype(float)
@@ -91,7 +91,7 @@ class ParsingSplit(Split):
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 
     def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
-        """Count words, right heads, and right heads with right relations by sentence, (N, 3)."""
+        """Count each sentence's words, right heads, and right arcs (head and relation), (N, 3)."""
         pairs = zip(self._gold, trees, strict=True)
         return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 
@@ -113,7 +113,7 @@ class ParsingSplit(Split):
 
 
 class ParsingTask(Task[ParsingConfig]):
-    """A dependency-parsing task, configured by kind parsing."""
+    """A dependency-parsing task, configured by `kind: parsing`."""
 
     SPLIT = ParsingSplit
     objective: HeadKind = "arcs"
@@ -147,10 +147,10 @@ def parsing_rows(
     relations: Mapping[str, int],
     max_length: int,
 ) -> tuple[Rows, list[np.ndarray], tuple[str, ...]]:
-    """Return a row for each sentence, the positions of its words, and warnings of cut sentences.
+    """Return rows of sentences, the position of each word, and warnings about cut sentences.
 
-    A word's position is the position of its first sub-word, the root's is 0. A sentence longer than
-    a row is cut; the words after the cut have no position.
+    A word's position is the position of its first sub-word; the root's position is 0. A sentence
+    longer than a row is cut; the words after the cut have no position.
     """
     words = list(dict.fromkeys(word for each in sentences for word in each.words))
     unknown = np.array([tokenizer.special_ids.unk], np.int32)
@@ -184,7 +184,7 @@ def parsing_rows(
 def _labels(
     sentence: Sentence, positions: np.ndarray, relations: Mapping[str, int], length: int
 ) -> Int32[np.ndarray, " n"]:
-    """Encode each word's head and relation: position of the head * relations + relation."""
+    """Encode each word's head and relation: head's position * number of relations + relation."""
     found = np.full(length, NO_LABEL, np.int32)
     if sentence.tree is None:
         return found

@@ -1,4 +1,4 @@
-"""Sentences with dependency trees in CoNLL-U, the search for the best tree, and right arcs.
+"""Sentences with dependency trees in CoNLL-U, search for the best tree, and counts of right arcs.
 
 Sources: https://universaldependencies.org/format.html; Chu and Liu 1965, Edmonds 1967 (best
 arborescence); the evaluation of the CoNLL 2018 shared task (Zeman et al. 2018, section 5): all
@@ -19,7 +19,7 @@ from bert_jax.tasks.examples import Origin, Problems, text_lines
 
 
 class Tree(NamedTuple):
-    """Heads (numbers from 1, or 0 for the root) and relations of the words of a sentence."""
+    """A dependency tree: each word's head (a word's number from 1, or 0: root) and relation."""
 
     heads: Sequence[int]
     relations: Sequence[str]
@@ -49,7 +49,7 @@ def tree_fault(heads: Sequence[int]) -> str:
 
 def find_cycle(heads: Int64[np.ndarray, " n"]) -> list[int]:
     """Return the nodes of a cycle, ascending; [] if all nodes lead to node 0."""
-    state = np.zeros(len(heads), int)  # the walk that met a node first
+    state = np.zeros(len(heads), int)  # number of the walk that first met each node; 0: none
     for start in range(1, len(heads)):
         node = start
         while node and not state[node]:
@@ -66,8 +66,8 @@ def find_cycle(heads: Int64[np.ndarray, " n"]) -> list[int]:
 def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
     """Return the heads of the single-rooted tree with the greatest sum of scores.
 
-    `scores` are finite: each word's arc to the root (column 0) and to word j (column j, from 1); a
-    word's score for itself is not read. A head is 0 or the number of a word from 1.
+    `scores` are finite; each row has a word's scores for its head: the root (column 0) or word j
+    (column j, from 1); a word's score for itself is not read. A head is 0 or a word's number.
     """
     count = len(scores)
     whole = np.zeros((count + 1, count + 1))
@@ -80,7 +80,7 @@ def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
 
 
 def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
-    """Return each node's best parent, node 0 as the root; `scores[i, j]` is for parent j of i."""
+    """Return each node's best parent, with root 0; `scores[i, j]` is for j as the parent of i."""
     parents = scores.argmax(axis=1)
     parents[0] = 0
     cycle = find_cycle(parents)
@@ -88,7 +88,7 @@ def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
         return parents
     inside = np.array(cycle)
     outside = np.setdiff1d(np.arange(len(scores)), inside)
-    # The cycle becomes the last node of a smaller graph; entering it at a node breaks that arc.
+    # The cycle becomes the last node of a smaller graph; an arc into it replaces one of its arcs.
     entering = scores[np.ix_(inside, outside)] - scores[inside, parents[inside]][:, None]
     leaving = scores[np.ix_(outside, inside)]
     smaller = np.full((len(outside) + 1, len(outside) + 1), -np.inf)
@@ -122,9 +122,9 @@ class Sentence:
     places: tuple[int, ...]
     """Number of each word's line among `lines`."""
     origin: Origin
-    """Place of the first word."""
+    """File and line of the first word."""
     tree: Tree | None = None
-    """Heads and relations, with subtypes; None where the file has no trees."""
+    """Heads and relations, with subtypes; None if the file has no trees."""
 
     @property
     def texts(self) -> tuple[str]:
@@ -157,9 +157,9 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
     heads are `_`, or without `labelled`, the sentences have no trees.
 
     Raises:
-        UserError: no such file or not UTF-8; no words; and, all in one message, lines without ten
-            columns, ids that do not count from 1, words without text, and heads or relations that
-            make no tree with a single root.
+        UserError: the file is missing or not UTF-8, or has no words. Also, all in one message:
+            lines without ten columns, ids that do not count from 1, or words without text; then
+            heads or relations that make no tree with a single root.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")

@@ -11,11 +11,11 @@ from bert_jax.tasks.reports.intervals import Score, ratio
 _Counts = Sequence[int] | np.ndarray
 
 MOST_CONFUSED = 60
-"""Largest number of classes with a whole confusion matrix in a report."""
+"""Largest number of classes for which a report has the whole confusion matrix."""
 
 
 def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
-    """Return precision, recall and F1 from counts; 0 where a denominator is 0."""
+    """Return precision, recall and F1 from counts; 0 if the denominator is 0."""
     total = predicted + support
     return {
         "precision": correct / predicted if predicted else 0.0,
@@ -63,7 +63,7 @@ def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -
 
 
 def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """Return class rows, their mean and the confusion matrix, for one class an example, (N,)."""
+    """Return class rows, their mean and the confusion matrix, for one class per example, (N,)."""
     size = len(labels)
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
@@ -74,20 +74,20 @@ def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) 
 def of_label_sets(
     labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray
 ) -> dict[str, Any]:
-    """Return class rows and their mean, for several labels an example, (N, K) bool."""
+    """Return class rows and their mean, for several labels per example, (N, K) bool."""
     counts = (truth & predicted).sum(axis=0), predicted.sum(axis=0), truth.sum(axis=0)
     rows = class_rows(labels, *counts)
     return {"classes": rows, "macro": macro(rows)}
 
 
 def indicator(numbers: np.ndarray, size: int | None = None) -> csr_array:
-    """Return the matrix (N, size) of 1 at each row's number, and 0 elsewhere."""
+    """Return the matrix (N, size) with 1 at each row's number and 0 elsewhere."""
     shape = len(numbers), int(numbers.max()) + 1 if size is None else size
     return csr_array((np.ones(len(numbers)), (np.arange(len(numbers)), numbers)), shape)
 
 
 def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Make a function that computes the single-label metrics from weights of the examples."""
+    """Make a function that computes the single-label metrics from example weights."""
     size = int(max(truth.max(), predicted.max())) + 1
     cells, codes = np.unique(truth * size + predicted, return_inverse=True)
     which, (rows, columns) = indicator(codes.ravel()), np.divmod(cells, size)
@@ -114,7 +114,7 @@ def class_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
 
 def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
-    """Make a function that computes F1, macro F1 and accuracy of label sets from weights."""
+    """Make a function that computes the multi-label metrics from example weights."""
     parts = [truth & predicted, truth, predicted]
     values = np.concatenate([*parts, (truth == predicted).all(axis=1)[:, None]], axis=1)
 
@@ -131,7 +131,7 @@ def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
 
 SHOWN = 20
-"""Number of mistakes in a report."""
+"""Largest number of mistakes in a report."""
 _LONGEST = 600  # characters of a text
 
 

@@ -3,8 +3,8 @@
 A share of right examples has Wilson's interval. For other scores, whole units are resampled
 (bootstrap, Efron and Tibshirani 1993), and the interval is Student's t on the scale of log-odds
 (for correlations, Fisher's z). `docs/experiments.md` has the measured coverage of these intervals;
-where it would be too low, a reason replaces the interval. Resamples depend only on the number of
-units, so two models on the same examples are compared pairwise.
+where coverage would be too low, a reason replaces the interval. Resamples depend only on the number
+of units, so two models are compared on the same resamples (paired).
 """
 
 import math
@@ -21,15 +21,15 @@ DRAWS = 1000
 LEVEL = 0.95
 """Level of the intervals."""
 LEAST = 10
-"""Least number of units for an interval."""
-_LEAST_KNOWN = 0.99  # share of the resamples that have a score
+"""Smallest number of units for which an interval is given."""
+_LEAST_KNOWN = 0.99  # smallest share of resamples in which the score must be defined
 _LEAST_SPREAD = 1e-9
 _SIGNED = {"pearson", "spearman", "matthews"}  # scores that range from -1
 _PURPOSE = 0x6578616D  # key of these random numbers
 _BLOCK = 1 << 22  # numbers drawn at a time
 
 Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
-"""Function from float weights of the examples, (d, N), to scores by name, (d,) each."""
+"""Function that maps float weights of the examples, (d, N), to scores by name, (d,) each."""
 
 
 class Grounds(NamedTuple):
@@ -39,9 +39,9 @@ class Grounds(NamedTuple):
     units: np.ndarray
     """(N,) number of each example's sampled unit."""
     right: np.ndarray | None = None
-    """(N,) share of each example that is right, 0 to 1; None if none is right or wrong."""
+    """(N,) share of each example that is right, 0 to 1; None if none is right or wrong (scores)."""
     rarest: float = math.inf
-    """Examples of the rarest class, which limit the intervals of scores other than `accuracy`."""
+    """Number of examples of the rarest class; scores other than `accuracy` need `LEAST` of them."""
     most: float = 1.0
     """Greatest possible score."""
 
@@ -54,7 +54,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield how often each of `count` units is in each resample, (d, count) at a time."""
+    """Yield, for d resamples at a time, how often each of `count` units occurs, (d, count)."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
@@ -64,7 +64,7 @@ def weights(count: int) -> Iterator[np.ndarray]:
 
 
 def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
-    """Divide element by element; `otherwise` where the denominator is not above 0."""
+    """Divide element by element; the result is `otherwise` where the denominator is at most 0."""
     shape = np.broadcast_shapes(above.shape, below.shape)
     return np.divide(above, below, out=np.full(shape, otherwise), where=below > 0)
 
@@ -85,7 +85,7 @@ def unweighted(score: Score, count: int) -> dict[str, float]:
 
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
-    """Return the intervals of our scores, or of ours minus theirs on the same examples."""
+    """Return the intervals of our scores or, given `theirs`, of ours minus theirs (paired)."""
     from scipy.stats import binomtest  # takes half a second to import
 
     _, unit = np.unique(ours.units, return_inverse=True)
@@ -119,7 +119,7 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
         elif len(known) < _LEAST_KNOWN * DRAWS:
             result.missing[name] = "it is not defined in some resamples"
         elif own < LEAST or known.std() < _LEAST_SPREAD * ours.most:
-            result.missing[name] = f"only {own} {words}" if own < LEAST else "all units have it"
+            result.missing[name] = f"only {own} {words}" if own < LEAST else "resamples are equal"
         else:
             low, high = -ours.most if name in _SIGNED else 0.0, ours.most
             if theirs is not None:

@@ -1,4 +1,4 @@
-"""A report as Markdown, readable in a terminal too."""
+"""Reports as Markdown that is readable in a terminal too."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -49,7 +49,7 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
 def difference_lines(
     ours: str, theirs: str, differences: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Write a table of the paired differences of two models, by split and score."""
+    """Write a table of the paired differences between two models, by split and score."""
     rows = [
         [split, name, f"{each['difference']:+.4f}",
          _interval(each["interval"], each.get("no_interval"), signed=True)]
@@ -70,7 +70,7 @@ def _scores(report: Mapping[str, Any]) -> list[str]:
     ]
     lines = _table(["score", "value", over], rows)
     if report.get("constant") is not None:
-        lines += ["", f"The best constant prediction has {_number(report['constant'])}."]
+        lines += ["", f"The best constant prediction scores {_number(report['constant'])}."]
     return lines
 
 
@@ -113,7 +113,7 @@ def _calibration(found: Mapping[str, Any]) -> list[str]:
     rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]
     said = (
         f"Calibration error {before['ece']:.4f} as trained, {after['ece']:.4f} at temperature "
-        f"{found['temperature']:.4g}; probabilities by bins of a width of 1/{len(after['counts'])}:"
+        f"{found['temperature']:.4g}; probabilities in bins of width 1/{len(after['counts'])}:"
     )
     return [said, "", *_table(["mean probability", "came true", "number"], rows)]
 
@@ -129,7 +129,7 @@ def _mistake(each: Mapping[str, Any]) -> str:
 
 
 def _flat(text: str) -> str:
-    """Make a text one line without control characters or any Markdown or HTML markup."""
+    """Turn a text into one line without control characters, Markdown or HTML markup."""
     shown = "".join(c if c.isprintable() or c in _JOINERS else " " for c in text)
     return " ".join(shown.translate(_INERT).replace("](", "] (").split())
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.files.pictures import INK, MARK, new_figure
 
-_MOST_NUMBERS = 15  # most classes for counts in the cells
+_MOST_NUMBERS = 15  # largest number of classes for which cells show counts
 _COLOUR = "#2b6cb0"
 
 
@@ -61,9 +61,9 @@ def _scatter_figure(points: Any, title: str) -> Any:
 
 
 def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
-    """Draw the share of right answers against probability, before and after the temperature.
+    """Draw the share of right answers against probability, without and with the temperature.
 
-    Below it, draw the number of probabilities in each bin.
+    Below, draw the number of probabilities in each bin.
     """
     figure = new_figure((7.6, 4.6), title)
     names = {"before": "as trained", "after": f"temperature {calibration['temperature']:.3g}"}

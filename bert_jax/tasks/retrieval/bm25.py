@@ -13,7 +13,7 @@ K1, B = 1.2, 0.75
 
 
 class BM25:
-    """Index of the words of all documents, for BM25 scores.
+    """Index of all documents' words, which computes BM25 scores.
 
     score(q, d) = sum over all words t of q, repeats included, of ln(1 + (N - n(t) + 0.5) / (n(t) +
     0.5)) * f(t, d) / (f(t, d) + k1 (1 - b + b |d| / mean |d|))

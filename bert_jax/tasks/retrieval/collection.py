@@ -27,18 +27,18 @@ class Collection:
     """Documents, queries, and relevance judgements that link them."""
 
     documents: Mapping[str, str]
-    """Texts by id, after their titles and a blank."""
+    """Texts by id, each preceded by its title and a blank if it has a title."""
     queries: Mapping[str, str]
     """Texts of the judged queries by id."""
     relevant: Mapping[str, Mapping[str, float]]
-    """Grades of the judged documents of each query; above 0: relevant."""
+    """Grades of each query's judged documents; a grade above 0 means relevant."""
 
 
 def read_collection(path: str | Path) -> Collection:
     """Read a collection; files may be compressed, with .gz, .xz or .zst added to their names.
 
-    The path is a collection's directory, where the judgements are qrels/test.tsv or the only file
-    in qrels, or a file of judgements in `qrels`.
+    The path is either a collection's directory, in which the judgements are qrels/test.tsv or the
+    only file in qrels, or a file of judgements in a collection's `qrels`.
 
     Raises:
         UserError: A file is missing, a line is wrong, or a judgement names an unknown id.
@@ -119,7 +119,7 @@ def _texts(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
         if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
             raise UserError(f"{where}: the field '_id' is {id!r:.60}; expected a name or number")
         if f"{id}" in seen:
-            raise UserError(f"{where}: the id {id!r:.60} occurs twice; expected one id a text")
+            raise UserError(f"{where}: the id {id!r:.60} occurs twice; expected unique ids")
         if not isinstance(row.get("title") or "", str):
             raise UserError(f"{where}: the field 'title' holds {row['title']!r:.60}, not text")
         seen.add(f"{id}")

@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 _Id = TypeVar("_Id", str, int)
 
 DEPTH = 1000
-"""Number of documents to rank for a query; MAP reads all of them, as in BEIR."""
+"""Number of documents to rank for each query; MAP reads them all, as in BEIR."""
 _NDCG_AT, _MRR_AT, _RECALL_AT = 10, 10, 100
 
 
@@ -88,9 +88,9 @@ def search_scores(
 ) -> dict[str, Float[np.ndarray, " q"]]:
     """Rank the documents for each query by cosine, and score the rankings by `query_scores`.
 
-    `relevant` lists the numbers of the documents that answer each query; queries without any are
-    left out. `hidden` is the number of a document to leave out of each query's ranking, such as the
-    query's own text; -1: none.
+    `relevant` lists the numbers of the documents that answer each query; a query without any is
+    left out. `hidden` has the number of a document to leave out of each query's ranking, such as
+    the query's own text; -1: none.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
     ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))
@@ -100,7 +100,7 @@ def search_scores(
 def _rankings(
     queries: np.ndarray, documents: np.ndarray, chosen: Sequence[int], hidden: Sequence[int]
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield the nearest documents of each chosen query, in order."""
+    """Yield the number of each chosen query and the query's nearest documents, nearest first."""
     for start in range(0, len(chosen), _BLOCK):
         block = chosen[start : start + _BLOCK]
         cosines = queries[block] @ documents.T
@@ -116,8 +116,8 @@ def _rankings(
 def chance(metric: str, counts: Integer[np.ndarray, " Q"], documents: int) -> float:
     """Return the expected score when documents are ranked at random.
 
-    `metric` is a score of `search_scores`; `counts`, each at least 1, are the queries' numbers of
-    relevant documents, `documents` is the number of all documents.
+    `metric` is a score of `search_scores`; `counts` has the number of relevant documents for each
+    query, at least 1; `documents` is the number of all documents.
     """
     distinct, which = np.unique(counts, return_inverse=True)
     scores = np.array([_chance(metric, int(count), documents) for count in distinct])
@@ -172,7 +172,7 @@ def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int6
         sums = np.zeros_like(centres)
         np.add.at(sums, found, vectors)
         counts = np.bincount(found, minlength=clusters)[:, None]
-        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # an empty one stays
+        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # empty: unchanged
     return found
 
 
@@ -185,7 +185,7 @@ def v_measure(classes: Integer[np.ndarray, " N"], clusters: Integer[np.ndarray, 
     of_classes, of_clusters = _entropy(joint.sum(1)), _entropy(joint.sum(0))
     shared = of_classes + of_clusters - _entropy(joint)
     total = of_classes + of_clusters
-    return 2 * max(shared, 0.0) / total if total > 0 else 1.0  # shared / each entropy, their mean
+    return 2 * max(shared, 0.0) / total if total > 0 else 1.0  # harmonic mean of shared / entropy
 
 
 def _entropy(shares: np.ndarray) -> float:

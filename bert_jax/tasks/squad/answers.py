@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """Answer of a model to the question `id`."""
+    """A model's answer to the question `id`."""
 
     id: str
     candidates: tuple[Candidate, ...]
@@ -75,8 +75,8 @@ def find_answers(
     token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
     ends of a window only, and so can miss a candidate; it finds none with a higher score.)
 
-    Windows may be in any order. Each has a row of start logits and a row of end logits; what
-    follows the window's tokens is padding. `num_best` candidates are kept for each question.
+    Windows may be in any order. Each has a row of start logits and a row of end logits; entries
+    after the window's tokens are padding. `num_best` candidates are kept for each question.
 
     Raises:
         ValueError: windows and rows of logits differ in number or length, a logit is not finite, or
@@ -85,7 +85,7 @@ def find_answers(
     if not len(windows) == len(start_logits) == len(end_logits):
         raise ValueError(
             f"{len(windows)} windows, {len(start_logits)} rows of start logits and "
-            f"{len(end_logits)} of end logits; each window needs one of both"
+            f"{len(end_logits)} of end logits; each window needs one row of each"
         )
     rows: list[list[_Row]] = [[] for _ in questions]
     for window, starts, ends in zip(windows, start_logits, end_logits, strict=True):
@@ -162,14 +162,14 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
-    The threshold is a question's odds; of equally good thresholds, the lowest, as in SQuAD's
-    script. Unlike the script, so that the F1 is really reached, questions with equal odds are all
-    answered or none, and if answering none is best, the threshold is just below the lowest odds,
-    not 0.
+    The threshold is some question's odds, the lowest if several are equally good, as in SQuAD's
+    script. There are two differences, so that predictions really reach the F1: of questions with
+    equal odds, all or none are answered; and if answering none is best, the threshold is just below
+    the lowest odds, not 0.
 
     Raises:
-        UserError: a question has no known answers. ValueError: predictions are not for these
-            questions, in their order.
+        UserError: a question has no known answers.
+        ValueError: predictions are not for these questions, in the same order.
     """
     if not questions or [each.id for each in questions] != [each.id for each in predictions]:
         raise ValueError("expected a prediction for each question, in the order of the questions")
@@ -197,8 +197,8 @@ def answer_files(
     predictions.json has texts by question id, for SQuAD's scripts and leaderboard. null_odds.json,
     written only with a threshold, is for the option `--na-prob-file` of the script for 2.0.
     nbest.json lists candidates for each id, best first: text, start and end in the context, the two
-    logits, and the probability among the candidates listed; with a threshold, "no answer" is among
-    them, text "".
+    logits, and the probability among the candidates listed; with a threshold, "no answer" is one of
+    them, with the text "".
 
     The threshold (see `Prediction.text`) is None for data in which every question has an answer.
     """

@@ -2,20 +2,20 @@
 
 An answer is compared after normalisation: lower case, ASCII punctuation deleted, the words "a",
 "an" and "the" deleted, runs of whitespace made one space. Exact match: the two normalised texts are
-equal. F1: the overlap of the words of both. Of several references, the best counts.
+equal. F1: the overlap of the words of both. If there are several references, the best one counts.
 
-The scripts of versions 1.1 and 2.0 differ in texts that have no words left, and in missing
-predictions (see `SquadRules`).
+The scripts of versions 1.1 and 2.0 treat missing predictions, and texts that have no words left,
+differently (see `SquadRules`).
 
 The rules were made for English; XQuAD applies them unchanged to its other languages:
 
 - Chinese and Japanese have no spaces, so an answer is one word, and F1 equals exact match unless
-the answer contains a space.
+  the answer contains a space.
 - Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
 - Articles of other languages stay, Arabic "ال" among them. A Latin "a" before a combining accent
-  is a separate word to the script and goes: "a" + U+0301 leaves the accent, "á" stays.
-- Unicode is not normalised: "é" in one character and in two differ, as do full-width and ASCII
-digits, and Arabic with and without vowel marks.
+  is a separate word to the script, which deletes it: "a" + U+0301 leaves the accent; "á" stays.
+- Unicode is not normalised: "é" as one character differs from "é" as two, full-width digits from
+  ASCII digits, and Arabic with vowel marks from Arabic without.
 - Lower case is Python's `str.lower`: "İ" becomes two characters, "ß" and "ss" differ.
 """
 
@@ -32,9 +32,9 @@ from bert_jax.tasks.squad.sources import question_name
 SquadRules = Literal["v1.1", "v2.0"]
 """Rules of the official scripts.
 
-Missing predictions: v1.1 counts them as wrong, v2.0 leaves the questions out. Texts that have no
-words after normalisation ("the", "."): v1.1 gives them F1 0. v2.0 gives F1 1 if both texts have no
-words, drops such references, and uses the empty text for a question that then has none.
+Missing predictions: v1.1 counts them as wrong; v2.0 leaves the questions out. Texts that have no
+words after normalisation ("the", "."): v1.1 gives them F1 0. v2.0 drops such references, uses the
+empty text if a question has no other reference, and gives F1 1 if both texts have no words.
 """
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -96,11 +96,11 @@ def score(
     Returns:
         Percentages and numbers of questions under the names of the script for 2.0: exact, f1 and
         total; HasAns_exact and so on for questions with reference answers, NoAns_exact and so on
-        for questions without, if there are any.
+        for questions without them, if there are such questions.
 
     Raises:
-        UserError: no questions, a question without known answers, or no prediction for any
-        question.
+        UserError: there are no questions, a question has unknown answers (or, under v1.1, none), or
+            no prediction is for any question.
     """
     if not questions:
         raise UserError("there are no questions to score")
@@ -122,7 +122,7 @@ def score(
         found["HasAns_" if question.answers else "NoAns_"].append(pair)
     scores: dict[str, float] = {}
     for prefix, pairs in found.items():
-        # In the scripts' order and with their roundings: `sum` of Python 3.12 rounds otherwise.
+        # In the scripts' order and with their rounding: Python 3.12's `sum` rounds differently.
         exact = f1 = 0.0
         for each_exact, each_f1 in pairs:
             exact += each_exact

@@ -43,12 +43,12 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
     `answers=None`: its answers are unknown, as in SQuAD's test set.
 
     `misplaced` is the treatment of answers that are not at their offsets. `fail`: an error. `skip`:
-    the answer is left out, and so is a question with no other answer. `keep`: the answer stays, for
+    the answer is left out, and so is a question with no other answer. `keep`: the answer stays for
     scores, which compare only texts; a question with no answer at its offset is not trained on.
 
     Raises:
-        UserError: the file cannot be read, has no questions, or has faults, which the message names
-            with their places and numbers.
+        UserError: the file cannot be read, has no questions, or has faults; the message counts the
+            faults and names the first few with their places.
     """
     reader = _Reader(Path(path), misplaced)
     found = reader.read()
@@ -120,7 +120,7 @@ class _Reader:
         return found
 
     def _entries(self, top: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield each question's path in the file, context and JSON object."""
+        """Yield each question's path in the file, its context and its JSON object."""
         for where, article in self._items(top, "data", ""):
             for inner, paragraph in self._items(article, "paragraphs", where):
                 context = self._member(paragraph, "context", str, inner)
@@ -169,7 +169,7 @@ class _Reader:
         answers = tuple(self._answers(entry, named)) if "answers" in entry else ()
         if answers and impossible:
             self.problems.append(
-                f"{named}: 'is_impossible' is true, and there are answers; drop one of the two"
+                f"{named}: 'is_impossible' is true, but there are answers; drop one of the two"
             )
         known = answers if answers or impossible else None
         return Question(id, text, context, known, Origin(f"{self.path}", number))
@@ -193,7 +193,7 @@ class _Reader:
 
 
 def is_placed(answer: Answer, question: Question) -> bool:
-    """Say whether the answer's text stands at the answer's offset in the context."""
+    """Return whether the answer's text stands at the answer's offset in the context."""
     return answer.start >= 0 and question.context.startswith(answer.text, answer.start)
 
 

@@ -42,7 +42,7 @@ class SpanSplit(Split):
             self._windows = tuple(each for each in built.windows if each.target is not None)
             lacks = len({window.question for window in built.windows if window.target is None})
             if lacks:
-                notes.append(f"{path}: {lacks:,} questions are not learned from: no known answer")
+                notes.append(f"{path}: {lacks:,} questions have no known answer, so are not used")
             if not self._windows:
                 raise UserError(f"{path}: no question has a known answer to learn from")
         targets = [window.target for window in self._windows if window.target is not None]
@@ -71,11 +71,11 @@ class SpanSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Paragraphs as sampled units, since questions on one paragraph are alike."""
+        """Units of confidence intervals: paragraphs, since questions on a paragraph are alike."""
         return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
-        """Score in percent, with the saved null threshold, or else with the best F1's threshold."""
+        """Score in percent, with the saved null threshold or, without one, the best for the F1."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
         threshold = None
@@ -96,7 +96,7 @@ class SpanSplit(Split):
         return scores
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for intervals, scores by kind of question, and mistakes."""
+        """Return data for intervals, and details: scores by kind of question, mistakes."""
         predictions = self._predictions(outputs, self._task.config.num_best)
         rules = self._task.spec.rules
         threshold = scores.get(_THRESHOLD)
@@ -123,7 +123,7 @@ class SpanSplit(Split):
 
 
 class SpanTask(Task[SquadConfig]):
-    """A task of questions about texts, configured by kind squad."""
+    """A question-answering task, configured by `kind: squad`."""
 
     SPLIT = SpanSplit
     objective: HeadKind = "span"
@@ -175,7 +175,7 @@ def answer_report(
     """Return the data for intervals, and the details of a report.
 
     Questions have reference answers; predictions are in the order of the questions, and `units` are
-    their paragraph numbers. Null odds above the threshold mean no answer; None: never.
+    the questions' paragraph numbers. Null odds above the threshold, if any, mean no answer.
     """
     texts = [each.text(threshold) for each in predictions]
     each = 100.0 * np.array(
@@ -209,7 +209,7 @@ def _asks(question: Question) -> str:
 
 
 def _kind_of_answer(question: Question) -> str:
-    """Classify the first reference: with digits, else by its length in words."""
+    """Classify the first reference answer: with digits, or else by its length in words."""
     if not question.answers:
         return "no answer"
     text = question.answers[0].text

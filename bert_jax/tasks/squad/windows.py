@@ -2,8 +2,8 @@
 
 A context that does not fit is cut into windows that overlap, as in BERT's `run_squad.py`: each
 begins `stride` tokens after the window before, and the last reaches the end. No part of a context
-is lost. A token in several windows is scored in the window with the most context on its shorter
-side.
+is lost. A token in several windows is scored in the window with the most context on the token's
+shorter side.
 """
 
 import unicodedata
@@ -42,14 +42,14 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class SquadWindows:
-    """Windows of questions, in the order of the questions and of their contexts."""
+    """Windows of questions: question by question, each from the start of the context to its end."""
 
     windows: tuple[Window, ...]
     """All windows; each question has at least one."""
     cut_questions: tuple[int, ...]
     """Numbers of the questions that were cut to `max_question` tokens."""
     warnings: tuple[str, ...]
-    """Warnings that count questions cut or without a target, with the first few ids."""
+    """Warnings that count the questions that are cut or have no target, with the first few ids."""
 
 
 def build_windows(
@@ -57,8 +57,8 @@ def build_windows(
 ) -> SquadWindows:
     """Cut questions and contexts into windows.
 
-    The target is the question's first answer that is at its offset: the shortest run of tokens that
-    covers all of the answer's characters.
+    The target is the shortest run of tokens that covers the first reference answer, leaving out
+    answers whose text is not at their offset.
 
     Raises:
         UserError: a context has no token that could be part of an answer.
@@ -131,7 +131,7 @@ def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
 def token_range(spans: Int32[np.ndarray, "n 2"], start: int, end: int) -> tuple[int, int] | None:
     """Find the first and last token of the shortest run that covers characters [start, end).
 
-    None if no token covers any of the characters. Starts and ends of `spans` never decrease.
+    Return None if no token covers any of the characters. Starts and ends of `spans` never decrease.
     """
     first = int(np.searchsorted(spans[:, 1], start, side="right"))
     last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
@@ -146,7 +146,7 @@ def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
     """Choose each token's window, (num_tokens,), by the context on the token's shorter side.
 
-    A hundredth of the window's length is added, so that longer windows win; the first wins ties.
+    A hundredth of a window's length is added, so that longer windows win; the first wins ties.
     """
     at = np.arange(num_tokens)
     first = np.array(begins)[:, None]

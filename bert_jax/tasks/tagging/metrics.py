@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of entities (right words and type), and reports on tags.
+"""Precision, recall and F1 of entities (words and type must be right), and reports on tags.
 
 Entities are read from tags in two ways, both as in seqeval:
 
@@ -7,8 +7,8 @@ Entities are read from tags in two ways, both as in seqeval:
   row are one entity, and a B may continue an entity that ended with E; here, as in seqeval, each S
   is an entity and E ends one. L, U and M, which seqeval does not know, are read as E, S and I.
 - strict (`scheme="iob2"` and so on), as in seqeval's `mode="strict"`: tags that the scheme does not
-  allow are not entities. The two differ only on invalid tags, which a model may predict, so state
-  which was used. Published CoNLL-2003 scores are lenient.
+  allow are not entities. The two readings differ only on invalid tags, which a model may predict,
+  so state which reading was used. Published CoNLL-2003 scores are lenient.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None
     golds, guesses, correct = Counter[str](), Counter[str](), Counter[str]()
     for truth, guess in zip(gold, predicted, strict=True):
         if len(truth) != len(guess):
-            raise ValueError(f"a sentence has {len(truth)} tags, {len(guess)} are predicted")
+            raise ValueError(f"a sentence has {len(truth)} tags, but {len(guess)} were predicted")
         first, second = (
             set(entities(tags) if scheme is None else strict_entities(tags, scheme))
             for tags in (truth, guess)
@@ -70,8 +70,8 @@ def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None
 def entity_details(gold: _Tags, predicted: _Tags, raw: _Tags) -> dict[str, Any]:
     """Return the details of a report on entities.
 
-    The strict reading follows seqeval's `mode="strict"` with IOB2 on the model's raw tags; the
-    lenient reading follows the CoNLL script, which scores the task.
+    Scores are lenient, as in the CoNLL script; `strict` has scores as in seqeval's `mode="strict"`
+    with IOB2, for the tags `raw`.
 
     `gold` and `predicted` are valid IOB2; `raw` are the most probable tags of the words.
     """
@@ -90,7 +90,7 @@ def _entity_sets(gold: _Tags, predicted: _Tags) -> list[tuple[set[Entity], set[E
 
 
 def entity_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
-    """Return the data for confidence intervals of scores of entities; tags are valid IOB2."""
+    """Return the data for confidence intervals of entity scores; tags are valid IOB2."""
     each = np.array([
         (len(ours & theirs), len(theirs), len(ours), sum(map(eq, truth, guess)), len(truth))
         for (ours, theirs), truth, guess in zip(
@@ -126,7 +126,7 @@ def tag_details(gold: _Tags, predicted: _Tags, labels: Sequence[str]) -> dict[st
 
 
 def tag_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
-    """Return the data for confidence intervals of the accuracy over words that have a tag."""
+    """Return the data for confidence intervals of the accuracy over the words that have a tag."""
     hits = [[a == b for a, b in zip(*both, strict=True) if a]
             for both in zip(gold, predicted, strict=True)]  # fmt: skip
     each = np.array([(sum(right), len(right)) for right in hits], float)
@@ -136,7 +136,7 @@ def tag_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
 def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
-    """List the surest wrong tags, one a sentence; `sure` has each predicted tag's probability."""
+    """List the surest wrong tags, at most one per sentence; `sure` has the tags' probabilities."""
     places: list[tuple[int, int]] = []
     confidence: list[float] = []
     for number, (example, tags, shares_of) in enumerate(
@@ -165,7 +165,7 @@ def tag_mistakes(
 def _confused(
     found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pair gold and predicted types of equal spans, as numbers; the last number: no entity."""
+    """Pair gold and predicted types of equal spans, as numbers; the last number is "no entity"."""
     number, none = {name: n for n, name in enumerate(labels)}, len(labels)
     truth: list[int] = []
     guess: list[int] = []

@@ -1,4 +1,4 @@
-"""Entity tags: detection and check of the schemes IOB1, IOB2 and IOBES, conversion to IOB2.
+"""Entity tags: detection and check of the schemes IOB1, IOB2 and IOBES; conversion to IOB2.
 
 A tag is `O`, or a prefix and a type such as `B-PER`. IOB2 begins each entity with B; IOB1 begins it
 with I, and with B only directly after an entity of the same type; IOBES is IOB2 with E for the last
@@ -24,7 +24,7 @@ _OUTSIDE = ("O", "")
 
 
 class Entity(NamedTuple):
-    """The words [start, end) of an entity."""
+    """An entity: its type, and its words [start, end) in a sentence."""
 
     type: str
     """Type; `_` if tags are prefixes without types."""
@@ -44,7 +44,7 @@ def split_tag(tag: str) -> tuple[str, str] | None:
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities by the rules of the CoNLL script, for tags of any scheme.
+    """Find entities by the rules of the CoNLL script, in tags of any scheme.
 
     An entity begins at B or S, after E, S or O, and where the type changes: an I that continues no
     entity begins one.
@@ -68,12 +68,12 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     """Return only the entities that are tagged as `scheme` requires.
 
-    Left out are, in IOB2, entities that begin with I; in IOBES, also entities without E; in IOB1,
-    entities that begin with B but do not follow an entity of their type, and a single B before a B
-    of another type.
+    This leaves out: in IOB2, entities that begin with I; in IOBES, also entities without E; in
+    IOB1, entities that begin with B but do not follow an entity of their type, and a single B
+    before a B of another type.
 
     Raises:
-        ValueError: a tag of no scheme, or a prefix that `scheme` does not have.
+        ValueError: a tag belongs to no scheme, or has a prefix that `scheme` does not have.
     """
     parts = _split(tags)
     allowed = "OBIES" if scheme == "iobes" else "OBI"
@@ -98,7 +98,7 @@ def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
         before, after = parts[word - 1], parts[word]
         if scheme == "iobes":
             begins = begins and before[0] in "ES"
-        elif scheme == "iob1" and before[0] == "B":  # as seqeval has it
+        elif scheme == "iob1" and before[0] == "B":  # as in seqeval
             begins = begins and not (after[0] == "B" and after[1] != kind)
         if begins:
             found.append(Entity(kind, start, word))
@@ -119,8 +119,8 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     """Detect the scheme that all tags follow; `plain` if they are not entity tags.
 
     Without any entity the scheme is `iob2`; sentences without tags are skipped. Prefix letters
-    without types (such as M for numerals) count as parts of speech if most tags are not such
-    letters and no tag has a type.
+    without types (such as M for numerals) count as parts of speech if no tag has a type and most
+    tags are not such letters.
 
     Raises:
         UserError: the tags break every scheme (the message names the scheme with the fewest faults,
@@ -143,8 +143,8 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
         return "plain"
     if other:
         raise UserError(
-            f"{_word(*other[0])}: neither O nor a prefix (B, I, E, S) with a type, as other tags "
-            f"of these sentences are{_more(other)}. Fix the tag or name the column of the tags; "
+            f"{_word(*other[0])}: neither O nor a prefix (B, I, E, S) with a type, unlike other "
+            f"tags of these sentences{_more(other)}. Fix the tag or name the column of the tags; "
             f"if tags do not mark entities (parts of speech), {_PLAIN}"
         )
     for scheme in SCHEMES:
@@ -180,7 +180,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
                     )
     elif detect_scheme(examples) == "plain":
         first = next(each for each in examples if each.tags)
-        raise UserError(f"{_word(first, 0)}: not an entity tag; expected O, or such as B-PER")
+        raise UserError(f"{_word(first, 0)}: not an entity tag; expected O, or a tag like B-PER")
     return [
         example
         if example.tags is None
@@ -190,7 +190,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
 
 
 def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> LabelSet:
-    """Return the tags to learn; for entities O, then B and I of each type.
+    """Return the tags to learn; for entities: O, then B and I of each type.
 
     Every type gets both prefixes, because the data to predict may have a longer entity of a rare
     type than the training data. Plain tags are sorted.
@@ -210,7 +210,7 @@ def _split(tags: Sequence[str]) -> list[tuple[str, str]]:
     for tag in tags:
         part = split_tag(tag)
         if part is None:
-            raise ValueError(f"{tag!r} is no tag: O, or B, I, E or S with a type")
+            raise ValueError(f"{tag!r} is no tag; expected O, or B, I, E or S with a type")
         parts.append(part)
     return parts
 

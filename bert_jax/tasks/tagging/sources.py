@@ -17,7 +17,7 @@ from bert_jax.tasks.examples import MissingColumn, Origin, Problems, TaggedExamp
 from bert_jax.tasks.tables import TableFormat, read_rows
 
 _DOCUMENT = ("-DOCSTART-", "# newdoc")
-_COMMENT = "; if lines with # are comments, say comment='#'"
+_COMMENT = "; if lines with # are comments, set comment='#'"
 
 
 def read_columns(
@@ -28,7 +28,7 @@ def read_columns(
     token_prefix: str = "",
     comment: str = "",
 ) -> list[TaggedExample]:
-    """Read one word a line, with columns separated by tabs or spaces; blank lines end sentences.
+    """Read one word per line, with columns separated by tabs or spaces; blank lines end sentences.
 
     If the first word's line has a tab, single tabs separate columns, and a word may contain spaces;
     otherwise runs of spaces separate them. Quotes have no meaning, and a no-break space is part of
@@ -36,7 +36,7 @@ def read_columns(
 
     Columns count from 1, or backwards from -1; without a `tag_column` no tags are read. Each word
     must begin with `token_prefix`, which is removed. Lines that begin with `comment`, such as `# `,
-    are skipped (unsafe if it may be a word, as `#` is in CoNLL-2003).
+    are skipped, which is unsafe if a word may begin with it, as with `#` in CoNLL-2003.
 
     Raises:
         UserError: the file is missing or not UTF-8, or has no words or no such column. Also, all in
@@ -74,7 +74,7 @@ def read_columns(
             elif not (word := columns[token_at]):
                 wrong = f"the word (column {token_at + 1}) is empty"
             elif token_prefix and word.removeprefix(token_prefix) in ("", word):
-                wrong = f"the word {word[:40]!r} is not {token_prefix!r} and a word after it"
+                wrong = f"the word is {word[:40]!r}; expected {token_prefix!r} and a word after it"
             elif tag_at is not None and not columns[tag_at]:
                 wrong = f"the tag (column {tag_at + 1}) is empty"
             else:
@@ -91,7 +91,7 @@ def read_columns(
 
 
 def is_conllu(path: str | Path) -> bool:
-    """Say whether a file's first line that is not a comment is CoNLL-U; False if it is missing."""
+    """Return whether the first line that is no comment is CoNLL-U; False if there is no file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = itertools.islice(file, 1000)
@@ -154,8 +154,8 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
     If `with_tags` is false, words without a language are accepted too.
 
     Raises:
-        UserError: the first word has no language, another word has a different language, or as in
-            `read_columns`.
+        UserError: the first word has no language, another word has a different language, or an
+            error of `read_columns`.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)
@@ -165,8 +165,8 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
     language = re.match(r"[a-z][a-z-]*:", columns[0])
     if language is None and with_tags:
         message = (
-            f"{path}, line {line}: the word {columns[0][:40]!r} has no language before it, as in "
-            "'en:Paris'; read a file without them as columns"
+            f"{path}, line {line}: the word {columns[0][:40]!r} has no language before it, unlike "
+            "'en:Paris'; read a file without languages as columns"
         )
         raise MissingColumn("-1", message) if len(columns) == 1 else UserError(message)
     return read_columns(
@@ -184,8 +184,8 @@ def read_token_lists(
 ) -> list[TaggedExample]:
     """Read sentences as rows of two lists: JSON lines, parquet, or `tfds:conll2003:train`.
 
-    `tags` is the column of tags (`ner` in TFDS conll2003); None: no tags are read. `tag_names` are
-    the names of tags that are numbers in the file, in numerical order; TFDS knows the names itself.
+    `tags` is the column of tags (`ner` in TFDS conll2003); None: no tags are read. If the file has
+    numbers as tags, `tag_names` names them in numerical order; TFDS knows the names itself.
 
     Raises:
         UserError: the file cannot be read or lacks a column. Also, all in one message: rows without
@@ -205,8 +205,8 @@ def read_token_lists(
             labels = None if tags is None else _tags(row.values[1], tags, tag_names)
             if labels is not None and len(labels) != len(words):
                 raise UserError(
-                    f"{len(words)} words ({tokens!r}) and {len(labels)} tags ({tags!r}); each "
-                    "word has one tag"
+                    f"{len(words)} words ({tokens!r}) and {len(labels)} tags ({tags!r}); expected "
+                    "one tag for each word"
                 )
         except UserError as error:
             problems.add(f"{row.origin}: {error}")
@@ -223,7 +223,7 @@ class _Sentence(NamedTuple):
 
     lines: list[tuple[int, list[str]]]
     document: int
-    """Number of document marks in the file before the first line."""
+    """Number of document marks in the file before the sentence's first line."""
 
 
 def _sentences(path: Path, comment: str) -> Iterator[_Sentence]:
@@ -247,12 +247,12 @@ def _sentences(path: Path, comment: str) -> Iterator[_Sentence]:
 
 
 def _position(path: Path, number: int, width: int, what: str) -> int:
-    """Return the index, from 0, of a column that is counted from 1 or backwards from -1."""
+    """Return the index, from 0, of a column whose `number` counts from 1, or backwards from -1."""
     if not (1 <= number <= width or -width <= number <= -1):
         raise MissingColumn(
             f"{number}",
             f"{path}: there is no column {number} for the {what}; lines have {width} columns, "
-            "which count from 1, or backwards from -1",
+            "counted from 1, or backwards from -1",
         )
     return number - 1 if number > 0 else width + number
 
@@ -260,10 +260,10 @@ def _position(path: Path, number: int, width: int, what: str) -> int:
 def _words(value: object, column: str) -> tuple[str, ...]:
     words = _list(value, column)
     if not words:
-        raise UserError(f"{column!r} is empty; a sentence has words")
+        raise UserError(f"{column!r} is empty; expected at least one word")
     for number, word in enumerate(words, 1):
         if not isinstance(word, str) or not word:
-            raise UserError(f"word {number} of {column!r} is {word!r:.60}; a word is text")
+            raise UserError(f"word {number} of {column!r} is {word!r:.60}; expected text")
     return words
 
 
@@ -277,7 +277,7 @@ def _tags(value: object, column: str, names: Sequence[str]) -> tuple[str, ...]:
             tag = names[tag]
         if not isinstance(tag, str) or not tag:
             hint = "; give the names of numbers (tag_names)" if isinstance(tag, int) else ""
-            raise UserError(f"tag {number} of {column!r} is {tag!r:.60}; a tag is text{hint}")
+            raise UserError(f"tag {number} of {column!r} is {tag!r:.60}; expected text{hint}")
         tags.append(tag)
     return tuple(tags)
 

@@ -42,7 +42,7 @@ _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
 
 class TaggingSplit(Split):
-    """Sentences of one file."""
+    """Sentences of one file, their rows and their scores."""
 
     _task: "TaggingTask"
     PER_TOKEN = True
@@ -67,9 +67,9 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best constant's score; for entities, each word or sentence is one entity."""
+        """Return the best constant's score; for entities, it marks each word or each sentence."""
         names = self._task.spec.labels
-        if self._task.metric == "accuracy":  # O counts as any other tag
+        if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
             return max(counts[name] for name in names) / counts.total()
         words, sentences = Counter[str](), Counter[str]()
@@ -93,12 +93,12 @@ class TaggingSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Documents as sampled units, if the file marks several."""
+        """Units of confidence intervals: documents, if the file marks several, else sentences."""
         documents = [each.document for each in self._examples]
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for intervals, scores by entity type or tag, confusion and mistakes."""
+        """Return data for intervals, and details: scores by type or tag, confusion, mistakes."""
         predicted, plain = self._predicted(outputs), self._task.spec.scheme == "plain"
 
         def details() -> dict[str, Any]:
@@ -151,7 +151,7 @@ class TaggingSplit(Split):
 
 
 class TaggingTask(Task[TaggingConfig]):
-    """A task of tagging words, of the kind tagging.
+    """A tagging task, configured by `kind: tagging`.
 
     Entity tags are learned, scored and written as IOB2, whatever the scheme of the files.
     """
@@ -187,8 +187,8 @@ class TaggingTask(Task[TaggingConfig]):
         labels = _labels(train, config, scheme)
         if not _tags_of(dev) & set(labels.names):
             raise UserError(
-                f"{config.dev}: no tag ({listed(sorted(_tags_of(dev)), 5)}) is among those to "
-                f"learn ({listed(labels.names, 5)}); is it the column of the tags?"
+                f"{config.dev}: its tags ({listed(sorted(_tags_of(dev)), 5)}) are not among the "
+                f"tags to learn ({listed(labels.names, 5)}); is it the column of the tags?"
             )
         spec = LabelSpec(labels.names, scheme=scheme)
         return spec, [Data("train", train), Data("dev", dev)]
@@ -200,8 +200,8 @@ class TaggingTask(Task[TaggingConfig]):
             examples = _in_scheme(_read(source, config), config, self.spec.scheme)
             if met := _tags_of(examples):
                 known, some = met & set(self.labels.names), listed(sorted(met), 5)
-                why = "" if known else f"{source}: the model knows no tag of it ({some})"
-        except MissingColumn as error:  # of another column than the tags' it will be raised again
+                why = "" if known else f"{source}: the model knows none of its tags ({some})"
+        except MissingColumn as error:  # raised again below, unless the column of tags is missing
             why = f"{source}: there is no column {error.column!r}"
         except UserError as error:
             if labelled:

@@ -24,9 +24,9 @@ class TagWindow:
     """Number of the window's sentence, from 0."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Number of the sentence's word that this position labels; -1 at other positions."""
+    """Number in the sentence of the word that each position labels; -1 if it labels no word."""
     labels: Int32[np.ndarray, " L"]
-    """Label of that word; `NO_LABEL` at other positions, and everywhere if there are no tags."""
+    """Label of the word; `NO_LABEL` at other positions, and everywhere if there are no tags."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class TagWindows:
     """Warnings that count sentences in several windows, unreadable words and unknown tags."""
 
     def gather(self, predictions: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return one value a word for each sentence, from one value a position.
+        """Return one value per word for each sentence, given one value per position.
 
         `predictions` has an array of integers or probabilities for each window, with an entry for
         each position; entries after the window's last position are padding.
@@ -132,7 +132,7 @@ def tag_windows(
 def _ends_of_most_context(
     starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
 ) -> Integer[np.ndarray, " N"]:
-    """Return the end of the range of positions that each window labels.
+    """Return the end of each window's range of positions to label.
 
     A position belongs to the window with the most context on the position's shorter side. Later
     windows have more context on the right and less on the left, so each window labels consecutive

@@ -1,4 +1,4 @@
-"""Probabilities and labels from logits: a temperature and thresholds, fitted on dev data.
+"""Probabilities and labels from logits: a temperature and thresholds, fitted to dev data.
 
 Guo et al. 2017, "On calibration of modern neural networks".
 """
@@ -26,7 +26,7 @@ class Decisions:
     temperature: float = 1.0
     """Divisor of the logits, which does not change the order of classes."""
     thresholds: tuple[float, ...] = ()
-    """Least probability of each of several labels; (): one half."""
+    """Probability above which each label is predicted (multi-label); (): one half for all."""
 
     @classmethod
     def saved(cls, scores: Mapping[str, float], labels: Sequence[str]) -> "Decisions":
@@ -82,13 +82,13 @@ class Decisions:
         return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
 
     def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Return the temperature, and the reliability before and after it, as JSON values."""
+        """Return the temperature, and the reliability without and with it, as JSON values."""
         parts = {"before": PLAIN, "after": self}
         bins = {name: each.reliability(logits, labels) for name, each in parts.items()}
         return {"temperature": self.temperature, **bins}
 
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Compare with hits the probability of the best class, or of each label (multi-label)."""
+        """Compare the probability of the best class, or of each label (multi-label), with hits."""
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
         shares = self.shares(logits, several=False)
@@ -104,9 +104,9 @@ def reliability(
     """Compare probabilities in bins (i / bins, (i + 1) / bins] with the share of hits.
 
     Returns:
-        `ece`, the expected calibration error: the mean gap, weighted by the `counts` of the bins;
-        `confidence`, the mean probability of each bin, and `accuracy`, the share of hits, both 0
-        for an empty bin.
+        `ece`, the expected calibration error: the mean gap between `confidence` and `accuracy`,
+        weighted by `counts`; and these lists by bin: `counts`; `confidence`, the mean probability;
+        `accuracy`, the share of hits (both 0 for an empty bin).
     """
     number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(number, minlength=bins)
@@ -122,11 +122,11 @@ def reliability(
 
 
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
-    """Return the temperature with the least log loss, from 1/20 to 20.
+    """Return the temperature between 1/20 and 20 with the least log loss.
 
     The loss is convex in 1 / temperature, so that a bounded search finds its minimum.
     """
-    from scipy.optimize import minimize_scalar  # takes a third of a second
+    from scipy.optimize import minimize_scalar  # takes a third of a second to import
 
     def loss(sharpness: float) -> float:
         scaled = logits * sharpness
@@ -150,7 +150,7 @@ def _best_threshold(shares: Float[np.ndarray, " N"], labels: Bool[np.ndarray, " 
     hits = np.cumsum(labels[order])
     f1 = 2 * hits / (np.arange(1, len(shares) + 1) + labels.sum())
     between = (ranked[:-1] + ranked[1:]) / 2
-    apart = ranked[:-1] > ranked[1:]  # equal probabilities are on one side
+    apart = ranked[:-1] > ranked[1:]  # no threshold separates equal probabilities
     if not apart.any():
         return 0.5
     near = np.abs(between - 0.5)

@@ -1,8 +1,8 @@
 """Scores and reports of classification and regression, over all examples at once.
 
 Undefined scores are as in scikit-learn and scipy: F1 without positives and the Matthews coefficient
-of a constant are 0, the correlation with a constant is NaN. A model that predicts one value for
-everything has not learned, and must not pass for a weak model: compare scores with
+of a constant are 0; the correlation with a constant is NaN. A model that predicts one value for
+everything has learned nothing and must not pass for a weak model, so compare scores with
 `numpy.nanargmax`, not with `max`.
 """
 
@@ -34,14 +34,14 @@ def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]
 
     f1 is the harmonic mean of precision and recall of class 1, 0 if class 1 is absent; macro_f1 is
     the mean F1 of the classes that occur in the labels or the predictions; matthews is the Matthews
-    coefficient, for any number of classes, 0 if either is constant.
+    coefficient for any number of classes, 0 if labels or predictions are constant.
 
     Raises:
         ValueError: no examples, different lengths, or values that are not integers.
     """
     truth, guess = _pair(labels, predictions)
     for name, values in (("labels", truth), ("predictions", guess)):
-        # Floating-point scores compared with classes would all count as wrong, silently.
+        # Floating-point scores, compared with classes, would silently all count as wrong.
         if values.dtype.kind not in "iub":
             raise ValueError(
                 f"{name} are {values.dtype}; expected integers, the numbers of classes"
@@ -69,18 +69,18 @@ def correlations(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
 def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
     """Return f1, macro_f1 and accuracy of multi-label predictions, (N, K) of 0 and 1.
 
-    The F1 counts predictions of all labels together (micro), macro_f1 is the mean over labels; an
-    absent label has F1 0. The accuracy is the share of rows with all labels right.
+    f1 counts the predictions of all labels together (micro); macro_f1 is the mean over labels; an
+    absent label has F1 0. accuracy is the share of rows with all labels right.
 
     Raises:
-        ValueError: shapes differ or are not (N, K), N, K > 0, or a value is not 0 or 1.
+        ValueError: shapes differ, are empty or are not (N, K), or a value is not 0 or 1.
     """
     truth, guess = np.asarray(labels), np.asarray(predictions)
     if truth.ndim != 2 or truth.shape != guess.shape or not truth.size:
-        raise ValueError(f"labels {truth.shape} and predictions {guess.shape}: (N, K) each, N, K>0")
+        raise ValueError(f"labels {truth.shape}, predictions {guess.shape}; expected (N, K) each")
     for name, table in (("labels", truth), ("predictions", guess)):
         if not np.isin(table, (0, 1)).all():
-            raise ValueError(f"{name} hold other values than 0 and 1")
+            raise ValueError(f"{name} hold values other than 0 and 1")
     statistic = label_set_statistic(truth.astype(bool), guess.astype(bool))
     return unweighted(statistic, len(truth))
 
@@ -88,7 +88,7 @@ def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, fl
 METRICS: Mapping[HeadKind, Callable[[ArrayLike, ArrayLike], dict[str, float]]] = {
     "single_label": class_metrics, "multi_label": label_set_metrics, "regression": correlations,
 }  # fmt: skip
-"""Metrics of each kind, functions of (labels, predictions); for all, higher is better."""
+"""Function of (labels, predictions) that computes the metrics, by kind; higher is better."""
 
 
 def _pair(
@@ -115,10 +115,10 @@ def text_details(
     logits: np.ndarray,
     predicted: np.ndarray,
 ) -> dict[str, Any]:
-    """Return the details of a report: classes, confusion, residuals, mistakes, as `kind` has them.
+    """Return a report's details for this kind: classes, confusion, residuals and mistakes.
 
-    `truth` and `predicted` are (N,) classes or scores, or (N, K) bool; `logits` are (N, C), with
-    which `TextTask.predicted` made `predicted`.
+    `truth` and `predicted` are (N,) classes or scores, or (N, K) bool; `logits`, (N, C), must be
+    divided by the temperature already.
     """
     if kind == "regression":
         return _of_scores(examples, truth, predicted)
@@ -204,7 +204,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the mean ranks of weighted examples, (d, N); `places` number their sorted values."""
+    """Return mean ranks of weighted examples, (d, N); `places` numbers their values, ascending."""
     counts = w @ indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 
@@ -214,7 +214,7 @@ def _correlations(first: np.ndarray, second: np.ndarray, w: np.ndarray) -> np.nd
     total = w.sum(axis=1, keepdims=True)
     first, second = (x - (w * x).sum(axis=1, keepdims=True) / total for x in (first, second))
     squares = [(w * x**2).sum(axis=1) for x in (first, second)]
-    # The sum of the squares of equal values is not quite 0.
+    # Rounding may leave the sum of squares of equal values above 0.
     known = np.minimum(*squares) > 1e-12 * total[:, 0]
     shared = (w * first * second).sum(axis=1)
     return ratio(shared, np.sqrt(squares[0] * squares[1]) * known, np.nan)

@@ -18,7 +18,7 @@ from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_tex
 
 
 def open_table(config: TableConfig) -> list[Data[TextExample]]:
-    """Read the training file, and the dev file or else held-out rows; both have the same labels."""
+    """Read training and dev data with the same labels; without a dev file, hold out rows."""
     train = config.source("train")
     data = read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
@@ -28,7 +28,7 @@ def open_table(config: TableConfig) -> list[Data[TextExample]]:
 
 
 def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
-    """Hold out a part of the rows as dev; rows with equal texts stay together in either part.
+    """Hold out a part of the rows as dev; rows with equal texts stay in the same part.
 
     With groups, rows of a group stay together too, and both parts have the same mix of labels.
     """
@@ -46,7 +46,7 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
         lacks = [data.labels.names[n] for n in sorted(_classes_of(dev) - _classes_of(train))]
         if lacks:
             notes.append(
-                f"{path}: {len(lacks)} labels are only in the rows held out, and are not "
+                f"{path}: {len(lacks)} labels occur only in the rows held out, so they are not "
                 f"learned: {', '.join(map(repr, lacks[:5]))}; name a dev file in task.dev"
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
@@ -81,7 +81,7 @@ def _classes_of(examples: Sequence[TextExample]) -> set[Any]:
 
 
 def open_glue(config: GlueConfig) -> list[Data[TextExample]]:
-    """Read training data and all dev sets, MNLI's matched one first."""
+    """Read the training data and all dev sets; MNLI's matched dev set comes first."""
     config.source("data")
     devs = [split for split in glue_task(config.source("name")).files if split.startswith("dev")]
     return [_glue_split(config, split) for split in ("train", *devs)]
@@ -143,7 +143,7 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
     dev_ids.tsv. Rows of QQP that are broken by line ends are skipped and counted.
 
     The directory is the task's, or holds the directories of all tasks. Labels are None in test
-    splits. Ids are the test files' row numbers, in other splits numbers from 0.
+    splits. Ids are the files' row numbers in test splits, and numbers from 0 in other splits.
 
     Raises:
         UserError: the task, split or file does not exist, or rows are wrong.
@@ -188,7 +188,7 @@ def _task_with(name: str, split: str) -> GlueTask:
 
 
 def _table(task: GlueTask, **fields: Any) -> TableConfig:
-    """Make the table format of the official files; `fields` override it."""
+    """Configure a table in the format of the official files; `fields` override that format."""
     official: dict[str, Any] = {
         "text": task.text, "text_pair": task.text_pair, "label": task.label,
         "problem_type": "single_label" if task.labels else "regression",
@@ -213,7 +213,7 @@ def _read_split(
 
 
 def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
-    """Read Microsoft's MRPC files; dev_ids.tsv separates train and dev, test labels are ignored."""
+    """Read Microsoft's MRPC files, split into train and dev by dev_ids.tsv; ignore test labels."""
     path = home / f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt"
     data = _read_split(path, "mrpc", split, TASKS["mrpc"].written, format="tsv")
     if split == "test":
@@ -229,7 +229,7 @@ def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
     if missing:
         raise UserError(
             f"{home / 'dev_ids.tsv'}: the pair {' '.join(min(missing))!r} is not in {path}, nor "
-            f"are {len(missing) - 1} others; fetch both again"
+            f"are {len(missing) - 1} others; fetch both files again"
         )
     chosen = [e for e in data.examples if (e.origin.line in lines) == (split == "dev")]
     return replace(data, examples=tuple(replace(e, id=f"{n}") for n, e in enumerate(chosen)))

@@ -40,10 +40,10 @@ def read_texts(
         source: a file of any format of `TableFormat`, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
         labels: the classes; None takes the classes of the file, see `LabelSet.of`.
-        labelled: False leaves the labels out.
+        labelled: whether to read the labels.
         score_range: lowest and highest valid score; None permits any finite number.
-        more: other columns, from which `texts_of` makes `TextExample.more` of a row.
-        texts_of: function of a row's origin and its values of these columns.
+        more: other columns, whose values `texts_of` turns into a row's `TextExample.more`.
+        texts_of: function of a row's origin and the row's values in the columns `more`.
 
     Raises:
         UserError: the file cannot be read or lacks a column, or rows are wrong; the message names
@@ -109,7 +109,7 @@ def read_texts(
     if not examples:
         raise UserError(f"{name} has no examples")
     notes = {
-        "rows with more or fewer fields than the first skipped": ragged,
+        "rows skipped for having more or fewer fields than the first": ragged,
         f"rows with an empty text {'skipped' if table.empty == 'skip' else 'kept'}": empty,
     }
     warnings = tuple(note for what, origins in notes.items() for note in counted(what, origins))
@@ -120,7 +120,7 @@ def read_texts(
 def read_other_texts(
     source: str, table: TableConfig, labels: LabelSet | None, **options: Any
 ) -> Data[TextExample]:
-    """Read a table that may lack the columns of labels, with a warning, and of groups.
+    """Read a table that may lack its group column or, with a warning, its label columns.
 
     `options` are passed to `read_texts`.
     """
@@ -140,7 +140,7 @@ def read_other_texts(
 def read_labelled(
     source: str, table: TableConfig, labels: LabelSet | None, read: Any = read_texts, **options: Any
 ) -> Data[TextExample]:
-    """Read a table with `read`, a function above; a UserError if it has no labels."""
+    """Read a table with `read`, one of the functions above; a UserError if it has no labels."""
     data: Data[TextExample] = read(source, table, labels, **options)
     if data.examples[0].label is None:
         raise UserError(
@@ -178,7 +178,7 @@ def _label(
     parts = value if isinstance(value, list) else [value]
     names = tuple(_class_name(origin, table.label, part) for part in parts if part is not None)
     if len(set(names)) != len(parts):
-        raise UserError(f"{origin}: the labels {value!r:.60} have one twice, or an empty one")
+        raise UserError(f"{origin}: the labels {value!r:.60} hold a label twice or an empty one")
     return names
 
 
@@ -188,8 +188,8 @@ def _class_name(origin: Origin, column: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value}"
     if not isinstance(value, str):
-        hints = {float: ". Numbers to predict are problem_type='regression'",
-                 list: ". Several labels a row are problem_type='multi_label'"}  # fmt: skip
+        hints = {float: ". To predict numbers, set problem_type='regression'",
+                 list: ". For several labels per row, set problem_type='multi_label'"}  # fmt: skip
         hint = hints.get(type(value), "")
         raise UserError(f"{origin}: column {column!r} holds {value!r:.60}, not a label{hint}")
     if not value.strip():
@@ -225,8 +225,8 @@ def _columns_as_labels(columns: tuple[str, ...], labels: LabelSet | None) -> Lab
     own = LabelSet(columns)
     if labels is not None and set(labels.names) != set(own.names):
         raise UserError(
-            f"the label columns are {', '.join(own.names)}, the labels {', '.join(labels.names)}; "
-            "they must be the same"
+            f"the label columns are {', '.join(own.names)}, but the labels are "
+            f"{', '.join(labels.names)}; they must be the same"
         )
     return labels or own
 
@@ -256,8 +256,8 @@ def _numbered(
         if len(labels) > max(20, len(found) // 2):
             raise UserError(
                 f"{name}: column {table.label!r} has {len(labels):,} different labels in "
-                f"{len(found):,} rows, {labels.names[0][:40]!r} among them. Is it the label? "
-                "Numbers to predict are problem_type='regression'; else give the labels"
+                f"{len(found):,} rows, such as {labels.names[0][:40]!r}. Is it the label? To "
+                "predict numbers, set problem_type='regression'; else give the labels"
             )
     numbered: list[Any] = []
     for example, value in zip(examples, found, strict=True):

@@ -19,7 +19,7 @@ from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
-_NAME_GROUPS = "set task.group to a column that such rows share, or intervals are too short"
+_NAME_GROUPS = "set task.group to a column that such rows share, else intervals are too narrow"
 
 
 class TextSplit(Split):
@@ -41,7 +41,7 @@ class TextSplit(Split):
         count = len({each.text for each in examples})
         grouped = isinstance(task.config, GlueConfig) or task.config.group or data.name == "train"
         if not grouped and 5 * count < 4 * len(examples):
-            cut += (f"{data.name}: {len(examples):,} rows have {count:,} texts; {_NAME_GROUPS}",)
+            cut += (f"{data.name}: {len(examples):,} rows share {count:,} texts; {_NAME_GROUPS}",)
         names = [*task.metrics, *Decisions.score_names(task.spec.labels, **task.fits)]
         super().__init__(data, found.rows, names, cut, found.owners)
 
@@ -58,13 +58,13 @@ class TextSplit(Split):
         return strata([example.label for example in self._examples])
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return a key of each example's texts and, if the table has groups, its group."""
+        """Return each example's key of texts and, if the table has groups, each example's group."""
         name, groups = self.unit_names
         return [*super().group_keys(), *([groups] if name == "groups" else [])]
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Groups of the table as sampled units; examples if there are no groups."""
+        """Units of confidence intervals: the table's groups or, if it has none, the examples."""
         groups = [each.group for each in self._examples]
         return super().unit_names if None in groups else ("groups", groups)
 
@@ -79,7 +79,7 @@ class TextSplit(Split):
         return scores | decisions.scores(logits, labels, task.spec.labels, **task.fits)
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
-        """Return the data for intervals; classes, confusion, residuals, mistakes, calibration."""
+        """Return data for intervals, and details: classes, confusion, residuals, mistakes, ..."""
         task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)
@@ -122,7 +122,7 @@ class TextSplit(Split):
         ]
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
-        """Return (N, C) logits of the examples from the logits of their rows."""
+        """Pool the rows' logits into logits of the examples, (N, C)."""
         logits = self._stacked(outputs, len(self.rows), self._task.num_outputs)
         return self._task.long.pooled(logits, np.asarray(self._owners))
 
@@ -137,7 +137,7 @@ class TextSplit(Split):
 
 
 class TextTask(Task[GlueConfig | TableConfig]):
-    """A task of text classification or regression, of the kinds glue and table."""
+    """A text classification or regression task, configured by `kind: glue` or `kind: table`."""
 
     SPLIT = TextSplit
 
@@ -177,17 +177,17 @@ class TextTask(Task[GlueConfig | TableConfig]):
     # The meaning of outputs
 
     def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
-        """Return (shift, factor): mean and deviation of scores; for classes 0, 1 / temperature."""
+        """Return (shift, factor): for scores mean, deviation; for classes 0, 1 / temperature."""
         if self.objective == "regression":
             return self.spec.mean, self.spec.deviation
         return 0.0, 1 / self.decisions(scores).temperature
 
     def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the tuned least probabilities of the labels; () means one half."""
+        """Return the tuned thresholds of the labels' probabilities; () means one half for all."""
         return self.decisions(scores).thresholds
 
     def decisions(self, scores: Mapping[str, float]) -> Decisions:
-        """Restore the conversion of logits to labels from saved scores of the dev data."""
+        """Restore the rule that turns logits into labels from the dev data's saved scores."""
         return Decisions.saved(scores, self.spec.labels)
 
     def predicted(self, logits: np.ndarray, decisions: Decisions = PLAIN) -> np.ndarray:

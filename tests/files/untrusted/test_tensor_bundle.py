@@ -146,7 +146,7 @@ def test_what_tensorflow_does_not_write(tmp_path: Path) -> None:
         (header(0), "0 data files"),
         (header(1 << 40), "1099511627776 data files"),
         (header(endianness=1), "big-endian"),
-        (header(min_consumer=2), "for readers of version 2"),
+        (header(min_consumer=2), "needs a reader of version 2"),
         (field(3, b"\x0f"), "no protobuf message (wire type 7)"),
         (varint(1 << 3 | 2) + b"\x05ab", "a field of 5 bytes is cut off"),
         (b"\x08" + b"\xff" * 9, "is cut off or too long"),
@@ -166,7 +166,7 @@ def test_sizes_beyond_all_bounds(tmp_path: Path) -> None:
         assert "larger than any memory" in found
     for shape in ([1 << 40], [2, 4], []):
         found = refused(write_index(tmp_path, (b"a", entry(array, 0, 0, shape=shape))))
-        assert "bytes, the index says 24" in found
+        assert "bytes, but the index says 24" in found
     assert "a size in its shape is" in refused(
         write_index(tmp_path, (b"a", field(1, 1) + field(2, field(2, field(1, (1 << 64) - 1)))))
     )

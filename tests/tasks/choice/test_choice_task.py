@@ -41,7 +41,7 @@ def test_rows_are_the_text_with_each_choice(tmp_path):
     assert task.num_outputs == 1
     assert split.constant_score == pytest.approx(2 / 3)
     (warning,) = split.warnings
-    assert "1 texts that have more than 20 tokens with one of their choices, cut" in warning
+    assert "1 texts of more than 20 tokens together with one of their choices, cut" in warning
     assert "(line 2)" in warning
 
 

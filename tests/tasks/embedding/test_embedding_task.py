@@ -199,7 +199,7 @@ def test_texts_alone(tmp_path):
     train, [dev] = task.train_split(), task.dev_splits()
     assert rows_of(train)[2] == rows_of(train.select([2], trains=True)[0])[0] == [row("nine")] * 2
     assert dev.texts() == [("one two", "three four"), ("five six", "seven eight")]
-    assert "1 texts without two halves" in dev.warnings[0]
+    assert "1 texts too short to be cut into halves" in dev.warnings[0]
     assert dev.score(pointing(dev))["ndcg@10"] == 1.0
     pairs = put(tmp_path / "b.csv", "query,document,score", "a,b,1", "c,d,2")
     scored = opened(config(train=path, dev=pairs, rows="texts", dev_rows="scores"))
@@ -213,7 +213,7 @@ def test_texts_alone(tmp_path):
         ({"rows": "classes", "negatives": ("no",)}, "only pairs have hard negatives"),
         ({"metric": "accuracy"}, "of this task are ndcg@10, mrr@10"),
         ({"rows": "scores", "metric": "map"}, "the metrics of this task are spearman, pearson"),
-        ({"dev_rows": "scores"}, "dev names no file"),
+        ({"dev_rows": "scores"}, "task.dev is empty"),
         ({"max_query": 4}, "at least 8, or 0"),
         ({"max_negatives": 0}, "at least 1"),
         ({"dev_rate": 1.0}, r"in \(0, 1\)"),

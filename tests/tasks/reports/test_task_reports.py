@@ -242,7 +242,7 @@ def test_units_are_groups_and_documents(tmp_path):
         tmp_path / "c.csv", "text,label", *(f"text {n // 4},{'ab'[n % 2]}" for n in range(80))
     )
     [dev] = table(train=path, dev=shared).dev_splits()
-    assert "dev: 80 rows have 20 texts; set task.group" in "\n".join(dev.warnings)
+    assert "dev: 80 rows share 20 texts; set task.group" in "\n".join(dev.warnings)
 
 
 def test_documents_of_a_tag_file(tmp_path):

@@ -110,7 +110,7 @@ def test_blank_questions_are_counted(tmp_path):
         (["text"], r"qas\[0\] is a string; expected an object"),
         ([entry("a"), entry("a")], "question 2: the id 'a' is also the id of question 1"),
         ([entry(is_impossible="no")], "'is_impossible' is a string; expected true or false"),
-        ([entry(is_impossible=True)], "'is_impossible' is true, and there are answers"),
+        ([entry(is_impossible=True)], "'is_impossible' is true, but there are answers"),
         ([entry(answers={"text": ["cat"]})], "'answers' is an object; expected a list"),
         ([entry(answers=["cat"])], r"answers\[0\] is a string; expected an object"),
         ([entry(answers=[{"text": None, "answer_start": 4}])], "'text' is null; expected a string"),

@@ -135,7 +135,7 @@ def test_nothing_found():
 def test_refuses_unequal():
     with pytest.raises(ValueError, match=r"shorter|longer"):
         entity_scores([["O"]], [["O"], ["O"]])
-    with pytest.raises(ValueError, match="a sentence has 2 tags, 1 are predicted"):
+    with pytest.raises(ValueError, match="a sentence has 2 tags, but 1 were predicted"):
         entity_scores([["O"], ["O", "O"]], [["O"], ["O"]])
 
 

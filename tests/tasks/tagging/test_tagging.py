@@ -102,8 +102,8 @@ def test_comments(put):
         ("a\tO\n\tO\n", {}, r"line 2: the word \(column 1\) is empty"),
         ("a\tO\t1\nb\t\t1\n", {"tag_column": 2}, r"line 2: the tag \(column 2\) is empty"),
         ("\n \n-DOCSTART- O\n", {}, "no words"),
-        ("en:a O\nb O\n", {"token_prefix": "en:"}, "line 2: the word 'b' is not 'en:' and a"),
-        ("en: O\n", {"token_prefix": "en:"}, "line 1: the word 'en:' is not 'en:' and a word"),
+        ("en:a O\nb O\n", {"token_prefix": "en:"}, "line 2: the word is 'b'; expected 'en:' and"),
+        ("en: O\n", {"token_prefix": "en:"}, "line 1: the word is 'en:'; expected 'en:' and"),
         (b"a O\n\xff O\n", {}, r"line 2, byte 1: 0xff is not UTF-8"),
         (b"", {}, "is empty"),
     ],
@@ -130,7 +130,7 @@ def test_wikiann(put):
     assert found.tokens == ("香",)
     with pytest.raises(UserError, match=r"line 2: the word 'R\.H\.' has no language before it"):
         read_wikiann(put("\nR.H.\tB-ORG\n"))
-    with pytest.raises(UserError, match="line 2: the word 'de:R' is not 'en:'"):
+    with pytest.raises(UserError, match="line 2: the word is 'de:R'; expected 'en:'"):
         read_wikiann(put("en:a\tO\nde:R\tO\n"))
     with pytest.raises(UserError, match="no words"):
         read_wikiann(put("\n\n"))
@@ -200,9 +200,9 @@ def test_bad_conllu(put, line, expected):
 
 
 def test_comments_are_named(put):
-    with pytest.raises(UserError, match=r"line 1: 5 columns \('# sent_id.*say comment='#'"):
+    with pytest.raises(UserError, match=r"line 1: 5 columns \('# sent_id.*set comment='#'"):
         read_columns(put("# sent_id = 1 x\n" + "a DET\n" * 3))
-    with pytest.raises(UserError, match=r"are the same column, 1 of 1.*say comment='#'"):
+    with pytest.raises(UserError, match=r"are the same column, 1 of 1.*set comment='#'"):
         read_columns(put("# sent_id = 1 x\n" + "a\tDET\n" * 3))
 
 
@@ -234,12 +234,12 @@ def test_json_lines(put):
     ("row", "expected"),
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, r"2 words \('tokens'\) and 1 tags \('tags'\)"),
-        ({"tokens": [], "tags": []}, "'tokens' is empty; a sentence has words"),
+        ({"tokens": [], "tags": []}, "'tokens' is empty; expected at least one word"),
         ({"tokens": "a b", "tags": ["O"]}, r"'tokens' is 'a b'; expected a list"),
-        ({"tokens": ["a", 1], "tags": ["O", "O"]}, "word 2 of 'tokens' is 1; a word is text"),
-        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "word 2 of 'tokens' is ''; a word is text"),
+        ({"tokens": ["a", 1], "tags": ["O", "O"]}, "word 2 of 'tokens' is 1; expected text"),
+        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "word 2 of 'tokens' is ''; expected text"),
         ({"tokens": ["a"], "tags": [0]}, r"tag 1 of 'tags' is 0; .*give the names .*tag_names"),
-        ({"tokens": ["a"], "tags": [None]}, "tag 1 of 'tags' is None; a tag is text"),
+        ({"tokens": ["a"], "tags": [None]}, "tag 1 of 'tags' is None; expected text"),
         ({"tokens": ["a"], "tags": None}, "'tags' is None; expected a list"),
         ({"tokens": ["a"]}, "no column 'tags'"),
     ],
@@ -259,7 +259,7 @@ def test_tag_without_name(put):
     path = put(rows({"tokens": ["a"], "tags": [2]}, {"tokens": ["a"], "tags": [-1]}), "a.jsonl")
     with pytest.raises(UserError, match=r"2 rows are wrong:\n.*tag 1 of 'tags' is 2; .* 0 to 1"):
         read_token_lists(path, tag_names=["O", "B-X"])
-    with pytest.raises(UserError, match=r"tag 1 of 'tags' is True; a tag is text"):
+    with pytest.raises(UserError, match=r"tag 1 of 'tags' is True; expected text"):
         read_token_lists(
             put(rows({"tokens": ["a"], "tags": [True]}), "b.jsonl"), tag_names=["O", "B-X"]
         )

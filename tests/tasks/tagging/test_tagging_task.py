@@ -122,10 +122,10 @@ def test_plain_tags_that_are_not_known(tmp_path):
     path = put(tmp_path / "a", "a DET", "dog NOUN", "is VERB", "a DET")
     task = opened(tagging(train=path, dev=path))
     split = task.open_split(put(tmp_path / "b", "a ?", "dog ?"))
-    assert "the model knows no tag of it ('?')" in split.warnings[0]
+    assert "the model knows none of its tags ('?')" in split.warnings[0]
     with pytest.raises(UserError, match="b has no tags, so it cannot be scored"):
         split.score([np.zeros((9, 3))])
-    with pytest.raises(UserError, match=r"b: no tag \('\?'\) is among those to learn \('DET'"):
+    with pytest.raises(UserError, match=r"b: its tags \('\?'\) are not among the tags"):
         opened(tagging(train=path, dev=f"{tmp_path / 'b'}"))
 
 

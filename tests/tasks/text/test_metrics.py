@@ -116,7 +116,7 @@ def test_classes_are_whole_numbers():
 
 
 def test_decisions_are_yes_or_no():
-    with pytest.raises(ValueError, match="predictions hold other values"):
+    with pytest.raises(ValueError, match="predictions hold values other than"):
         multi_label_f1([[1, 0]], [[0.9, 0.2]])
 
 

@@ -177,7 +177,7 @@ def test_header_is_not_guessed(tmp_path):
         UserError, match=r"'text'. Line 1 was read as the header: 'good film', 'pos'"
     ):
         read_texts(path, COLUMNS)
-    with pytest.raises(UserError, match=r"without a header .* 'text'. Line 1: 'good film', 'pos'"):
+    with pytest.raises(UserError, match=r"without a header, .* 'text'. Line 1: 'good film', 'pos'"):
         read_texts(path, TableConfig(header=False))
     for wrong in ("0", "3"):
         with pytest.raises(UserError, match=rf"no column {wrong}; .* from 1 to 2"):
@@ -215,7 +215,7 @@ def test_formats_by_name(tmp_path):
     with pytest.raises(UserError, match="delimiter is ';;'"):
         read_texts(path, TableConfig(format="csv", delimiter=";;"))
     lines = put(tmp_path / "a.jsonl", "{}")
-    with pytest.raises(UserError, match="header is set, which is for csv and tsv"):
+    with pytest.raises(UserError, match="header works only with csv and tsv"):
         read_texts(lines, TableConfig(header=True))
     with pytest.raises(UserError, match="no column '1'"):
         read_texts(lines, TableConfig(text="1"))
@@ -261,7 +261,7 @@ def test_ragged_rows_are_all_reported(tmp_path):
     data = read_texts(path, TableConfig(ragged="skip"), LabelSet(("0", "1")))
     assert len(data.examples) == 4
     assert data.warnings == (
-        f"{path}: 8 rows with more or fewer fields than the first skipped "
+        f"{path}: 8 rows skipped for having more or fewer fields than the first "
         "(lines 3, 4, 6, 7, 9, ...)",
     )
 
@@ -413,7 +413,7 @@ def test_several_labels(tmp_path):
     data = read_texts(put(tmp_path / "a.csv", "text,label\na,x; y\nb,\nc,z;x\n"), columns)
     assert data.labels == LabelSet(("x", "y", "z"))
     assert [e.label for e in data.examples] == [(0, 1), (), (0, 2)]
-    for wrong, message in [("x;x", "one twice"), ("x;;y", "is empty"), ("x;q", "'q' is not known")]:
+    for wrong, message in [("x;x", "twice"), ("x;;y", "is empty"), ("x;q", "'q' is not known")]:
         path = put(tmp_path / "b.csv", f"text,label\na,{wrong}\n")
         with pytest.raises(UserError, match=f"line 2: .*{message}"):
             read_texts(path, columns, labels=data.labels)

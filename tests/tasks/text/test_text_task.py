@@ -104,7 +104,7 @@ def test_too_few_texts_to_hold_one_out(tmp_path):
 def test_a_label_that_is_held_out_alone_is_said(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", *(f"text {n},label {n}" for n in range(4)))
     assert (
-        "1 labels are only in the rows held out"
+        "1 labels occur only in the rows held out"
         in (opened(table(train=path)).train_split().warnings[0])
     )
 
@@ -170,7 +170,7 @@ def test_scores_of_classes(tmp_path):
     assert found["accuracy"] == 0.8
     assert set(found) == {"accuracy", "macro_f1", "matthews"}
     assert dev.constant_score == pytest.approx(2 * 3 / 8 / 3)
-    with pytest.raises(UserError, match="accuracy, macro_f1, matthews; f1 is for two labels"):
+    with pytest.raises(UserError, match="accuracy, macro_f1, matthews; f1 needs two labels"):
         opened(table(train=path, dev=path, metric="f1"))
 
 

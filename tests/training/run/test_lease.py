@@ -153,7 +153,7 @@ def test_a_live_holder_elsewhere_is_waited_for_and_then_respected(tmp_path, star
     first.says("held")
     times = Times(lapse=LONG, patience=0.5, poll=0.01)
     with (
-        pytest.raises(UserError, match=r"last sign of life was \d s ago; 600 s after the last"),
+        pytest.raises(UserError, match=r"last sign of life was \d s ago; 600 s after it, the"),
         hold_workdir(tmp_path, echo=lambda _: None, times=times),
     ):
         pytest.fail("two runs hold the directory")
@@ -273,7 +273,7 @@ def test_two_that_create_at_once_both_retreat(tmp_path):
     held = Lease(Slow(tmp_path), "run", QUICK, say=said.append)
     while not held.take():
         time.sleep(0.01)
-    assert "held by another start" in said[0]
+    assert "held by another process" in said[0]
     assert leases(tmp_path) == ["lease-8.json"]
     held.release()
 
