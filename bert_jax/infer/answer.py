@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 from typing_extensions import override
 
 from bert_jax.errors import UserError
@@ -91,18 +90,12 @@ class Answerer(Predictor[Question]):
         Probabilities add up to 1 over the candidates, 20 or more; "no answer" is a candidate if
         there is a threshold.
         """
-        candidates = list(prediction.candidates)
-        if self._threshold is not None:
-            if prediction.null_odds > self._threshold:
-                candidates.insert(0, prediction.null)
-            else:
-                candidates.append(prediction.null)
-                candidates[1:] = sorted(candidates[1:], key=lambda each: -each.score)
-        shares = softmax([each.score for each in candidates])
         listed: list[Answer] = [
             {"answer": each.text, "start": each.start, "end": each.end,
-             "probability": round(float(share), 6)}
-            for each, share in zip(candidates, shares, strict=True)
+             "probability": round(share, 6)}
+            for each, share in prediction.shares(with_null=self._threshold is not None)
         ]  # fmt: skip
+        text = prediction.text(self._threshold)
+        listed.sort(key=lambda each: each["answer"] != text)  # the answer comes first
         answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
         return answer if self.top == 1 else {**answer, "candidates": listed[: self.top]}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
@@ -14,7 +13,7 @@ from bert_jax.tasks.reports.classes import most_confident, share, shortened
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
-from bert_jax.tasks.squad.metrics import SquadRules, best_scores, normalized_words, score
+from bert_jax.tasks.squad.metrics import best_scores, normalized_words, score
 from bert_jax.tasks.squad.sources import question_name, read_squad
 from bert_jax.tasks.squad.windows import build_windows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
@@ -97,10 +96,32 @@ class SpanSplit(Split):
 
     def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
         """Return the data for intervals, scores by kind of question, and mistakes."""
+        questions, rules = self._examples, self._task.spec.rules
         predictions = self._predictions(outputs, self._task.config.num_best)
-        rules = self._task.spec.rules
-        threshold = scores.get(_THRESHOLD)
-        return answer_report(self._examples, predictions, threshold, rules, self.units)
+        threshold = scores.get(_THRESHOLD)  # null odds above it mean no answer; None: never
+        texts = [each.text(threshold) for each in predictions]
+        each = 100.0 * np.array(
+            [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]
+        )
+        has = np.array([bool(question.answers) for question in questions])
+
+        def score(w: np.ndarray) -> dict[str, np.ndarray]:
+            found = dict(means(_NAMES, each)(w))
+            for name, held in (("f1_answerable", has), ("f1_unanswerable", ~has)):
+                if has.any() and not has.all():
+                    found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
+            return found
+
+        def details() -> dict[str, Any]:
+            groups = [
+                row
+                for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
+                for row in _groups(questions, each, self.units, what, name_of)
+            ]
+            mistakes = _mistakes(questions, predictions, texts, each[:, 1], threshold)
+            return {"groups": groups, "mistakes": mistakes}
+
+        return Examined(Grounds(score, self.units, each[:, 1] / 100, most=100.0), details)
 
     def _prediction_files(
         self, outputs: Outputs, scores: Mapping[str, float]
@@ -165,43 +186,6 @@ def _saved_threshold(scores: Mapping[str, float]) -> float:
 # Reports: kinds of questions, and mistakes
 
 
-def answer_report(
-    questions: Sequence[Question],
-    predictions: Sequence[Prediction],
-    threshold: float | None,
-    rules: SquadRules,
-    units: np.ndarray,
-) -> Examined:
-    """Return the data for intervals, and the details of a report.
-
-    Questions have reference answers; predictions are in the order of the questions, and `units` are
-    their paragraph numbers. Null odds above the threshold mean no answer; None: never.
-    """
-    texts = [each.text(threshold) for each in predictions]
-    each = 100.0 * np.array(
-        [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]
-    )
-    has = np.array([bool(question.answers) for question in questions])
-
-    def score(w: np.ndarray) -> dict[str, np.ndarray]:
-        found = dict(means(_NAMES, each)(w))
-        for name, held in (("f1_answerable", has), ("f1_unanswerable", ~has)):
-            if has.any() and not has.all():
-                found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
-        return found
-
-    def details() -> dict[str, Any]:
-        groups = [
-            row
-            for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
-            for row in _groups(questions, each, units, what, name_of)
-        ]
-        mistakes = _mistakes(questions, predictions, texts, each[:, 1], threshold)
-        return {"groups": groups, "mistakes": mistakes}
-
-    return Examined(Grounds(score, units, each[:, 1] / 100, most=100.0), details)
-
-
 def _asks(question: Question) -> str:
     """Return the question word, or "other" if there is none."""
     words = normalized_words(question.question)
@@ -245,12 +229,8 @@ def _mistakes(
 ) -> list[dict[str, Any]]:
     sure = np.zeros(len(questions))
     for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
-        candidates = list(prediction.candidates)
-        if threshold is not None:
-            candidates.append(prediction.null)
-        scores = softmax([candidate.score for candidate in candidates])
-        said = {candidate.text: p for candidate, p in zip(candidates, scores, strict=True)}
-        sure[number] = said[text]
+        shares = prediction.shares(with_null=threshold is not None)
+        sure[number] = next(share for candidate, share in shares if candidate.text == text)
     return [
         {
             "id": questions[n].id,
