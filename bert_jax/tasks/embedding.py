@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -163,32 +163,33 @@ def group_rows(
     is_pair = len(data.examples[0].texts) > 1
     limits = {"query": config.query_length, "document": config.length}
     prefixes = {"query": config.query_prefix, "document": config.document_prefix}
+    side_of_first = "query" if is_pair else "document"
+    groups = [
+        [(side_of_first, first), *(("document", text) for text in others)]
+        for first, *others in (each.texts for each in data.examples)
+    ]
+    if data.trains and data.kind == "texts":
+        groups = [group * 2 for group in groups]
+    different = list(dict.fromkeys(each for group in groups for each in group))
+    encoded = tokenizer.encode_batch([prefixes[side] + text for side, text in different])
     found: dict[tuple[str, str], np.ndarray] = {}
     cut: set[tuple[str, str]] = set()
-    for side in ("query", "document"):
-        different = list(dict.fromkeys(_of_side(data.examples, side, is_pair)))
+    for (side, text), ids in zip(different, encoded, strict=True):
         room = limits[side] - num_special(tokenizer, pair=False)
-        encoded = tokenizer.encode_batch([prefixes[side] + text for text in different])
-        for text, ids in zip(different, encoded, strict=True):
-            found[side, text] = make_row(tokenizer, ids[:room]).ids
-            if len(ids) > room:
-                cut.add((side, text))
-    groups = [each.texts for each in data.examples]
-    if data.trains and data.kind == "texts":
-        groups = [(text, text) for (text,) in groups]
-    size = max(map(len, groups))
-    different = list(dict.fromkeys(text for texts in groups for text in texts))
-    keys = [text_key(text) for text in different]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    number_of = {text: numbers[key] for text, key in zip(different, keys, strict=True)}
+        found[side, text] = make_row(tokenizer, ids[:room]).ids
+        if len(ids) > room:
+            cut.add((side, text))
+    keys = {text: text_key(text) for _, text in different}
+    numbers: dict[bytes, int] = {}
     tokens: list[np.ndarray] = []
     text_ids: list[int] = []
-    for texts in groups:
-        for place, text in enumerate(texts):
-            tokens.append(found["query" if is_pair and place == 0 else "document", text])
-            text_ids.append(number_of[text])
-        tokens += [_NO_ROW] * (size - len(texts))
-        text_ids += [-1] * (size - len(texts))
+    size = max(map(len, groups))
+    for group in groups:
+        for each in group:
+            tokens.append(found[each])
+            text_ids.append(numbers.setdefault(keys[each[1]], len(numbers)))
+        tokens += [_NO_ROW] * (size - len(group))
+        text_ids += [-1] * (size - len(group))
     labels = None
     if data.examples[0].label is not None:
         dtype = np.int32 if data.kind == "classes" else np.float32
@@ -200,22 +201,12 @@ def group_rows(
     names = {"query": "queries", "document": "documents" if is_pair else "texts"}
     warnings: list[str] = []
     for side, limit in limits.items():
-        origins = [
-            each.origin
-            for each in data.examples
-            if any((side, text) in cut for text in _of_side([each], side, is_pair))
-        ]
+        long = {each for each in cut if each[0] == side}
+        pairs = zip(data.examples, groups, strict=True)
+        origins = [each.origin for each, group in pairs if not long.isdisjoint(group)]
         what = f"rows with {names[side]} of more than {limit} tokens, cut there"
         warnings += counted(what, origins)
     return rows, warnings
-
-
-def _of_side(examples: Iterable[TextExample], side: str, is_pair: bool) -> Iterable[str]:
-    for each in examples:
-        if side == "query":
-            yield from each.texts[:1] if is_pair else ()
-        else:
-            yield from each.texts[1:] if is_pair else each.texts
 
 
 class EmbeddingSplit(Split):
