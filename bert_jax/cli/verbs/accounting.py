@@ -79,10 +79,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
             seed=self.seed, full=self.full, progress=sys.stderr.isatty(),
         )  # fmt: skip
         if self.plot is not None:
-            try:
-                write_picture(lengths_figure(look), self.plot)
-            except OSError as error:
-                raise UserError(f"--plot: {self.plot} cannot be written: {error}") from error
+            write_picture(lengths_figure(look), self.plot)
         drawn = [] if self.plot is None else ["", f"lengths  {self.plot}"]
         self.show(look.as_json(), [*corpus_lines(look), *drawn], ensure_ascii=False)
         return 0

@@ -175,20 +175,14 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
             self.model, corpus=self.corpus, max_rows=self.rows, length=self.length, rates=rates
         )
         work = open_workdir(self.model)
-        picture = self.plot
-        if picture is None and work.mirror is None:
-            picture = work.local / "positions.png"
-        trouble = ""
-        if picture is not None:
-            try:
-                figure = position_figure(losses, title=work.local.absolute().name)
-                write_picture(figure, picture)
-            except (OSError, UserError) as error:
-                trouble = f"{picture} cannot be written: {error}"
-        drawn = ["", f"loss by position  {picture}"] if picture and not trouble else []
+        title = work.local.absolute().name
+
+        def write(path: Path) -> None:
+            write_picture(position_figure(losses, title=title), path)
+
+        picture = self.draw(write, work, "positions.png")
+        drawn = ["", f"loss by position  {picture}"] if picture else []
         self.show(losses.as_json(), [*position_lines(losses), *drawn])
-        if trouble:
-            print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
         return 0
 
     def _pairs(self, sources: str, references: str) -> int:
