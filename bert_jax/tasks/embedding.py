@@ -19,7 +19,7 @@ from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
 from bert_jax.tasks.text.metrics import correlations, text_grounds
-from bert_jax.tasks.text.tables import read_texts
+from bert_jax.tasks.text.tables import read_labelled, read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 _SHORTEST_HALVES = 8
@@ -82,9 +82,8 @@ def read_groups(
 
     more = config.negatives if kind == "pairs" else ()
     labelled = labelled and kind in ("scores", "classes")
-    data = read_texts(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
-    if labelled and data.examples[0].label is None:
-        raise UserError(f"{source} has no values in column {table.label!r}; name another column")
+    read = read_labelled if labelled else read_texts
+    data = read(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
     return GroupData(data.name, data.examples, data.labels, data.warnings, kind=kind)
 
 

@@ -156,14 +156,12 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         return 0
 
     def _by_position(self) -> int:
-        from bert_jax.cli.inspection.by_position import (
-            DEFAULT_RATES,
-            evaluate_by_position,
-            position_lines,
-        )
+        from bert_jax.cli.inspection.by_position import DEFAULT_RATES, measure, position_lines
+        from bert_jax.cli.inspection.evaluate import open_heldout
         from bert_jax.cli.inspection.pictures import position_figure
         from bert_jax.files.pictures import write_picture
         from bert_jax.files.remote import open_workdir
+        from bert_jax.objectives.masked_lm import position_buckets
 
         if self.step is not None:
             raise UserError(
@@ -171,9 +169,10 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
                 "--step out"
             )
         rates = tuple(each / 100 for each in self.masking_rates) or DEFAULT_RATES
-        losses = evaluate_by_position(
-            self.model, corpus=self.corpus, max_rows=self.rows, length=self.length, rates=rates
-        )
+        if len(set(rates)) < len(rates):
+            raise UserError("--masking-rates must name each rate once, such as 5,15,30")
+        run = open_heldout(self.model, corpus=self.corpus, max_rows=self.rows, length=self.length)
+        losses = measure(run, position_buckets(run.length), rates)
         work = open_workdir(self.model)
         title = work.local.absolute().name
 
