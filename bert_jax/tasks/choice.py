@@ -85,7 +85,6 @@ class ChoiceTask(Task[ChoiceConfig]):
 
     SPLIT = ChoiceSplit
     objective: HeadKind = "choice"
-    num_outputs = 1
 
     @classmethod
     def _read(cls, config: ChoiceConfig) -> tuple[LabelSpec, Sequence[Data[TextExample]]]:

@@ -271,8 +271,6 @@ class Task(ABC, Generic[Config]):
     SPLIT: Callable[[Any, Any], Split]
     """Class of the task's splits; called with the task and the data of a file."""
     objective: HeadKind
-    num_outputs: int
-    """Columns of the logits."""
     metrics: Sequence[str]
     """Metrics that can select the best checkpoint, keys of `Split.score`; higher is better."""
 
@@ -284,6 +282,11 @@ class Task(ABC, Generic[Config]):
         self.metric = config.choose_metric(self.metrics)
         self._train: Split | None = None
         self._devs: list[Split] = []
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of the logits: one for each label, or one if there are no labels."""
+        return len(self.spec.labels) or 1
 
     def _metrics(self) -> Sequence[str]:
         return self.config.metrics

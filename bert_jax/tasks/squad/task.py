@@ -118,8 +118,11 @@ class SpanSplit(Split):
                 for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
                 for row in _groups(questions, each, self.units, what, name_of)
             ]
-            mistakes = _mistakes(questions, predictions, texts, each[:, 1], threshold)
-            return {"groups": groups, "mistakes": mistakes}
+            sure = np.zeros(len(questions))
+            for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
+                shares = prediction.shares(with_null=threshold is not None)
+                sure[number] = next(share for found, share in shares if found.text == text)
+            return {"groups": groups, "mistakes": _mistakes(questions, texts, each[:, 1], sure)}
 
         return Examined(Grounds(score, self.units, each[:, 1] / 100, most=100.0), details)
 
@@ -221,16 +224,8 @@ def _groups(
 
 
 def _mistakes(
-    questions: Sequence[Question],
-    predictions: Sequence[Prediction],
-    texts: Sequence[str],
-    f1: np.ndarray,
-    threshold: float | None,
+    questions: Sequence[Question], texts: Sequence[str], f1: np.ndarray, sure: np.ndarray
 ) -> list[dict[str, Any]]:
-    sure = np.zeros(len(questions))
-    for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
-        shares = prediction.shares(with_null=threshold is not None)
-        sure[number] = next(share for candidate, share in shares if candidate.text == text)
     return [
         {
             "id": questions[n].id,

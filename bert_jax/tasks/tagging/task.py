@@ -36,7 +36,6 @@ from bert_jax.tasks.tagging.sources import (
 )
 from bert_jax.tasks.tagging.windows import tag_windows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tokenization.tokenizer import Tokenizer
 
 _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
@@ -53,7 +52,7 @@ class TaggingSplit(Split):
         self._windows = tag_windows(
             data.examples,
             task.tokenizer,
-            task.labels,
+            LabelSet(task.spec.labels),
             max_length=task.config.length,
             stride=task.config.tag_stride,
         )
@@ -159,11 +158,6 @@ class TaggingTask(Task[TaggingConfig]):
     SPLIT = TaggingSplit
     objective: HeadKind = "tags"
 
-    def __init__(self, config: TaggingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(config, spec, tokenizer)
-        self.labels = LabelSet(spec.labels)
-        self.num_outputs = len(self.labels)
-
     @override
     def _metrics(self) -> Sequence[str]:
         return ("accuracy",) if self.spec.scheme == "plain" else _ENTITY_METRICS
@@ -199,7 +193,7 @@ class TaggingTask(Task[TaggingConfig]):
         try:
             examples = _in_scheme(_read(source, config), config, self.spec.scheme)
             if met := _tags_of(examples):
-                known, some = met & set(self.labels.names), listed(sorted(met), 5)
+                known, some = met & set(self.spec.labels), listed(sorted(met), 5)
                 why = "" if known else f"{source}: the model knows no tag of it ({some})"
         except MissingColumn as error:  # of another column than the tags' it will be raised again
             why = f"{source}: there is no column {error.column!r}"

@@ -146,7 +146,6 @@ class TextTask(Task[GlueConfig | TableConfig]):
     ) -> None:
         self.objective = config.problem_type
         super().__init__(config, spec, tokenizer)
-        self.num_outputs = len(spec.labels) or 1
         self.long = config.long_texts
         self.fits = {"calibrate": config.calibrate, "tune": config.thresholds == "tuned"}
 
