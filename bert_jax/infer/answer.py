@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from bert_jax.config.bounds import Count
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
+from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
 from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.rows import Rows
@@ -28,17 +29,15 @@ class Answerer(Predictor[Question]):
     FIELDS = ("question", "context")
     PER_TOKEN = True
 
-    top: int = 1
+    top: Count = 1
     null_threshold: float | str | None = "auto"
-    max_answer_tokens: int | None = None
+    max_answer_tokens: Count | None = None
     """Tokens of the longest answer; None: as configured in the run, else 30."""
 
     def __post_init__(self) -> None:
         """Refuse a model without a span head, and options out of range."""
+        super().__post_init__()
         self.model.require("answer", "span head")
-        check_count("top", self.top)
-        if self.max_answer_tokens is not None:
-            check_count("max_answer_tokens", self.max_answer_tokens)
         given = self.null_threshold
         is_number = isinstance(given, int | float | np.number) and np.isfinite(given)
         if given not in (None, "auto") and not is_number:
