@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from bert_jax.tasks.overlap import held_out
 from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text.metrics import correlations, text_grounds
 from bert_jax.tasks.text.tables import read_labelled, read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
@@ -266,12 +266,12 @@ class EmbeddingSplit(Split):
         hidden = [-1 if number in found else number for number, found in own]
         return places[at, 0], documents, relevant, hidden
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         if self._data.kind != "scores":
             return super()._score(outputs, saved)
         return correlations(np.array(self._gold, np.float32), self._cosines(self._vectors(outputs)))
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return the data for confidence intervals over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
@@ -296,7 +296,7 @@ class EmbeddingSplit(Split):
         flat = vectors.reshape(-1, vectors.shape[-1])
         return search_scores(flat[queries], flat[documents], relevant, hidden)
 
-    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> list[dict[str, Any]]:
+    def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
         """Return the cosine of the two texts of each row."""
         if self.rows.group == 1:
             raise UserError(

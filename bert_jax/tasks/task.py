@@ -33,6 +33,9 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 for arcs N arrays (n, n, 2), in which entries after the row's tokens are padding; for choices (N,
 G); for embeddings vectors (N, D) or, in groups, (N, G, D)."""
 
+SplitScores = Mapping[str, float]
+"""Scores of a split by name, with the thresholds and the temperature that predictions need."""
+
 
 class Examined(NamedTuple):
     """Data for the confidence intervals of a split's scores, and the details of its report."""
@@ -100,7 +103,7 @@ class Split(ABC):
         """Number of predictions that a score averages over."""
         return len(self.rows)
 
-    def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
+    def score(self, outputs: Outputs, saved: SplitScores | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN if a logit is not finite.
 
         Thresholds and temperature come from the `saved` scores of the dev split; None fits them on
@@ -123,15 +126,13 @@ class Split(ABC):
         """Number of each example's unit, (N,)."""
         return joined(self.unit_names[1])
 
-    def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
+    def grounds(self, outputs: Outputs, saved: SplitScores | None = None) -> Grounds | None:
         """Return the data for confidence intervals; arguments and errors as in `score`."""
         if not self._is_finite(outputs):
             return None
         return self._examine(outputs, self._score(outputs, saved)).grounds
 
-    def report(
-        self, outputs: Outputs, saved: Mapping[str, float] | None = None
-    ) -> Mapping[str, Any]:
+    def report(self, outputs: Outputs, saved: SplitScores | None = None) -> Mapping[str, Any]:
         """Return scores, their intervals and the details behind them, as JSON values.
 
         All splits have the keys `examples`, `scores`, `intervals` (95%), `no_intervals` (reasons),
@@ -162,9 +163,7 @@ class Split(ABC):
             digest.update(json.dumps(each).encode())
         return digest.hexdigest()
 
-    def write_predictions(
-        self, outputs: Outputs, out: Path, scores: Mapping[str, float]
-    ) -> list[Path]:
+    def write_predictions(self, outputs: Outputs, out: Path, scores: SplitScores) -> list[Path]:
         """Write the predictions into the directory `out`, and return the files.
 
         The directory is created if needed; files of the same name are replaced. `scores` are the
@@ -208,27 +207,23 @@ class Split(ABC):
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
         return split, np.flatnonzero(np.isin(self._owners, examples))
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         """Compute the scores of finite outputs (see `score`), by default from interval data."""
         grounds = self._examine(outputs, {}).grounds
         found = unweighted(grounds.score, len(grounds.units))
         return {name: found[name] for name in self._score_names}
 
     @abstractmethod
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return interval data and report details of finite outputs."""
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield names and contents of prediction files; by default predictions.jsonl."""
         entries = zip(self._examples, self._entries(outputs, scores), strict=True)
         lines = [json.dumps({"id": each.id, **e}, ensure_ascii=False) for each, e in entries]
         yield "predictions.jsonl", "\n".join(lines) + "\n"
 
-    def _entries(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterable[Mapping[str, Any]]:
+    def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[Mapping[str, Any]]:
         """Return the prediction of each example as JSON values."""
         raise NotImplementedError
 
@@ -358,11 +353,11 @@ class Task(ABC, Generic[Config]):
             found.append(split)
         return found
 
-    def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
+    def units(self, scores: SplitScores) -> tuple[float, float]:
         """Return (shift, factor) that turn logits into predictions, given the dev data's scores."""
         return 0.0, 1.0
 
-    def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
+    def thresholds(self, scores: SplitScores) -> tuple[float, ...]:
         """Return the least probability of a predicted label, for each label; () means one half."""
         return ()
 

@@ -21,7 +21,7 @@ from bert_jax.tasks.parsing.trees import (
 from bert_jax.tasks.reports.classes import class_rows
 from bert_jax.tasks.reports.intervals import Grounds
 from bert_jax.tasks.rows import NO_LABEL, Rows
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tokenization.tokenizer import make_row
 
 _UNREAD = "dep"  # relation of words that did not fit into a row, where the model knows it
@@ -55,7 +55,7 @@ class ParsingSplit(Split):
         )
         return max(counts.values()) / counts.total()
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return the data for confidence intervals, and precision and recall by relation.
 
         Trees are scored as the script of the CoNLL 2018 shared task does.
@@ -81,9 +81,7 @@ class ParsingSplit(Split):
 
         return Examined(Grounds(score, self.units, each[:, 2] / each[:, 0]), details)
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.conllu: the input sentences with the predicted trees."""
         pairs = zip(self._examples, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)

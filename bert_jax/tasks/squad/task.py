@@ -1,6 +1,6 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshol
 from bert_jax.tasks.squad.metrics import best_scores, normalized_words, score
 from bert_jax.tasks.squad.sources import question_name, read_squad
 from bert_jax.tasks.squad.windows import build_windows
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 
 _THRESHOLD = "null_threshold"
 _NAMES = ("exact", "f1")
@@ -73,7 +73,7 @@ class SpanSplit(Split):
         """Paragraphs as sampled units, since questions on one paragraph are alike."""
         return "paragraphs", [each.context for each in self._examples]
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         """Score in percent, with the saved null threshold, or else with the best F1's threshold."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
@@ -94,7 +94,7 @@ class SpanSplit(Split):
             scores[_THRESHOLD] = threshold
         return scores
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return the data for intervals, scores by kind of question, and mistakes."""
         questions, rules = self._examples, self._task.spec.rules
         predictions = self._predictions(outputs, self._task.config.num_best)
@@ -126,9 +126,7 @@ class SpanSplit(Split):
 
         return Examined(Grounds(score, self.units, each[:, 1] / 100, most=100.0), details)
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
         threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
         predictions = self._predictions(outputs, self._task.config.num_best)
@@ -177,7 +175,7 @@ class SpanTask(Task[SquadConfig]):
         return read_squad(source, misplaced=self.config.misplaced if labelled else "keep")
 
 
-def _saved_threshold(scores: Mapping[str, float]) -> float:
+def _saved_threshold(scores: SplitScores) -> float:
     if _THRESHOLD not in scores:
         raise UserError(
             f"the saved scores have no {_THRESHOLD}, which decides that a question has no answer; "
