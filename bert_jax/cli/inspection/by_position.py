@@ -17,8 +17,6 @@ from bert_jax.objectives.objective import Batch
 from bert_jax.training.pretrain.evaluate import EVAL_SEED
 from bert_jax.training.steps.step import make_eval_step
 
-DEFAULT_RATES: tuple[float, ...] = (0.05, 0.15, 0.3)
-
 
 @dataclass(frozen=True)
 class PositionLosses:

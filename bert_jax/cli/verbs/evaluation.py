@@ -156,7 +156,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         return 0
 
     def _by_position(self) -> int:
-        from bert_jax.cli.inspection.by_position import DEFAULT_RATES, measure, position_lines
+        from bert_jax.cli.inspection.by_position import measure, position_lines
         from bert_jax.cli.inspection.evaluate import open_heldout
         from bert_jax.cli.inspection.pictures import position_figure
         from bert_jax.files.pictures import write_picture
@@ -168,7 +168,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
                 f"--step is {self.step}; --by-position evaluates the newest checkpoint, so leave "
                 "--step out"
             )
-        rates = tuple(each / 100 for each in self.masking_rates) or DEFAULT_RATES
+        rates = [each / 100 for each in self.masking_rates or (5, 15, 30)]
         if len(set(rates)) < len(rates):
             raise UserError("--masking-rates must name each rate once, such as 5,15,30")
         run = open_heldout(self.model, corpus=self.corpus, max_rows=self.rows, length=self.length)
