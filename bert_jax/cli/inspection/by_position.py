@@ -69,7 +69,7 @@ def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
 
 
 def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> PositionLosses:
-    """Evaluate parameters on held-out rows, each once for each masking rate, a share of the tokens.
+    """Evaluate parameters on held-out rows, once for each masking rate (a share of the tokens).
 
     Raises:
         UserError: The run's objective is not masked_lm.
