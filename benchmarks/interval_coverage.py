@@ -213,10 +213,10 @@ def cases() -> Iterator[tuple[str, str, float, Callable[[], Any]]]:
         for name in ("mrr", "recall@3"):
             yield f"{name}, {count} queries", name, truths(searches, name), partial(searches, count)
     population = Translations()
-    for metric in (bleu, chrf):
+    for name, metric in (("bleu", bleu), ("chrf", chrf)):
         for count in (20, 100, 500):
-            title, value = f"{metric.__name__}, {count} sentences", population.score(metric)
-            yield title, metric.__name__, value, partial(population.interval, metric, count)
+            title, value = f"{name}, {count} sentences", population.score(metric)
+            yield title, name, value, partial(population.interval, metric, count)
     for rows, better, worse in ((1000, 0.06, 0.04), (1000, 0.012, 0.008), (300, 0.05, 0.015)):
         title = f"difference, {rows} rows, {better:.1%} better, {worse:.1%} worse"
         yield title, "accuracy", better - worse, partial(paired, rows, better, worse)

@@ -20,7 +20,7 @@ Paragraphs are held out whole: no paragraph of a test question has a training qu
 import argparse
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bert_jax.data.corpus.documents import ReadOptions
@@ -28,7 +28,7 @@ from bert_jax.data.corpus.sentences import split_fast
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.files.staging import replace_file
 from bert_jax.tasks.examples import Question
-from bert_jax.tasks.retrieval.collection import Collection, write_collection
+from bert_jax.tasks.retrieval.collection import Collection
 from bert_jax.tasks.squad.sources import read_squad
 
 LANGUAGES = ("ar", "hi", "zh")
@@ -57,6 +57,29 @@ def with_documents(collection: Collection, more: Iterable[str]) -> Collection:
     """Return a collection with documents that answer no query."""
     others = {name_of(text): text for text in more}
     return Collection({**others, **collection.documents}, collection.queries, collection.relevant)
+
+
+def write_collection(directory: Path, collections: Mapping[str, Collection]) -> None:
+    """Write collections that share documents into one directory, with qrels/NAME.tsv for each."""
+    documents: dict[str, str] = {}
+    queries: dict[str, str] = {}
+    for name, collection in collections.items():
+        documents.update(collection.documents)
+        queries.update(collection.queries)
+        rows = ["query-id\tcorpus-id\tscore"] + [
+            f"{query}\t{document}\t{grade:g}"
+            for query, grades in collection.relevant.items()
+            for document, grade in grades.items()
+        ]
+        replace_file(directory / "qrels" / f"{name}.tsv", "\n".join([*rows, ""]).encode())
+    for name, texts, more in (
+        ("corpus.jsonl", documents, {"title": ""}), ("queries.jsonl", queries, {})
+    ):  # fmt: skip
+        lines = [
+            json.dumps({"_id": id, **more, "text": text}, ensure_ascii=False)
+            for id, text in texts.items()
+        ]
+        replace_file(directory / name, "\n".join([*lines, ""]).encode())
 
 
 def write_pairs(path: Path, collection: Collection) -> None:

@@ -23,6 +23,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
 
 
+def suggestion(name: str, known: Iterable[str], question: str = " Did you mean {!r}?") -> str:
+    """Return the question for the nearest known name; "" if none is near."""
+    near = nearest(name, known)
+    return "" if near is None else question.format(near)
+
+
 @contextlib.contextmanager
 def needs_package(message: str) -> Iterator[None]:
     """Raise a UserError with a message where an import in the body fails."""

@@ -367,6 +367,8 @@ def test_replay_of_a_corpus_that_moved(made: Made, run: Run, tmp_path):
     [
         ("--masking-rates=5,x", "is x; it must be a finite number"),
         ("--masking-rates=0", "in (0, 100)"),
+        ("--masking-rates=150", "in (0, 100)"),
+        ("--masking-rates=10,10", "once"),
         ("--length=3", "at least 8"),
     ],
 )

@@ -19,7 +19,7 @@ from typing import Any
 
 import bert_jax
 from bert_jax.cli.verbs.options import Parser, Verb, read
-from bert_jax.errors import UserError, nearest, report_error
+from bert_jax.errors import UserError, report_error, suggestion
 from bert_jax.terminal import safe_streams
 
 VERBS = {
@@ -70,8 +70,7 @@ def verb_class(name: str) -> type[Verb]:
     if name not in MODULES:
         if new := _OLD.get(name):
             raise UserError(f"the verb is now {new}")
-        near = nearest(name, MODULES)
-        hint = f"; did you mean {near}?" if near else ""
+        hint = suggestion(name, MODULES, "; did you mean {}?")
         raise UserError(f"there is no such verb{hint} (bert-jax --help lists all)")
     module = importlib.import_module(f"bert_jax.cli.verbs.{MODULES[name]}")
     found: type[Verb] = getattr(module, name.title().replace("-", ""))

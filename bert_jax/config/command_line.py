@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config.bounds import wanted
 from bert_jax.config.mapping import build, chosen, leaves, notes, to_dict, unknown_field
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, suggestion
 
 Config = TypeVar("Config")
 
@@ -112,8 +112,8 @@ def _find(named: str) -> tuple[Path, str]:
             if name and path.is_file():
                 return path, argument
     known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
-    near = nearest(named.rpartition("/")[2], {name.rpartition("/")[2]: name for name in known})
-    hint = f"; did you mean {near}?" if near else "."
+    names = [name.rpartition("/")[2] for name in known]
+    hint = suggestion(named.rpartition("/")[2], names, "; did you mean {}?") or "."
     raise UserError(
         f"--config: there is no file {named!r}{hint} Give the path of a configuration file, or "
         f"one of {', '.join(known)}"

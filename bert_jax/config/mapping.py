@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, nearest, suggestion
 
 T = TypeVar("T")
 
@@ -95,8 +95,7 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     if isinstance(name, str) and (instead := getattr(cls, "FORMER", {}).get(name)):
         raise UserError(f"{cls.SECTION}.{by} is {name!r}; {instead}")
     if not isinstance(name, str) or name not in variants:
-        near = nearest(str(name), variants)
-        hint = f" (did you mean {near!r}?)" if near else ""
+        hint = suggestion(str(name), variants, " (did you mean {!r}?)")
         raise UserError(
             f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be one of {', '.join(variants)}"
         )
@@ -140,9 +139,9 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
-        near = nearest(str(value), map(str, arguments))
+        near = suggestion(str(value), map(str, arguments), " (nearest: {!r})")
         wanted = "one of " + ", ".join(repr(a) for a in arguments)
-        raise _wrong_type(value, wanted + (f" (nearest: {near!r})" if near else ""), where, path)
+        raise _wrong_type(value, wanted + near, where, path)
     if origin in (typing.Union, types.UnionType):
         kinds = [kind for kind in arguments if kind is not type(None)]
         if len(kinds) > 1 or len(kinds) == len(arguments):

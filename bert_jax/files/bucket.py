@@ -53,8 +53,11 @@ class BucketFiles:
         return data
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes; raise the errors of `read`."""
-        return int(self._patiently(name, "info")["size"])
+        """Return the size of a file in bytes; a UserError if missing, else the errors of `read`."""
+        try:
+            return int(self._patiently(name, "info")["size"])
+        except FileNotFoundError as error:
+            raise damaged(self, name, "the file is missing") from error
 
     def fetch_small(self, name: str, target: Path) -> None:
         """Download a small file to `target`, unless it is there.
@@ -64,13 +67,10 @@ class BucketFiles:
         """
         if target.is_file():
             return
-        try:
-            size = self.size(name)
-            if size > _SMALL:
-                raise UserError(f"{self.url}/{name} has {size:,} bytes; the limit is {_SMALL:,}")
-            replace_file(target, self.read(name))
-        except FileNotFoundError as error:
-            raise damaged(self, name, "the file is missing") from error
+        size = self.size(name)
+        if size > _SMALL:
+            raise UserError(f"{self.url}/{name} has {size:,} bytes; the limit is {_SMALL:,}")
+        replace_file(target, self.read(name))
 
     def names(self, directory: str) -> list[str]:
         """List the names of the files directly in a directory; empty if it does not exist."""
@@ -133,11 +133,7 @@ class FileCache:
         with _lock(target.with_name(f".{target.name}.lock")):
             if self._has(target, size, digest):  # by another process, meanwhile
                 return
-            try:
-                there = files.size(name)
-            except FileNotFoundError as error:
-                raise damaged(files, name, "the file is missing") from error
-            if there != size:
+            if (there := files.size(name)) != size:
                 raise damaged(files, name, f"the file has {there:,} bytes, not {size:,}")
             with _lock(self._root / ".lock"):
                 self._make_room(size)

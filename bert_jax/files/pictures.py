@@ -21,9 +21,9 @@ def new_figure(inches: tuple[float, float], title: str = "") -> Any:
     return figure
 
 
-def dress(axis: Any) -> None:
-    """Draw a light horizontal grid behind an axis's curves; remove its top and right borders."""
-    axis.grid(axis="y", color="#edf2f7", linewidth=0.8)
+def dress(axis: Any, lines: str = "y") -> None:
+    """Draw light lines at the ticks of y, x or both behind the curves; no top and right border."""
+    axis.grid(axis=lines, color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(colors=INK, labelsize=9)

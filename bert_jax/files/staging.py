@@ -25,6 +25,7 @@ REASONS = {
     errno.EROFS: "the file system is read-only",
     errno.ENOTDIR: "a part of the path is a file",
     errno.EEXIST: "a part of the path is a file",
+    errno.EISDIR: "it is a directory",
     errno.ENOENT: "no directory can be made there",
     errno.ENAMETOOLONG: "the name is too long",
     errno.EPERM: "it is not permitted",

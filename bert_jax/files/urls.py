@@ -113,11 +113,9 @@ def _read_failures(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def failures_named(what: str, name: str) -> Iterator[None]:
     """Replace I/O errors in the body by UserErrors whose message begins with `what`."""
+    is_bucket = scheme(name) in ("gs", "gcs")
     try:
-        if scheme(name) in ("gs", "gcs"):
-            with bucket_failures(what, name):
-                yield
-        else:
+        with bucket_failures(what, name) if is_bucket else contextlib.nullcontext():
             yield
     except ConnectionError as error:
         raise UserError(f"{error}. Rerun the command") from error

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 from typing_extensions import override
 
+from bert_jax.config.bounds import Count
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Predictor, Prepared, check_count, text_field
+from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
 from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.rows import Rows
@@ -29,17 +29,15 @@ class Answerer(Predictor[Question]):
     FIELDS = ("question", "context")
     PER_TOKEN = True
 
-    top: int = 1
+    top: Count = 1
     null_threshold: float | str | None = "auto"
-    max_answer_tokens: int | None = None
+    max_answer_tokens: Count | None = None
     """Tokens of the longest answer; None: as configured in the run, else 30."""
 
     def __post_init__(self) -> None:
         """Refuse a model without a span head, and options out of range."""
+        super().__post_init__()
         self.model.require("answer", "span head")
-        check_count("top", self.top)
-        if self.max_answer_tokens is not None:
-            check_count("max_answer_tokens", self.max_answer_tokens)
         given = self.null_threshold
         is_number = isinstance(given, int | float | np.number) and np.isfinite(given)
         if given not in (None, "auto") and not is_number:
@@ -91,18 +89,12 @@ class Answerer(Predictor[Question]):
         Probabilities add up to 1 over the candidates, 20 or more; "no answer" is a candidate if
         there is a threshold.
         """
-        candidates = list(prediction.candidates)
-        if self._threshold is not None:
-            if prediction.null_odds > self._threshold:
-                candidates.insert(0, prediction.null)
-            else:
-                candidates.append(prediction.null)
-                candidates[1:] = sorted(candidates[1:], key=lambda each: -each.score)
-        shares = softmax([each.score for each in candidates])
         listed: list[Answer] = [
             {"answer": each.text, "start": each.start, "end": each.end,
-             "probability": round(float(share), 6)}
-            for each, share in zip(candidates, shares, strict=True)
+             "probability": round(share, 6)}
+            for each, share in prediction.shares(with_null=self._threshold is not None)
         ]  # fmt: skip
+        text = prediction.text(self._threshold)
+        listed.sort(key=lambda each: each["answer"] != text)  # the answer comes first
         answer: Answer = {**listed[0], "null_odds": round(prediction.null_odds, 6)}
         return answer if self.top == 1 else {**answer, "candidates": listed[: self.top]}

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from bert_jax.config.bounds import Count, Fraction
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Prepared, TextPredictor, check_count
+from bert_jax.infer.predictor import Answer, Prepared, TextPredictor
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.long_texts import CUT, LongTexts, text_rows
 
@@ -37,16 +38,13 @@ class RowPredictor(TextPredictor):
 class Classifier(RowPredictor):
     """A model with a classification head; options as in `LoadedModel.classify`."""
 
-    top: int | None = None
-    threshold: float | None = None
+    top: Count | None = None
+    threshold: Fraction | None = None
 
     def __post_init__(self) -> None:
         """Refuse a model without a classification head, and options out of range."""
+        super().__post_init__()
         self.model.require("classify", "classification head")
-        if self.top is not None:
-            check_count("top", self.top)
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise UserError(f"threshold is {self.threshold}; a probability lies between 0 and 1")
         if self.model.config.pooler and not self.model.has_pooler:
             raise UserError(f"{self.model.name}: the head reads a pooler, and the model has none")
 

@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from jax import Array
@@ -54,18 +54,15 @@ class Embedder(RowPredictor):
 
     def __post_init__(self) -> None:
         """Refuse a model without a text encoder, and options that do not fit the model."""
+        super().__post_init__()
         self.model.require("embed", "encoder of texts")
         own = self.model.embedding or PLAIN
-        if self.kind not in (None, *get_args(Kind)):
-            raise UserError(f"kind is {self.kind!r:.40}; it must be query or document, or None")
         prefixes = {"query": own.query_prefix, "document": own.document_prefix}
         self._prefix = "" if self.kind is None else prefixes[self.kind]
         if self.normalize is None:
             self.normalize = own.normalize
         if self.pooling is None:
             self.pooling = own.pooling
-        if self.pooling not in (known := get_args(Pooling)):
-            raise UserError(f"pooling is {self.pooling!r}; it must be one of {', '.join(known)}")
         if self.pooling == "weighted" and "pooling" not in self.model.params:
             raise UserError(f"{self.model.name} has no learned token weights; pool by mean")
         width = self.model.config.hidden_dim

@@ -19,32 +19,28 @@ QUERIES = 256
 
 
 def top_k(
-    queries: Float[np.ndarray, "Q D"], documents: Float[np.ndarray, "N D"], k: int
+    queries: Float[np.ndarray, "Q D"],
+    documents: Float[np.ndarray, "N D"] | Iterable[Float[np.ndarray, "n D"]],
+    k: int,
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find the documents with the largest inner products with each query.
 
     Returns the inner products in float32, best first, and the numbers of the documents; K is the
     smaller of k and N. Among equal products the document with the smaller number comes first.
-    `documents` may be a memory-mapped file, which is read block by block.
+
+    `documents` are an array, which may be a memory-mapped file and is read block by block, or come
+    in blocks, such as the shards of a file. At most two blocks are in memory. The rows of a block
+    are divided among the devices; each device finds its own best, which are merged with the best of
+    the earlier blocks.
 
     Raises:
         UserError: `k` is below 1.
     """
-    step = BLOCK * jax.local_device_count()
-    return top_k_of_blocks(
-        queries, (documents[at : at + step] for at in range(0, len(documents), step)), k
-    )
-
-
-def top_k_of_blocks(
-    queries: Float[np.ndarray, "Q D"], blocks: Iterable[Float[np.ndarray, "n D"]], k: int
-) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Do as `top_k` for documents that come in blocks, such as the shards of a file.
-
-    At most two blocks are in memory. The rows of a block are divided among the devices; each device
-    finds its own best, which are merged with the best of the earlier blocks.
-    """
     check_count("k", k)
+    blocks = documents
+    if isinstance(documents, np.ndarray):
+        step = BLOCK * jax.local_device_count()
+        blocks = (documents[at : at + step] for at in range(0, len(documents), step))
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("documents",))
     rows, whole = NamedSharding(mesh, P("documents")), NamedSharding(mesh, P())
     size = min(QUERIES, 1 << max(len(queries) - 1, 0).bit_length())

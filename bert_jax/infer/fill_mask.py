@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from bert_jax.config.bounds import Count
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
-from bert_jax.infer.predictor import Answer, Prepared, TextPredictor, check_count
+from bert_jax.infer.predictor import Answer, Prepared, TextPredictor
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.tokenization.masks import MASK, encode_masked, filled, mask_spans, token_text
@@ -28,12 +29,12 @@ class MaskFiller(TextPredictor):
 
     FIELDS = ("text",)
 
-    top: int = 5
+    top: Count = 5
 
     def __post_init__(self) -> None:
         """Refuse a model without a masked-LM head, and a number of candidates below 1."""
+        super().__post_init__()
         self.model.require("fill-mask", "masked-LM head")
-        check_count("top", self.top)
         config = self.model.config
         specials = sorted(set(astuple(self.model.tokenizer.special_ids)))
         self._top = min(self.top, config.vocab_size - len(specials))

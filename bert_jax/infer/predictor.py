@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.config.bounds import Bounded
 from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import task_logits
@@ -81,7 +82,7 @@ class Given(Origin):
 
 
 @dataclass(eq=False)
-class Predictor(ABC, Generic[Example]):
+class Predictor(ABC, Generic[Example], Bounded):
     """A verb with its options and a model."""
 
     model: SavedModel

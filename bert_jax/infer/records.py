@@ -16,6 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.compressed import decompress, plain_suffix
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.untrusted.whole_file import decode_text
+from bert_jax.files.urls import open_binary
 from bert_jax.tasks.examples import MissingColumn, Origin
 from bert_jax.tasks.tables import TableFormat, read_rows
 
@@ -180,22 +181,14 @@ def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[byt
         else:
             yield _arriving(descriptor)
         return
-    try:
-        file = open(source, "rb")  # noqa: SIM115
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{source} cannot be read: {reason}") from error
+    with open_binary(source) as file:
 
-    def counted(size: int) -> bytes:
-        data = file.read(min(size, _BLOCK))
-        read(len(data))
-        return data
+        def counted(size: int) -> bytes:
+            data: bytes = file.read(min(size, _BLOCK))
+            read(len(data))
+            return data
 
-    with file:
-        try:
-            yield decompress(counted, source)
-        except OSError as error:
-            raise UserError(f"{source} cannot be read: {error}") from error
+        yield decompress(counted, source)
 
 
 def _arriving(descriptor: int) -> Iterator[bytes]:

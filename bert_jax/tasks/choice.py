@@ -1,6 +1,6 @@
 """Multiple choice: one score for each choice; the highest wins (Zellers et al. 2018)."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.reports.intervals import Grounds, means
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
 
 
@@ -61,12 +61,12 @@ class ChoiceSplit(Split):
         """Return the text of each example, without its choices."""
         return [[example_key([example.text]) for example in self._examples]]
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return the data from which the accuracy's confidence interval is computed."""
         hits = self._logits(outputs).argmax(axis=1) == np.array(self._gold)
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 
-    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> Iterable[dict[str, Any]]:
+    def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[dict[str, Any]]:
         """Return the predicted choice of each example, by name and text, and all probabilities."""
         names = self._task.config.names
         for example, shares in zip(
@@ -85,7 +85,6 @@ class ChoiceTask(Task[ChoiceConfig]):
 
     SPLIT = ChoiceSplit
     objective: HeadKind = "choice"
-    num_outputs = 1
 
     @classmethod
     def _read(cls, config: ChoiceConfig) -> tuple[LabelSpec, Sequence[Data[TextExample]]]:

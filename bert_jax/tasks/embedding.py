@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,9 +17,9 @@ from bert_jax.tasks.overlap import held_out
 from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text.metrics import correlations, text_grounds
-from bert_jax.tasks.text.tables import read_texts
+from bert_jax.tasks.text.tables import read_labelled, read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 _SHORTEST_HALVES = 8
@@ -82,9 +82,8 @@ def read_groups(
 
     more = config.negatives if kind == "pairs" else ()
     labelled = labelled and kind in ("scores", "classes")
-    data = read_texts(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
-    if labelled and data.examples[0].label is None:
-        raise UserError(f"{source} has no values in column {table.label!r}; name another column")
+    read = read_labelled if labelled else read_texts
+    data = read(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
     return GroupData(data.name, data.examples, data.labels, data.warnings, kind=kind)
 
 
@@ -163,32 +162,33 @@ def group_rows(
     is_pair = len(data.examples[0].texts) > 1
     limits = {"query": config.query_length, "document": config.length}
     prefixes = {"query": config.query_prefix, "document": config.document_prefix}
+    side_of_first = "query" if is_pair else "document"
+    groups = [
+        [(side_of_first, first), *(("document", text) for text in others)]
+        for first, *others in (each.texts for each in data.examples)
+    ]
+    if data.trains and data.kind == "texts":
+        groups = [group * 2 for group in groups]
+    different = list(dict.fromkeys(each for group in groups for each in group))
+    encoded = tokenizer.encode_batch([prefixes[side] + text for side, text in different])
     found: dict[tuple[str, str], np.ndarray] = {}
     cut: set[tuple[str, str]] = set()
-    for side in ("query", "document"):
-        different = list(dict.fromkeys(_of_side(data.examples, side, is_pair)))
+    for (side, text), ids in zip(different, encoded, strict=True):
         room = limits[side] - num_special(tokenizer, pair=False)
-        encoded = tokenizer.encode_batch([prefixes[side] + text for text in different])
-        for text, ids in zip(different, encoded, strict=True):
-            found[side, text] = make_row(tokenizer, ids[:room]).ids
-            if len(ids) > room:
-                cut.add((side, text))
-    groups = [each.texts for each in data.examples]
-    if data.trains and data.kind == "texts":
-        groups = [(text, text) for (text,) in groups]
-    size = max(map(len, groups))
-    different = list(dict.fromkeys(text for texts in groups for text in texts))
-    keys = [text_key(text) for text in different]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    number_of = {text: numbers[key] for text, key in zip(different, keys, strict=True)}
+        found[side, text] = make_row(tokenizer, ids[:room]).ids
+        if len(ids) > room:
+            cut.add((side, text))
+    keys = {text: text_key(text) for _, text in different}
+    numbers: dict[bytes, int] = {}
     tokens: list[np.ndarray] = []
     text_ids: list[int] = []
-    for texts in groups:
-        for place, text in enumerate(texts):
-            tokens.append(found["query" if is_pair and place == 0 else "document", text])
-            text_ids.append(number_of[text])
-        tokens += [_NO_ROW] * (size - len(texts))
-        text_ids += [-1] * (size - len(texts))
+    size = max(map(len, groups))
+    for group in groups:
+        for each in group:
+            tokens.append(found[each])
+            text_ids.append(numbers.setdefault(keys[each[1]], len(numbers)))
+        tokens += [_NO_ROW] * (size - len(group))
+        text_ids += [-1] * (size - len(group))
     labels = None
     if data.examples[0].label is not None:
         dtype = np.int32 if data.kind == "classes" else np.float32
@@ -200,22 +200,12 @@ def group_rows(
     names = {"query": "queries", "document": "documents" if is_pair else "texts"}
     warnings: list[str] = []
     for side, limit in limits.items():
-        origins = [
-            each.origin
-            for each in data.examples
-            if any((side, text) in cut for text in _of_side([each], side, is_pair))
-        ]
+        long = {each for each in cut if each[0] == side}
+        pairs = zip(data.examples, groups, strict=True)
+        origins = [each.origin for each, group in pairs if not long.isdisjoint(group)]
         what = f"rows with {names[side]} of more than {limit} tokens, cut there"
         warnings += counted(what, origins)
     return rows, warnings
-
-
-def _of_side(examples: Iterable[TextExample], side: str, is_pair: bool) -> Iterable[str]:
-    for each in examples:
-        if side == "query":
-            yield from each.texts[:1] if is_pair else ()
-        else:
-            yield from each.texts[1:] if is_pair else each.texts
 
 
 class EmbeddingSplit(Split):
@@ -276,12 +266,12 @@ class EmbeddingSplit(Split):
         hidden = [-1 if number in found else number for number, found in own]
         return places[at, 0], documents, relevant, hidden
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         if self._data.kind != "scores":
             return super()._score(outputs, saved)
         return correlations(np.array(self._gold, np.float32), self._cosines(self._vectors(outputs)))
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return the data for confidence intervals over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
@@ -306,7 +296,7 @@ class EmbeddingSplit(Split):
         flat = vectors.reshape(-1, vectors.shape[-1])
         return search_scores(flat[queries], flat[documents], relevant, hidden)
 
-    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> list[dict[str, Any]]:
+    def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
         """Return the cosine between the two texts of each row."""
         if self.rows.group == 1:
             raise UserError(

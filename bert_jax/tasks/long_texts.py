@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int64
 
-from bert_jax.errors import UserError
+from bert_jax.config.bounds import Bounded, Natural
 from bert_jax.tasks.examples import TextExample, counted
 from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
@@ -19,7 +19,7 @@ of the first and the last window."""
 
 
 @dataclass(frozen=True)
-class LongTexts:
+class LongTexts(Bounded, section="long"):
     """Treatment of texts with more tokens than a row."""
 
     how: Literal["cut", "head_tail", "windows"] = "cut"
@@ -27,13 +27,8 @@ class LongTexts:
     windows: everything, in overlapping rows."""
     pooling: Pooling = "mean"
     """Pooling of the logits of a text with several rows."""
-    stride: int = 0
+    stride: Natural = 0
     """Tokens from the start of a window to the start of the next; 0: half a window."""
-
-    def __post_init__(self) -> None:
-        """Raise a UserError for a negative stride."""
-        if self.stride < 0:
-            raise UserError(f"the stride of windows is {self.stride}; it must be at least 0")
 
     def parts(self, lengths: Sequence[int], room: int) -> list[list[list[Span]]]:
         """Cut one or two texts of these lengths into rows; return token spans by row and text.

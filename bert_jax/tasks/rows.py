@@ -282,16 +282,10 @@ class _Padded:
     """Rows as flat arrays, from which padded batches are gathered."""
 
     def __init__(self, rows: Rows, pad_id: int):
-        self._pad_id = pad_id
-        self._group = rows.group
-        self._text_ids = rows.text_ids
-        self._lengths = rows.row_lengths
+        self._rows, self._pad_id = rows, pad_id
+        self._lengths, labels = rows.row_lengths, rows.labels
         self._begins = np.cumsum(self._lengths) - self._lengths
         self._tokens = np.concatenate([np.zeros(0, np.int32), *rows.tokens])
-        self._second_start = rows.second_start
-        self._has_tags = rows.has_tags
-        self._weights = rows.weights
-        labels = rows.labels
         if labels is not None and not isinstance(labels, np.ndarray):
             if [len(tags) for tags in labels] != self._lengths.tolist():
                 raise ValueError("a row has more or fewer tags than tokens")
@@ -300,16 +294,16 @@ class _Padded:
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
         """Pad the examples `index` to `length`; a trial's first `num_real` have weights above 0."""
-        at = np.arange(length)
-        group = np.arange(self._group)
-        each = index if self._group == 1 else index[..., None] * self._group + group
+        whole, at = self._rows, np.arange(length)
+        group = np.arange(whole.group)
+        each = index if whole.group == 1 else index[..., None] * whole.group + group
         inside = at < self._lengths[each][..., None]
         source = np.where(inside, self._begins[each][..., None] + at, 0)
-        in_second = at >= self._second_start[each][..., None]
+        in_second = at >= whole.second_start[each][..., None]
         rows = np.arange(index.shape[-1])
         weights = np.broadcast_to((rows < num_real).astype(np.float32), index.shape)
-        if self._weights is not None:
-            weights = weights * self._weights[index]
+        if whole.weights is not None:
+            weights = weights * whole.weights[index]
         batch = {
             "tokens": np.where(inside, self._tokens[source], np.int32(self._pad_id)),
             "type_ids": (in_second & inside).astype(np.int32),
@@ -320,9 +314,9 @@ class _Padded:
         if self._labels is not None:
             batch["labels"] = (
                 np.where(inside, self._labels[source], np.int32(NO_LABEL))
-                if self._has_tags
+                if whole.has_tags
                 else self._labels[index]
             )
-        if self._text_ids is not None:
-            batch["text_ids"] = self._text_ids[each].reshape(*index.shape, self._group)
+        if whole.text_ids is not None:
+            batch["text_ids"] = whole.text_ids[each].reshape(*index.shape, whole.group)
         return batch

@@ -33,6 +33,9 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 for embeddings vectors (N, D), in groups (N, G, D); for tags and spans N arrays (n, C), for arcs N
 arrays (n, n, 2), in which entries after the row's tokens are padding."""
 
+SplitScores = Mapping[str, float]
+"""Scores of a split by name, with the thresholds and the temperature that predictions need."""
+
 
 class Examined(NamedTuple):
     """Data for the confidence intervals of a split's scores, and the details of its report."""
@@ -100,7 +103,7 @@ class Split(ABC):
         """Number of predictions that a score averages over."""
         return len(self.rows)
 
-    def score(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> dict[str, float]:
+    def score(self, outputs: Outputs, saved: SplitScores | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN if a logit is not finite.
 
         Thresholds and temperature come from the `saved` scores of the dev split; if `saved` is
@@ -123,15 +126,13 @@ class Split(ABC):
         """Number of each example's unit, (N,)."""
         return joined(self.unit_names[1])
 
-    def grounds(self, outputs: Outputs, saved: Mapping[str, float] | None = None) -> Grounds | None:
+    def grounds(self, outputs: Outputs, saved: SplitScores | None = None) -> Grounds | None:
         """Return the data for confidence intervals; None if a logit is not finite. See `score`."""
         if not self._is_finite(outputs):
             return None
         return self._examine(outputs, self._score(outputs, saved)).grounds
 
-    def report(
-        self, outputs: Outputs, saved: Mapping[str, float] | None = None
-    ) -> Mapping[str, Any]:
+    def report(self, outputs: Outputs, saved: SplitScores | None = None) -> Mapping[str, Any]:
         """Return scores, their intervals and the details behind them, as JSON values.
 
         The keys are `examples`, `scores`, `intervals` (95%) and, if all logits are finite,
@@ -162,9 +163,7 @@ class Split(ABC):
             digest.update(json.dumps(each).encode())
         return digest.hexdigest()
 
-    def write_predictions(
-        self, outputs: Outputs, out: Path, scores: Mapping[str, float]
-    ) -> list[Path]:
+    def write_predictions(self, outputs: Outputs, out: Path, scores: SplitScores) -> list[Path]:
         """Write the predictions into the directory `out`, and return the files.
 
         The directory is created if needed; files of the same name are replaced. `scores` are the
@@ -208,27 +207,23 @@ class Split(ABC):
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
         return split, np.flatnonzero(np.isin(self._owners, examples))
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         """Compute the scores of finite outputs (see `score`), by default from `_examine`."""
         grounds = self._examine(outputs, {}).grounds
         found = unweighted(grounds.score, len(grounds.units))
         return {name: found[name] for name in self._score_names}
 
     @abstractmethod
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return, for finite outputs, the data for intervals and the details of the report."""
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield names and contents of prediction files; by default predictions.jsonl."""
         entries = zip(self._examples, self._entries(outputs, scores), strict=True)
         lines = [json.dumps({"id": each.id, **e}, ensure_ascii=False) for each, e in entries]
         yield "predictions.jsonl", "\n".join(lines) + "\n"
 
-    def _entries(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterable[Mapping[str, Any]]:
+    def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[Mapping[str, Any]]:
         """Return the prediction of each example as JSON values."""
         raise NotImplementedError
 
@@ -271,8 +266,6 @@ class Task(ABC, Generic[Config]):
     SPLIT: Callable[[Any, Any], Split]
     """Class of the task's splits; called with the task and the data of a file."""
     objective: HeadKind
-    num_outputs: int
-    """Number of columns of the logits."""
     metrics: Sequence[str]
     """Metrics of `Split.score` that can select the best checkpoint; higher is better."""
 
@@ -284,6 +277,11 @@ class Task(ABC, Generic[Config]):
         self.metric = config.choose_metric(self.metrics)
         self._train: Split | None = None
         self._devs: list[Split] = []
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of the logits: one for each label, or one if there are no labels."""
+        return len(self.spec.labels) or 1
 
     def _metrics(self) -> Sequence[str]:
         return self.config.metrics
@@ -355,11 +353,11 @@ class Task(ABC, Generic[Config]):
             found.append(split)
         return found
 
-    def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
+    def units(self, scores: SplitScores) -> tuple[float, float]:
         """Return (shift, factor), which turn logits into predictions, from the dev scores."""
         return 0.0, 1.0
 
-    def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
+    def thresholds(self, scores: SplitScores) -> tuple[float, ...]:
         """Return the probability above which each label is predicted; () means one half for all."""
         return ()
 

@@ -7,6 +7,7 @@ Texts are passed to sacreBLEU cased and untokenized; sacreBLEU tokenizes them wi
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,20 +36,6 @@ class Constant(NamedTuple):
 
     text: str
     bleu: float
-
-
-def bleu(
-    hypotheses: Sequence[str], references: Sequence[str], *, with_interval: bool = False
-) -> Score:
-    """Compute BLEU (tokenizer 13a, cased), with a 95% interval if asked for."""
-    return _score(_metrics().BLEU(), hypotheses, references, with_interval)
-
-
-def chrf(
-    hypotheses: Sequence[str], references: Sequence[str], *, with_interval: bool = False
-) -> Score:
-    """Compute chrF2, with a 95% interval if asked for."""
-    return _score(_metrics().CHRF(), hypotheses, references, with_interval)
 
 
 def by_length(
@@ -111,8 +98,10 @@ def _metrics() -> Any:
 
 
 def _score(
-    metric: Any, hypotheses: Sequence[str], references: Sequence[str], with_interval: bool
+    name: str, hypotheses: Sequence[str], references: Sequence[str], *, with_interval: bool = False
 ) -> Score:
+    """Compute a metric of sacreBLEU, with a 95% interval if asked for."""
+    metric = getattr(_metrics(), name)()
     value = metric.corpus_score(list(hypotheses), [list(references)]).score
     ends = None
     if with_interval:
@@ -126,3 +115,9 @@ def _score(
         right = np.where(same, 1.0, 0.5)  # 0.5: other translations are neither right nor wrong
         ends = intervals(Grounds(score, np.arange(len(stats)), right, most=100.0)).found.get("")
     return Score(value, ends, metric.get_signature().format())
+
+
+bleu = partial(_score, "BLEU")
+"""BLEU (tokenizer 13a, cased)."""
+chrf = partial(_score, "CHRF")
+"""chrF2."""

@@ -38,7 +38,7 @@ def test_shards_of_any_size_and_half_precision(tmp_path):
     np.save(tmp_path / "vectors.npy", documents.astype(np.float16))
     stored = np.load(tmp_path / "vectors.npy", mmap_mode="r")
     shards = (stored[begin:end] for begin, end in ((0, 1), (1, 1), (1, 40), (40, 70)))
-    scores, indices = search.top_k_of_blocks(queries, shards, 9)
+    scores, indices = search.top_k(queries, shards, 9)
     np.testing.assert_array_equal(indices, expected(queries, documents, 9)[1])
     assert scores.dtype == np.float32
 

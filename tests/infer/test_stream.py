@@ -188,7 +188,7 @@ def test_a_file_that_is_damaged_is_named(tmp_path, name, content):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nothing\.txt cannot be read: No such file"):
+    with pytest.raises(UserError, match=r"cannot read .*nothing\.txt: No such file"):
         list(read_records(str(tmp_path / "nothing.txt")))
 
 

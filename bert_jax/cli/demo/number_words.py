@@ -90,8 +90,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
 
     heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
     page = workdir / "attention.html"
-    with staged_file(page) as file:
-        file.write(attention(saved, french_words(_SHOWN), str(_SHOWN)).page.encode())
+    attention(saved, french_words(_SHOWN), str(_SHOWN)).save(page)
     print(f"numbers       {known.words}, {known.digits}\ntokenizer     {vocabulary}")
     print(f"token store   {corpus}\ncheckpoints   {run / 'checkpoints'}")
     print(f"metrics       {run / 'metrics.jsonl'}\nloss curve    {run / 'loss.png'}")

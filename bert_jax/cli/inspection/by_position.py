@@ -3,22 +3,19 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.cli.inspection.evaluate import HeldOutRun, open_heldout
+from bert_jax.cli.inspection.evaluate import HeldOutRun
 from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.distributed.parallel.sharding import place_batch
 from bert_jax.errors import UserError
-from bert_jax.objectives.masked_lm import MaskedLM, MaskedLMByPosition, position_buckets
+from bert_jax.objectives.masked_lm import MaskedLM, MaskedLMByPosition
 from bert_jax.objectives.objective import Batch
 from bert_jax.training.pretrain.evaluate import EVAL_SEED
 from bert_jax.training.steps.step import make_eval_step
-
-DEFAULT_RATES: tuple[float, ...] = (0.05, 0.15, 0.3)
 
 
 @dataclass(frozen=True)
@@ -71,34 +68,12 @@ def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def evaluate_by_position(
-    workdir: Path | str,
-    *,
-    corpus: str | None = None,
-    max_rows: int | None = None,
-    length: int | None = None,
-    rates: Sequence[float] = DEFAULT_RATES,
-) -> PositionLosses:
-    """Evaluate the newest checkpoint of a run by position and masking rate.
-
-    Arguments and further errors as in `open_heldout`.
+def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> PositionLosses:
+    """Evaluate parameters on held-out rows, once for each masking rate (a share of the tokens).
 
     Raises:
-        UserError: A rate is not in (0, 1] or comes twice, or the run's objective is not masked_lm.
+        UserError: The run's objective is not masked_lm.
     """
-    for rate in rates:
-        if not 0 < rate <= 1:
-            raise UserError(
-                f"--masking-rates has {100 * rate:g}; it must be above 0 and at most 100 percent"
-            )
-    if not rates or len(set(rates)) < len(rates):
-        raise UserError("--masking-rates must name each rate once, such as 5,15,30")
-    run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length)
-    return measure(run, position_buckets(run.length), rates)
-
-
-def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> PositionLosses:
-    """Evaluate parameters on held-out rows, each once for each masking rate."""
     objective = run.settings.objective
     if not isinstance(objective, MaskedLM):
         raise UserError(

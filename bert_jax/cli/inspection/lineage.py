@@ -183,8 +183,3 @@ def _lines(checked: Checked, depth: int) -> Iterator[str]:
     for state, number in files.items():
         if number > _MOST_FILES and state != "differs":
             yield f"{'  ' * (depth + 1)}{number - _MOST_FILES:,} more sources - {_WORDS[state]}"
-
-
-def has_difference(root: Checked) -> bool:
-    """Return true if the content of an ancestor differs from a record."""
-    return any(each.state == "differs" for each in root.walk())

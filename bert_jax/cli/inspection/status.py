@@ -250,19 +250,13 @@ def _run_values(
     }
 
 
-def redraw(workdir: Path, status: PretrainStatus, path: Path) -> str:
-    """Draw the loss curve as a PNG; return "", or the reason for not drawing."""
+def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:
+    """Draw the loss curve as a PNG; a UserError if there is none yet."""
     if not status.curve and not status.heldout_curve:
-        return "there is no loss to draw yet"
-    if not path.parent.is_dir():
-        return f"{path} cannot be written: No such file or directory"
+        raise UserError("there is no loss to draw yet")
     metrics, baseline, title = status.metrics, status.unigram_entropy, workdir.absolute().name
     file = workdir / "metrics.jsonl"
-    try:
-        draw_loss_curve(file, metrics, baseline, path, title=title, phases=status.phases)
-    except (OSError, UserError) as error:
-        return f"{path} cannot be written: {error}"
-    return ""
+    draw_loss_curve(file, metrics, baseline, path, title=title, phases=status.phases)
 
 
 def _origin(record: Mapping[str, Any]) -> str:

@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.data.corpus.pairs import open_pairs
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.predictor import shape_for
-from bert_jax.infer.records import PAUSE, read_records
 from bert_jax.infer.translate import Translator, decoded
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import SearchConfig
@@ -129,24 +129,20 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
 
 
 def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]]:
-    r"""Read two files of sentences, one a line; lines end only in \n or \r\n.
+    """Read two files of sentences, one a line, as `open_pairs` does.
 
     Raises:
         UserError: A file cannot be read, the files have different numbers of lines, or a line is
             empty on one side.
     """
-    sources, targets = _lines(source_file), _lines(target_file)
-    if len(sources) != len(targets):
-        raise UserError(
-            f"{source_file} has {len(sources):,} lines and {target_file} has {len(targets):,}; "
-            "line n of one must be the translation of line n of the other"
-        )
+    sources, targets = list[str](), list[str]()
+    for number, source, target in open_pairs([source_file, target_file]).pairs():
+        for file, side, line in ((source_file, sources, source), (target_file, targets, target)):
+            if not line:
+                raise UserError(f"{file}, line {number}: empty; remove the line from both files")
+            side.append(line)
     if not sources:
         raise UserError(f"{source_file} has no lines")
-    for file, side in ((source_file, sources), (target_file, targets)):
-        for number, line in enumerate(side, 1):
-            if not line.strip():
-                raise UserError(f"{file}, line {number}: empty; remove the line from both files")
     return sources, targets
 
 
@@ -233,14 +229,3 @@ def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
     offsets = shard.sentence_offsets
     places = [(offsets[n], offsets[n + 1]) for n in range(1, shard.num_sentences, 2 * step)]
     return [decoded(saved.tokenizer, shard.tokens[start:end]) for start, end in places]
-
-
-def _lines(file: str) -> list[str]:
-    lines = []
-    for record in read_records(file, format="text"):
-        if record is PAUSE:
-            continue
-        if record.problem is not None:
-            raise UserError(record.problem)
-        lines.append(record.fields["text"])
-    return lines

@@ -34,7 +34,7 @@ class Lineage(groups.Json):
     """Compare only the records, without reading checkpoints, stores and files."""
 
     def __call__(self) -> int:
-        from bert_jax.cli.inspection.lineage import check_lineage, has_difference, lineage_lines
+        from bert_jax.cli.inspection.lineage import check_lineage, lineage_lines
 
         def say(text: str) -> None:
             if sys.stderr.isatty():
@@ -42,7 +42,7 @@ class Lineage(groups.Json):
 
         found = check_lineage(self.directory, self.near, quick=self.quick, say=say)
         self.show(found.as_json(), lineage_lines(found))
-        return 1 if has_difference(found) else 0
+        return int(any(each.state == "differs" for each in found.walk()))
 
 
 class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
@@ -79,10 +79,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
             seed=self.seed, full=self.full, progress=sys.stderr.isatty(),
         )  # fmt: skip
         if self.plot is not None:
-            try:
-                write_picture(lengths_figure(look), self.plot)
-            except OSError as error:
-                raise UserError(f"--plot: {self.plot} cannot be written: {error}") from error
+            write_picture(lengths_figure(look), self.plot)
         drawn = [] if self.plot is None else ["", f"lengths  {self.plot}"]
         self.show(look.as_json(), [*corpus_lines(look), *drawn], ensure_ascii=False)
         return 0

@@ -37,7 +37,8 @@ class Sources(groups.Columns):
         """Return the settings for reading text."""
         from bert_jax.data.corpus.documents import ReadOptions
 
-        return ReadOptions(self._column("text"), keep, line_documents=self.line_documents)
+        field = self._columns().get("text", "text")
+        return ReadOptions(field, keep, line_documents=self.line_documents)
 
     def opened(self, *files: tuple[str, ...], swap: bool = False) -> "list[PairSource]":
         """Open pairs of texts."""
@@ -48,9 +49,6 @@ class Sources(groups.Columns):
         if len(columns) == 1:
             raise UserError(f"--columns is {','.join(self.columns)}; name source and target")
         return [open_pairs(each, columns or None, swap=swap) for each in files]
-
-    def _column(self, field: str) -> str:
-        return self._columns().get(field, field)
 
     def _columns(self) -> dict[str, str]:
         names, written = self.named("text", "source", "target")
@@ -103,12 +101,8 @@ class Tokenizer(Sources, groups.IntoDirectory):
             options=self.reading(),
         )  # fmt: skip
         options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
-        values = {name: getattr(self, name) for name in options}
-        given = {
-            name: value
-            for name, value in values.items()
-            if value is not None and value is not False
-        }
+        values = ((name, getattr(self, name)) for name in options)
+        given = {name: value for name, value in values if not (value is None or value is False)}
         show = sys.stderr.isatty()
         tokenizer: Tokenizer
         if self.kind == "wordpiece":

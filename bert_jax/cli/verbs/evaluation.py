@@ -156,39 +156,32 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         return 0
 
     def _by_position(self) -> int:
-        from bert_jax.cli.inspection.by_position import (
-            DEFAULT_RATES,
-            evaluate_by_position,
-            position_lines,
-        )
+        from bert_jax.cli.inspection.by_position import measure, position_lines
+        from bert_jax.cli.inspection.evaluate import open_heldout
         from bert_jax.cli.inspection.pictures import position_figure
         from bert_jax.files.pictures import write_picture
         from bert_jax.files.remote import open_workdir
+        from bert_jax.objectives.masked_lm import position_buckets
 
         if self.step is not None:
             raise UserError(
                 f"--step is {self.step}; --by-position evaluates the newest checkpoint, so leave "
                 "--step out"
             )
-        rates = tuple(each / 100 for each in self.masking_rates) or DEFAULT_RATES
-        losses = evaluate_by_position(
-            self.model, corpus=self.corpus, max_rows=self.rows, length=self.length, rates=rates
-        )
+        rates = [each / 100 for each in self.masking_rates or (5, 15, 30)]
+        if len(set(rates)) < len(rates):
+            raise UserError("--masking-rates must name each rate once, such as 5,15,30")
+        run = open_heldout(self.model, corpus=self.corpus, max_rows=self.rows, length=self.length)
+        losses = measure(run, position_buckets(run.length), rates)
         work = open_workdir(self.model)
-        picture = self.plot
-        if picture is None and work.mirror is None:
-            picture = work.local / "positions.png"
-        trouble = ""
-        if picture is not None:
-            try:
-                figure = position_figure(losses, title=work.local.absolute().name)
-                write_picture(figure, picture)
-            except (OSError, UserError) as error:
-                trouble = f"{picture} cannot be written: {error}"
-        drawn = ["", f"loss by position  {picture}"] if picture and not trouble else []
+        title = work.local.absolute().name
+
+        def write(path: Path) -> None:
+            write_picture(position_figure(losses, title=title), path)
+
+        picture = self.draw(write, work, "positions.png")
+        drawn = ["", f"loss by position  {picture}"] if picture else []
         self.show(losses.as_json(), [*position_lines(losses), *drawn])
-        if trouble:
-            print(f"bert-jax evaluate: no picture: {trouble}", file=sys.stderr)
         return 0
 
     def _pairs(self, sources: str, references: str) -> int:

@@ -2,7 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from bert_jax.cli.verbs import options
@@ -12,6 +14,7 @@ from bert_jax.errors import UserError
 
 if TYPE_CHECKING:
     from bert_jax.artefacts.saved.model import SavedModel
+    from bert_jax.files.remote import WorkDir
     from bert_jax.model.seq2seq.search import SearchConfig
 
 
@@ -75,6 +78,20 @@ class Plot(Verb):
     plot: options.Picture | None = None
     """File for the picture (default: loss.png or positions.png in a local run that `status` or
     `evaluate --by-position` reads, else no picture)."""
+
+    def draw(self, write: Callable[[Path], object], work: "WorkDir", name: str) -> Path | None:
+        """Draw a picture of a run at --plot, or as `name` in a local run; return its place.
+
+        A picture that fails is a line on standard error: the verb has more to show.
+        """
+        place = self.plot or (work.local / name if work.mirror is None else None)
+        try:
+            if place is not None:
+                write(place)
+        except (OSError, UserError) as error:
+            print(f"bert-jax {type(self).__name__.lower()}: no picture: {error}", file=sys.stderr)
+            return None
+        return place
 
 
 class IntoDirectory(Verb):

@@ -25,7 +25,7 @@ from typing_extensions import dataclass_transform
 
 from bert_jax.config.bounds import faults
 from bert_jax.config.mapping import notes
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, suggestion
 
 T = TypeVar("T")
 V = TypeVar("V", bound="Verb")
@@ -242,8 +242,8 @@ def _unknown(flag: str, parser: Parser) -> UserError:
     new = _NEW.get(f"{parser.prog} {flag}", _NEW.get(flag, ""))
     if new.partition(" ")[0] in parser.flags:
         return UserError(f"{flag} is now {new}")
-    near = nearest(flag[2:], [known[2:] for known in parser.flags])
-    hint = f"; did you mean --{near}?" if near else ""
+    names = [known[2:] for known in parser.flags]
+    hint = suggestion(flag[2:], names, "; did you mean --{}?")
     return UserError(f"unknown option {flag}{hint} (see {parser.prog} --help)")
 
 
@@ -279,9 +279,8 @@ def _value(option: str, hint: Any, text: Any) -> Any:
     elif kind in (str, Path) and "TEXT" not in marks:
         value = kind(_home(text))
     for wrong, found, right in faults(option, hint, value):
-        near = nearest(text, map(str, typing.get_args(kind)))
-        hint_text = f"; did you mean {near}?" if near else ""
-        raise UserError(f"{wrong} is {found!r}; it must be {right}{hint_text}")
+        near = suggestion(text, map(str, typing.get_args(kind)), "; did you mean {}?")
+        raise UserError(f"{wrong} is {found!r}; it must be {right}{near}")
     return value
 
 

@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -253,18 +254,15 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
             self.show(dataclasses.asdict(finetuning), finetune_lines(finetuning, width=width))
             return 0
         found = pretrain_status(work)
-        picture = self.plot or (work.local / "loss.png" if work.mirror is None else None)
-        trouble = "" if picture is None else redraw(work.local, found, picture)
+        picture = self.draw(partial(redraw, work.local, found), work, "loss.png")
         if self.json:
             print(json.dumps(dataclasses.asdict(found), indent=2))
         else:
             plain = not sys.stdout.isatty()
             colours = getattr(sys.stdout, "unescaped", sys.stdout)  # of `terminal.Escaping`
             print("\n".join(pretrain_lines(found, width=width, plain=plain)), file=colours)
-            if picture and not trouble:
+            if picture:
                 print(f"\nloss curve  {picture}")
-        if trouble:
-            print(f"bert-jax status: no picture: {trouble}", file=sys.stderr)
         return 0
 
 

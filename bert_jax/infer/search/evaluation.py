@@ -19,7 +19,7 @@ from bert_jax.tasks.retrieval.bm25 import BM25
 from bert_jax.tasks.retrieval.collection import Collection
 from bert_jax.tasks.retrieval.metrics import DEPTH, k_means, ranking_scores, unit, v_measure
 from bert_jax.tasks.text.metrics import correlations
-from bert_jax.tasks.text.tables import read_texts
+from bert_jax.tasks.text.tables import read_labelled, read_texts
 from bert_jax.terminal import table_lines
 
 CLUSTERINGS = 10
@@ -86,11 +86,7 @@ class Evaluation:
         """
         fields: dict[str, Any] = dict(zip(("text", "text_pair", "label"), columns, strict=True))
         table = TableConfig(**fields, problem_type="regression", empty="skip", **written)
-        examples = read_texts(source, table).examples
-        if examples[0].label is None:
-            raise UserError(
-                f"{source} has no values in column {columns[2]!r}; name another with --columns"
-            )
+        examples = read_labelled(source, table, None).examples
         wanted = np.array([each.label for each in examples], np.float64)
         asked = self._vectors([each.text for each in examples], "query")
         known = self._vectors([each.text_pair or "" for each in examples], "document")

@@ -23,7 +23,7 @@ from bert_jax.files.staging import staged_file
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import text_vectors
-from bert_jax.infer.exact_search import BLOCK, top_k_of_blocks
+from bert_jax.infer.exact_search import BLOCK, top_k
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.passages import Passage
 
@@ -171,7 +171,7 @@ class Index:
         Raises:
             UserError: The file is damaged.
         """
-        scores, numbers = top_k_of_blocks(queries, self._blocks(), min(top, max(len(self), 1)))
+        scores, numbers = top_k(queries, self._blocks(), min(top, max(len(self), 1)))
         known = self._passages(numbers)
         return [
             [Hit(float(score), known[int(number)]) for score, number in zip(*row, strict=True)]

@@ -63,21 +63,20 @@ def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passag
     as many paragraphs as fit. A text file is one document. A row of JSON lines or of a table is a
     document of its own, with the id in its field `id`.
     """
+    for id, texts in _documents(source):
+        pieces = (piece for text in texts for piece in _pieces(text, tokenizer, room))
+        for number, text in enumerate(_packed(pieces, room), 1):
+            yield Passage(id if number == 1 else f"{id}#{number}", source.name, text)
+
+
+def _documents(source: Source) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the id and the texts of each document."""
     if isinstance(source, FileSource) and source.is_prose:
-        whole = (piece for text in source.texts() for piece in _pieces(text, tokenizer, room))
-        for number, text in enumerate(_packed(whole, room), 1):
-            yield Passage(_numbered(source.name, number), source.name, text)
+        yield source.name, source.texts()
         return
     for document in source.documents():
         own = document.fields.get("id")
-        id = f"{source.name}:{document.number}" if own in (None, "") else f"{own}"
-        pieces = _pieces(document.text, tokenizer, room)
-        for number, text in enumerate(_packed(pieces, room), 1):
-            yield Passage(_numbered(id, number), source.name, text)
-
-
-def _numbered(id: str, number: int) -> str:
-    return id if number == 1 else f"{id}#{number}"
+        yield f"{source.name}:{document.number}" if own in (None, "") else f"{own}", [document.text]
 
 
 class _Piece(NamedTuple):

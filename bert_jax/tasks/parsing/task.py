@@ -21,8 +21,8 @@ from bert_jax.tasks.parsing.trees import (
 from bert_jax.tasks.reports.classes import class_rows
 from bert_jax.tasks.reports.intervals import Grounds
 from bert_jax.tasks.rows import NO_LABEL, Rows
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
+from bert_jax.tokenization.tokenizer import make_row
 
 _UNREAD = "dep"  # relation of words that did not fit into a row, if the model knows "dep"
 
@@ -36,11 +36,9 @@ class ParsingSplit(Split):
 
     def __init__(self, task: "ParsingTask", data: Data[Sentence]) -> None:
         self._task, sentences = task, data.examples
-        rows, self._positions, cut = parsing_rows(
-            sentences, task.tokenizer, task.numbers, task.config.length
-        )
+        rows, self._positions, cut = parsing_rows(sentences, task)
         met = {name for each in sentences if each.tree for name in each.tree.relations}
-        if strange := sorted(met - set(task.numbers)):
+        if strange := sorted(met - set(task.spec.labels)):
             cut = (
                 f"{data.name}: relations that the model does not know count as misses: "
                 f"{listed(strange)}",
@@ -57,7 +55,7 @@ class ParsingSplit(Split):
         )
         return max(counts.values()) / counts.total()
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return data for intervals, and details: precision and recall by relation.
 
         Trees are scored as in the script of the CoNLL 2018 shared task.
@@ -83,9 +81,7 @@ class ParsingSplit(Split):
 
         return Examined(Grounds(score, self.units, each[:, 2] / each[:, 0]), details)
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.conllu: the input sentences with the predicted trees."""
         pairs = zip(self._examples, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
@@ -118,11 +114,6 @@ class ParsingTask(Task[ParsingConfig]):
     SPLIT = ParsingSplit
     objective: HeadKind = "arcs"
 
-    def __init__(self, config: ParsingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(config, spec, tokenizer)
-        self.numbers = {name: number for number, name in enumerate(spec.labels)}
-        self.num_outputs = len(spec.labels)
-
     @classmethod
     def _read(cls, config: ParsingConfig) -> tuple[LabelSpec, Sequence[Data[Sentence]]]:
         train, dev = (read_sentences(config.source(name)) for name in ("train", "dev"))
@@ -142,16 +133,15 @@ class ParsingTask(Task[ParsingConfig]):
 
 
 def parsing_rows(
-    sentences: Sequence[Sentence],
-    tokenizer: Tokenizer,
-    relations: Mapping[str, int],
-    max_length: int,
+    sentences: Sequence[Sentence], task: ParsingTask
 ) -> tuple[Rows, list[np.ndarray], tuple[str, ...]]:
     """Return rows of sentences, the position of each word, and warnings about cut sentences.
 
     A word's position is the position of its first sub-word; the root's position is 0. A sentence
     longer than a row is cut; the words after the cut have no position.
     """
+    relations = {name: number for number, name in enumerate(task.spec.labels)}
+    tokenizer, room = task.tokenizer, task.config.length - 2
     words = list(dict.fromkeys(word for each in sentences for word in each.words))
     unknown = np.array([tokenizer.special_ids.unk], np.int32)
     pieces = {
@@ -161,7 +151,6 @@ def parsing_rows(
     read: list[np.ndarray] = []
     tokens: list[np.ndarray] = []
     labels: list[np.ndarray] = []
-    room = max_length - 2
     for sentence in sentences:
         parts = [pieces[word] for word in sentence.words]
         firsts = np.cumsum([0, *map(len, parts[:-1])])

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.files.pictures import INK, MARK, new_figure
+from bert_jax.files.pictures import INK, MARK, dress, new_figure
 
 _MOST_NUMBERS = 15  # largest number of classes for which cells show counts
 _COLOUR = "#2b6cb0"
@@ -53,10 +53,7 @@ def _scatter_figure(points: Any, title: str) -> Any:
     axis.plot(labels, predicted, "o", color=_COLOUR, markersize=3, alpha=0.5, markeredgewidth=0)
     axis.set_xlabel("in the data")
     axis.set_ylabel("predicted")
-    axis.grid(color="#edf2f7", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(colors=INK, labelsize=9)
+    dress(axis, lines="both")
     return figure
 
 

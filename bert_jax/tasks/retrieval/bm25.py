@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int64
+from scipy.sparse import csc_array
 
 K1, B = 1.2, 0.75
 
@@ -26,29 +27,21 @@ class BM25:
         self._numbers: dict[str, int] = {}
         number = self._numbers
         numbers = ([number.setdefault(word, len(number)) for word in words] for words in documents)
-        rows = [np.unique(np.array(each, np.int64), return_counts=True) for each in numbers]
-        self.count = len(rows)
-        lengths = np.array([counts.sum() for _, counts in rows], np.float64)
-        owners = np.repeat(np.arange(self.count), [len(terms) for terms, _ in rows])
-        terms = np.concatenate([np.zeros(0, np.int64), *(terms for terms, _ in rows)])
-        counts = np.concatenate([np.zeros(0, np.int64), *(counts for _, counts in rows)])
-        order = np.argsort(terms, kind="stable")
-        self._owners, terms = owners[order], terms[order]
-        self._starts = np.searchsorted(terms, np.arange(len(self._numbers) + 1))
-        found_in = np.diff(self._starts)
-        rarity = np.log1p((self.count - found_in + 0.5) / (found_in + 0.5))
-        norms = k1 * (1 - b + b * lengths / max(lengths.mean() if self.count else 0.0, 1e-12))
-        frequency = counts[order]
-        self._weights = rarity[terms] * frequency / (frequency + norms[self._owners])
+        rows = [np.array([*each], np.int64) for each in numbers]
+        lengths = np.array([*map(len, rows)], np.int64)
+        terms = np.concatenate([np.zeros(0, np.int64), *rows])
+        places = np.repeat(np.arange(len(rows)), lengths), terms
+        counts = csc_array((np.ones(len(terms)), places), (len(rows), len(number)))  # of f(t, d)
+        found_in = np.diff(counts.indptr)
+        rarity = np.repeat(np.log1p((len(rows) - found_in + 0.5) / (found_in + 0.5)), found_in)
+        norms = k1 * (1 - b + b * lengths / max(lengths.mean() if rows else 0.0, 1e-12))
+        counts.data *= rarity / (counts.data + norms[counts.indices])
+        self._weights = counts
 
     def scores(self, query: Sequence[str]) -> Float[np.ndarray, " N"]:
         """Return the score of each document; 0 for a document that shares no word."""
-        found = np.zeros(self.count)
-        for word in query:
-            if (number := self._numbers.get(word)) is not None:
-                own = slice(self._starts[number], self._starts[number + 1])
-                found[self._owners[own]] += self._weights[own]
-        return found
+        known = [self._numbers[word] for word in query if word in self._numbers]
+        return np.asarray(self._weights[:, known].sum(axis=1))
 
     def ranked(self, query: Sequence[str], k: int) -> Int64[np.ndarray, " K"]:
         """Return the k best documents that share a word, the best first; ties keep their order."""

@@ -4,7 +4,6 @@ Source: Thakur et al. 2021 (BEIR: A Heterogeneous Benchmark for Zero-shot Evalua
 Retrieval Models).
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError, first_few
-from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.compressed import read_plain
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.untrusted.whole_file import decode_text
@@ -56,29 +54,6 @@ def read_collection(path: str | Path) -> Collection:
     if unknown:
         raise UserError(f"{judgements} has ids that {directory} lacks: {first_few(unknown)}")
     return Collection(documents, {id: queries[id] for id in relevant}, relevant)
-
-
-def write_collection(directory: Path, collections: Mapping[str, Collection]) -> None:
-    """Write collections that share documents into one directory, with qrels/NAME.tsv for each."""
-    documents: dict[str, str] = {}
-    queries: dict[str, str] = {}
-    for name, collection in collections.items():
-        documents.update(collection.documents)
-        queries.update(collection.queries)
-        rows = ["\t".join(_HEADER)] + [
-            f"{query}\t{document}\t{grade:g}"
-            for query, grades in collection.relevant.items()
-            for document, grade in grades.items()
-        ]
-        replace_file(directory / "qrels" / f"{name}.tsv", "\n".join([*rows, ""]).encode())
-    for name, texts, more in (
-        ("corpus.jsonl", documents, {"title": ""}), ("queries.jsonl", queries, {})
-    ):  # fmt: skip
-        lines = [
-            json.dumps({"_id": id, **more, "text": text}, ensure_ascii=False)
-            for id, text in texts.items()
-        ]
-        replace_file(directory / name, "\n".join([*lines, ""]).encode())
 
 
 def _located(path: Path) -> tuple[Path, Path]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int64, Integer
+from scipy.special import entr
 
 from bert_jax.errors import UserError
 
@@ -182,15 +183,11 @@ def v_measure(classes: Integer[np.ndarray, " N"], clusters: Integer[np.ndarray, 
     _, columns = np.unique(clusters, return_inverse=True)
     joint = np.zeros((rows.max() + 1, columns.max() + 1))
     np.add.at(joint, (rows, columns), 1 / len(rows))
-    of_classes, of_clusters = _entropy(joint.sum(1)), _entropy(joint.sum(0))
-    shared = of_classes + of_clusters - _entropy(joint)
+    of_classes, of_clusters = entr(joint.sum(1)).sum(), entr(joint.sum(0)).sum()
+    shared = of_classes + of_clusters - entr(joint).sum()
     total = of_classes + of_clusters
-    return 2 * max(shared, 0.0) / total if total > 0 else 1.0  # harmonic mean of shared / entropy
-
-
-def _entropy(shares: np.ndarray) -> float:
-    some = shares[shares > 0]
-    return float(-np.sum(some * np.log(some)))
+    # The mean of shared / of_classes and shared / of_clusters:
+    return float(2 * max(shared, 0.0) / total) if total > 0 else 1.0
 
 
 def _distances(

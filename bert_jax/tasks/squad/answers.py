@@ -59,6 +59,13 @@ class Prediction:
             return ""
         return self.candidates[0].text
 
+    def shares(self, *, with_null: bool) -> list[tuple[Candidate, float]]:
+        """Return candidates, best first, with probabilities; `with_null` has "no answer", too."""
+        found = [*self.candidates, *([self.null] if with_null else [])]
+        found.sort(key=lambda candidate: -candidate.score)
+        shares = softmax([candidate.score for candidate in found])
+        return list(zip(found, shares.tolist(), strict=True))
+
 
 def find_answers(
     questions: Sequence[Question],
@@ -219,12 +226,5 @@ def _entry(item: tuple[str, Any]) -> str:
 
 
 def _listed(prediction: Prediction, with_null: bool) -> list[dict[str, Any]]:
-    candidates = list(prediction.candidates)
-    if with_null:
-        candidates.append(prediction.null)
-        candidates.sort(key=lambda candidate: -candidate.score)
-    shares = softmax([candidate.score for candidate in candidates])
-    return [
-        {**candidate._asdict(), "probability": float(share)}
-        for candidate, share in zip(candidates, shares, strict=True)
-    ]
+    shares = prediction.shares(with_null=with_null)
+    return [{**candidate._asdict(), "probability": share} for candidate, share in shares]

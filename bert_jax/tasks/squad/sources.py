@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bert_jax.errors import UserError, first_few
-from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.untrusted.json_file import read_json_object, short
 from bert_jax.tasks.examples import Answer, Data, Origin, Question, file_name
 
 MAX_BYTES = 512 << 20
@@ -141,7 +141,7 @@ class _Reader:
             if isinstance(item, dict):
                 yield f"{inside}[{i}]", item
             else:
-                self.problems.append(f"{inside}[{i}] is {_kind(item)}; expected an object")
+                self.problems.append(f"{inside}[{i}] is {short(item)}; expected an object")
 
     def _member(
         self, owner: dict[str, Any], key: str, kind: type[_Kind], where: str
@@ -151,8 +151,7 @@ class _Reader:
         if isinstance(value, kind):
             return value
         needed = {str: "a string", bool: "true or false", list: "a list"}[kind]
-        met = f"{key!r} is {_kind(value)}" if key in owner else f"{key!r} is missing"
-        self.problems.append(f"{where}: {met}; expected {needed}")
+        self.problems.append(f"{where}: {key!r} is {short(value)}; expected {needed}")
         return None
 
     def _question(
@@ -180,7 +179,7 @@ class _Reader:
             start = item.get("answer_start")
             if type(start) is not int:
                 self.problems.append(
-                    f"{named}, answers: 'answer_start' is {_kind(start)}; expected a number of "
+                    f"{named}, answers: 'answer_start' is {short(start)}; expected a number of "
                     "characters"
                 )
             elif text is not None and not text.strip():
@@ -211,14 +210,3 @@ def _whereabouts(answer: Answer, question: Question) -> str:
         starts.append(f"{at}")
         at = context.find(text, at + 1)
     return said + (f"; it is at {', '.join(starts)}" if starts else "; the context lacks it")
-
-
-def _kind(value: Any) -> str:
-    """Describe the kind of a JSON value, for messages."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return f"the number {value}"[:60]
-    if isinstance(value, str):
-        return "a string"
-    return "a list" if isinstance(value, list) else "an object"

@@ -1,10 +1,9 @@
 """Answers to questions as spans of a text: SQuAD 1.1 and 2.0, and data in their layout."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
@@ -14,10 +13,10 @@ from bert_jax.tasks.reports.classes import most_confident, share, shortened
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
-from bert_jax.tasks.squad.metrics import SquadRules, best_scores, normalized_words, score
+from bert_jax.tasks.squad.metrics import best_scores, normalized_words, score
 from bert_jax.tasks.squad.sources import question_name, read_squad
 from bert_jax.tasks.squad.windows import build_windows
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 
 _THRESHOLD = "null_threshold"
 _NAMES = ("exact", "f1")
@@ -74,7 +73,7 @@ class SpanSplit(Split):
         """Units of confidence intervals: paragraphs, since questions on a paragraph are alike."""
         return "paragraphs", [each.context for each in self._examples]
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         """Score in percent, with the saved null threshold or, without one, the best for the F1."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
@@ -95,16 +94,39 @@ class SpanSplit(Split):
             scores[_THRESHOLD] = threshold
         return scores
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return data for intervals, and details: scores by kind of question, mistakes."""
+        questions, rules = self._examples, self._task.spec.rules
         predictions = self._predictions(outputs, self._task.config.num_best)
-        rules = self._task.spec.rules
-        threshold = scores.get(_THRESHOLD)
-        return answer_report(self._examples, predictions, threshold, rules, self.units)
+        threshold = scores.get(_THRESHOLD)  # null odds above it mean no answer; None: never
+        texts = [each.text(threshold) for each in predictions]
+        each = 100.0 * np.array(
+            [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]
+        )
+        has = np.array([bool(question.answers) for question in questions])
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+        def score(w: np.ndarray) -> dict[str, np.ndarray]:
+            found = dict(means(_NAMES, each)(w))
+            for name, held in (("f1_answerable", has), ("f1_unanswerable", ~has)):
+                if has.any() and not has.all():
+                    found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
+            return found
+
+        def details() -> dict[str, Any]:
+            groups = [
+                row
+                for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
+                for row in _groups(questions, each, self.units, what, name_of)
+            ]
+            sure = np.zeros(len(questions))
+            for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
+                shares = prediction.shares(with_null=threshold is not None)
+                sure[number] = next(share for found, share in shares if found.text == text)
+            return {"groups": groups, "mistakes": _mistakes(questions, texts, each[:, 1], sure)}
+
+        return Examined(Grounds(score, self.units, each[:, 1] / 100, most=100.0), details)
+
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
         threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
         predictions = self._predictions(outputs, self._task.config.num_best)
@@ -153,7 +175,7 @@ class SpanTask(Task[SquadConfig]):
         return read_squad(source, misplaced=self.config.misplaced if labelled else "keep")
 
 
-def _saved_threshold(scores: Mapping[str, float]) -> float:
+def _saved_threshold(scores: SplitScores) -> float:
     if _THRESHOLD not in scores:
         raise UserError(
             f"the saved scores have no {_THRESHOLD}, which decides that a question has no answer; "
@@ -163,43 +185,6 @@ def _saved_threshold(scores: Mapping[str, float]) -> float:
 
 
 # Reports: kinds of questions, and mistakes
-
-
-def answer_report(
-    questions: Sequence[Question],
-    predictions: Sequence[Prediction],
-    threshold: float | None,
-    rules: SquadRules,
-    units: np.ndarray,
-) -> Examined:
-    """Return the data for intervals, and the details of a report.
-
-    Questions have reference answers; predictions are in the order of the questions, and `units` are
-    the questions' paragraph numbers. Null odds above the threshold, if any, mean no answer.
-    """
-    texts = [each.text(threshold) for each in predictions]
-    each = 100.0 * np.array(
-        [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]
-    )
-    has = np.array([bool(question.answers) for question in questions])
-
-    def score(w: np.ndarray) -> dict[str, np.ndarray]:
-        found = dict(means(_NAMES, each)(w))
-        for name, held in (("f1_answerable", has), ("f1_unanswerable", ~has)):
-            if has.any() and not has.all():
-                found[name] = means(_NAMES, each[held])(w[:, held])["f1"]
-        return found
-
-    def details() -> dict[str, Any]:
-        groups = [
-            row
-            for what, name_of in (("question", _asks), ("answer", _kind_of_answer))
-            for row in _groups(questions, each, units, what, name_of)
-        ]
-        mistakes = _mistakes(questions, predictions, texts, each[:, 1], threshold)
-        return {"groups": groups, "mistakes": mistakes}
-
-    return Examined(Grounds(score, units, each[:, 1] / 100, most=100.0), details)
 
 
 def _asks(question: Question) -> str:
@@ -237,20 +222,8 @@ def _groups(
 
 
 def _mistakes(
-    questions: Sequence[Question],
-    predictions: Sequence[Prediction],
-    texts: Sequence[str],
-    f1: np.ndarray,
-    threshold: float | None,
+    questions: Sequence[Question], texts: Sequence[str], f1: np.ndarray, sure: np.ndarray
 ) -> list[dict[str, Any]]:
-    sure = np.zeros(len(questions))
-    for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
-        candidates = list(prediction.candidates)
-        if threshold is not None:
-            candidates.append(prediction.null)
-        scores = softmax([candidate.score for candidate in candidates])
-        said = {candidate.text: p for candidate, p in zip(candidates, scores, strict=True)}
-        sure[number] = said[text]
     return [
         {
             "id": questions[n].id,

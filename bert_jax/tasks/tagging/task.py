@@ -1,7 +1,7 @@
 """Tagging of words: named entities in any scheme, and plain tags such as parts of speech."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -35,8 +35,7 @@ from bert_jax.tasks.tagging.sources import (
     read_wikiann,
 )
 from bert_jax.tasks.tagging.windows import tag_windows
-from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, Task
-from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 
 _ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 
@@ -53,7 +52,7 @@ class TaggingSplit(Split):
         self._windows = tag_windows(
             data.examples,
             task.tokenizer,
-            task.labels,
+            LabelSet(task.spec.labels),
             max_length=task.config.length,
             stride=task.config.tag_stride,
         )
@@ -97,7 +96,7 @@ class TaggingSplit(Split):
         documents = [each.document for each in self._examples]
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return data for intervals, and details: scores by type or tag, confusion, mistakes."""
         predicted, plain = self._predicted(outputs), self._task.spec.scheme == "plain"
 
@@ -113,9 +112,7 @@ class TaggingSplit(Split):
         grounds = (tag_grounds if plain else entity_grounds)(self._gold, predicted, self.units)
         return Examined(grounds, details)
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl and predictions.txt.
 
         predictions.txt has a line for each word: the word, the file's tag, if any, and the
@@ -132,7 +129,7 @@ class TaggingSplit(Split):
             blocks.append("\n".join(map(mark.join, zip(*columns, strict=True))))
         yield "predictions.txt", "\n\n".join(blocks) + "\n"
 
-    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> Iterable[dict[str, Any]]:
+    def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[dict[str, Any]]:
         pairs = zip(self._examples, self._predicted(outputs), strict=True)
         return ({"tokens": example.tokens, "tags": tags} for example, tags in pairs)
 
@@ -158,11 +155,6 @@ class TaggingTask(Task[TaggingConfig]):
 
     SPLIT = TaggingSplit
     objective: HeadKind = "tags"
-
-    def __init__(self, config: TaggingConfig, spec: LabelSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(config, spec, tokenizer)
-        self.labels = LabelSet(spec.labels)
-        self.num_outputs = len(self.labels)
 
     @override
     def _metrics(self) -> Sequence[str]:
@@ -199,7 +191,7 @@ class TaggingTask(Task[TaggingConfig]):
         try:
             examples = _in_scheme(_read(source, config), config, self.spec.scheme)
             if met := _tags_of(examples):
-                known, some = met & set(self.labels.names), listed(sorted(met), 5)
+                known, some = met & set(self.spec.labels), listed(sorted(met), 5)
                 why = "" if known else f"{source}: the model knows none of its tags ({some})"
         except MissingColumn as error:  # raised again below, unless the column of tags is missing
             why = f"{source}: there is no column {error.column!r}"

@@ -1,6 +1,6 @@
 """Classification and regression of texts and pairs, from tables or the tasks of GLUE."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from bert_jax.tasks.examples import Data, LabelSet, TextExample
 from bert_jax.tasks.glue import submission_file
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import strata
-from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, Task
+from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
 from bert_jax.tasks.text.metrics import METRICS, text_details, text_grounds
 from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
@@ -68,7 +68,7 @@ class TextSplit(Split):
         groups = [each.group for each in self._examples]
         return super().unit_names if None in groups else ("groups", groups)
 
-    def _score(self, outputs: Outputs, saved: Mapping[str, float] | None) -> dict[str, float]:
+    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         task, labels = self._task, self._labels_of(self._gold)
         logits = self._logits(outputs)
         if saved is None:
@@ -78,7 +78,7 @@ class TextSplit(Split):
         scores = task.scores(labels, task.predicted(logits, decisions))
         return scores | decisions.scores(logits, labels, task.spec.labels, **task.fits)
 
-    def _examine(self, outputs: Outputs, scores: Mapping[str, float]) -> Examined:
+    def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return data for intervals, and details: classes, confusion, residuals, mistakes, ..."""
         task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
@@ -95,9 +95,7 @@ class TextSplit(Split):
 
         return Examined(text_grounds(task.objective, labels, predicted, self.units), details)
 
-    def _prediction_files(
-        self, outputs: Outputs, scores: Mapping[str, float]
-    ) -> Iterator[tuple[str, str]]:
+    def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl and, for a test set of GLUE, the leaderboard's file."""
         yield from super()._prediction_files(outputs, scores)
         if self._data.submission is not None:
@@ -105,7 +103,7 @@ class TextSplit(Split):
             predicted = self._task.predicted(self._logits(outputs), self._task.decisions(scores))
             yield submission_file(*self._data.submission, ids, predicted)
 
-    def _entries(self, outputs: Outputs, scores: Mapping[str, float]) -> list[dict[str, Any]]:
+    def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
         logits, decisions = self._logits(outputs), self._task.decisions(scores)
         predicted = self._task.predicted(logits, decisions)
         if self._task.objective == "regression":
@@ -146,7 +144,6 @@ class TextTask(Task[GlueConfig | TableConfig]):
     ) -> None:
         self.objective = config.problem_type
         super().__init__(config, spec, tokenizer)
-        self.num_outputs = len(spec.labels) or 1
         self.long = config.long_texts
         self.fits = {"calibrate": config.calibrate, "tune": config.thresholds == "tuned"}
 
@@ -176,17 +173,17 @@ class TextTask(Task[GlueConfig | TableConfig]):
 
     # The meaning of outputs
 
-    def units(self, scores: Mapping[str, float]) -> tuple[float, float]:
+    def units(self, scores: SplitScores) -> tuple[float, float]:
         """Return (shift, factor): for scores mean, deviation; for classes 0, 1 / temperature."""
         if self.objective == "regression":
             return self.spec.mean, self.spec.deviation
         return 0.0, 1 / self.decisions(scores).temperature
 
-    def thresholds(self, scores: Mapping[str, float]) -> tuple[float, ...]:
+    def thresholds(self, scores: SplitScores) -> tuple[float, ...]:
         """Return the tuned thresholds of the labels' probabilities; () means one half for all."""
         return self.decisions(scores).thresholds
 
-    def decisions(self, scores: Mapping[str, float]) -> Decisions:
+    def decisions(self, scores: SplitScores) -> Decisions:
         """Restore the rule that turns logits into labels from the dev data's saved scores."""
         return Decisions.saved(scores, self.spec.labels)
 

@@ -133,15 +133,6 @@ def test_rotations_have_no_last_position_and_tables_have(caplog):
         _with_positions(learned, 7, 64)
 
 
-@pytest.mark.parametrize(
-    ("rates", "words"),
-    [((0.0,), "has 0;"), ((1.5,), "has 150;"), ((0.1, 0.1), "once"), ((), "once")],
-)
-def test_rates_that_are_no_shares(rates, words):
-    with pytest.raises(UserError, match=words):
-        module.evaluate_by_position("nowhere", rates=rates)
-
-
 def test_table_and_picture_leave_out_a_bucket_without_tokens():
     count = np.array([[10.0, 4, 0], [20, 8, 2]])
     losses = PositionLosses(

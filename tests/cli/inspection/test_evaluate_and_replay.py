@@ -7,10 +7,11 @@ from small_run import (
     write_store,
 )
 
-from bert_jax.cli.inspection.by_position import evaluate_by_position
-from bert_jax.cli.inspection.evaluate import evaluate_run
+from bert_jax.cli.inspection.by_position import measure
+from bert_jax.cli.inspection.evaluate import evaluate_run, open_heldout
 from bert_jax.cli.inspection.replay import replay_batch
 from bert_jax.errors import UserError
+from bert_jax.objectives.masked_lm import position_buckets
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run_plan import Result
 
@@ -45,7 +46,8 @@ def test_evaluation_is_that_of_the_run(result):
 def test_losses_by_position_add_up_to_those_of_the_run(result, caplog):
     # Twice as long as the rows of training.
     again = evaluate_run(result.workdir, length=64)
-    found = evaluate_by_position(result.workdir, length=64, rates=(0.15,))
+    run = open_heldout(result.workdir, length=64)
+    found = measure(run, position_buckets(run.length), (0.15,))
     assert "rows have 64 tokens, but training had at most 32" in caplog.text
     assert (found.step, found.length, found.trained_length) == (1, 64, 32)
     assert found.unigram_entropy == result.baseline

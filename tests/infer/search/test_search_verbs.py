@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from asked_models import random_model, write_lines
+from retrieval_sets import write_collection
 
 import bert_jax
 from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
@@ -24,7 +25,7 @@ from bert_jax.infer.search import index as indexing
 from bert_jax.infer.search.evaluation import Evaluation
 from bert_jax.infer.search.index import Reranker, model_digest
 from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.tasks.retrieval.collection import Collection, read_collection, write_collection
+from bert_jax.tasks.retrieval.collection import Collection, read_collection
 from bert_jax.tasks.retrieval.metrics import ranking_scores, unit
 
 TEXTS = ["the cat sat on a mat", "kim met lee in rome", "who ran under the hill ?", "a dog ran .",

@@ -3,9 +3,10 @@
 import gzip
 
 import pytest
+from retrieval_sets import write_collection
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.retrieval.collection import Collection, read_collection, write_collection
+from bert_jax.tasks.retrieval.collection import Collection, read_collection
 
 MADE = Collection(
     {"d1": "a café", "d2": "the hill"}, {"q1": "café?"}, {"q1": {"d1": 1.0, "d2": 0.0}}
