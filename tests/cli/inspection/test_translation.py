@@ -150,4 +150,4 @@ def test_options_of_other_evaluations_are_refused(run, pairs):
     for option in ("--rows=3", "--by-position", "--data=x"):
         code, _, err = run("--pairs", *pairs, option)
         assert code == 2
-        assert f"{option.partition('=')[0]} does not go with --pairs" in err
+        assert f"{option.partition('=')[0]} cannot be used with --pairs" in err
