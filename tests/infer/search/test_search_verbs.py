@@ -339,14 +339,14 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--sts=a.csv", "--clustering=b.csv"), "--sts and --clustering: give one of"),
-        (("--dimensions=8",), "give one of --retrieval, --sts and --clustering"),
-        (("--sts=a.csv", "--rows=8"), "--rows does not go with --sts"),
-        (("--sts=a.csv", "--rerank=x"), "--rerank does not go with --sts"),
-        (("--retrieval=x", "--columns=a=b"), "--columns does not go with --retrieval"),
+        (("--sts=a.csv", "--clustering=b.csv"), "--sts and --clustering: give exactly one of"),
+        (("--dimensions=8",), "give exactly one of --retrieval, --sts and --clustering"),
+        (("--sts=a.csv", "--rows=8"), "--rows cannot be used with --sts"),
+        (("--sts=a.csv", "--rerank=x"), "--rerank works only with --retrieval, not with --sts"),
+        (("--retrieval=x", "--columns=a=b"), "--columns cannot be used with --retrieval"),
         (("--retrieval=x", "--dimensions=8,a"), "--dimensions is a; it must be a whole number"),
         (("--retrieval=x",), "no directory in BEIR's layout"),
-        (("--sts=a.csv", "--columns=a,b"), "'a,b'; write FIELD=COLUMN with commas between, where"),
+        (("--sts=a.csv", "--columns=a,b"), "'a,b'; write FIELD=COLUMN, separated by commas, where"),
     ],
 )
 def test_evaluate_refuses(home, run, options, message):
