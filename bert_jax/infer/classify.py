@@ -1,4 +1,4 @@
-"""Classes, several labels or scores of texts and pairs of texts."""
+"""Classes, sets of labels or scores of texts and pairs of texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from bert_jax.tasks.long_texts import CUT, LongTexts, text_rows
 
 
 class RowPredictor(TextPredictor):
-    """A verb for texts and pairs of texts that fill one row, or several."""
+    """A verb that reads each text, or pair of texts, as one row or several."""
 
     FIELDS = ("text", "text_b")
 
@@ -35,7 +35,7 @@ class RowPredictor(TextPredictor):
 
 @dataclass(eq=False)
 class Classifier(RowPredictor):
-    """A model with a classification head; options as in `LoadedModel.classify`."""
+    """A model with a classification head; the options are as in `LoadedModel.classify`."""
 
     top: int | None = None
     threshold: float | None = None
@@ -48,7 +48,7 @@ class Classifier(RowPredictor):
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise UserError(f"threshold is {self.threshold}; a probability lies between 0 and 1")
         if self.model.config.pooler and not self.model.has_pooler:
-            raise UserError(f"{self.model.name}: the head reads a pooler, and the model has none")
+            raise UserError(f"{self.model.name}: the head reads a pooler, but the model has none")
 
     @property
     @override
@@ -76,7 +76,7 @@ class Classifier(RowPredictor):
         from scipy.special import expit, softmax
 
         known = self.model.outputs
-        assert known is not None  # of `require`
+        assert known is not None  # `require` checks it
         if known.objective == "regression":
             return {"score": round(float(logits[0]), 6)}
         several = known.objective == "multi_label"

@@ -21,10 +21,10 @@ QUERIES = 256
 def top_k(
     queries: Float[np.ndarray, "Q D"], documents: Float[np.ndarray, "N D"], k: int
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Find the documents with the largest inner products with each query.
+    """Find, for each query, the documents with the largest inner products.
 
     Returns the inner products in float32, best first, and the numbers of the documents; K is the
-    smaller of k and N. Among equal products the document with the smaller number comes first.
+    smaller of k and N. Documents with equal products are ordered by number.
     `documents` may be a memory-mapped file, which is read block by block.
 
     Raises:
@@ -39,10 +39,10 @@ def top_k(
 def top_k_of_blocks(
     queries: Float[np.ndarray, "Q D"], blocks: Iterable[Float[np.ndarray, "n D"]], k: int
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Do as `top_k` for documents that come in blocks, such as the shards of a file.
+    """Find what `top_k` finds, for documents that come in blocks, such as the shards of a file.
 
-    At most two blocks are in memory. The rows of a block are divided among the devices; each device
-    finds its own best, which are merged with the best of the earlier blocks.
+    At most two blocks are in memory. The rows of a block are divided among the devices. Each device
+    finds the best of its rows, which are merged with the best of the earlier blocks.
     """
     check_count("k", k)
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("documents",))
@@ -60,7 +60,7 @@ def top_k_of_blocks(
         each = mesh.size << max(-(-len(block) // mesh.size) - 1, 0).bit_length()
         on_devices = jax.device_put(_padded(block, each), rows)
         limits = np.int32(count), np.int32(len(block))
-        jax.block_until_ready(best)  # the block before is done with
+        jax.block_until_ready(best)  # frees the previous block
         merge = _merge(mesh, k)
         best = [
             merge(part, on_devices, *limits, *found)
@@ -81,10 +81,10 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 
 @cache
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
-    """Compile the search of one block, and the merge of its results with the best so far.
+    """Return the compiled search of a block, which merges its results with the best so far.
 
-    Ties are in order because `jax.lax.top_k` puts the smaller index first among equal numbers, and
-    blocks come in order.
+    Ties are ordered by document number because `jax.lax.top_k` puts the smaller index first among
+    equal numbers, and blocks come in order.
     """
 
     def own(

@@ -259,7 +259,7 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
             print(json.dumps(dataclasses.asdict(found), indent=2))
         else:
             plain = not sys.stdout.isatty()
-            colours = getattr(sys.stdout, "unescaped", sys.stdout)  # of `terminal.Escaping`
+            colours = getattr(sys.stdout, "unescaped", sys.stdout)  # see `terminal.Escaping`
             print("\n".join(pretrain_lines(found, width=width, plain=plain)), file=colours)
             if picture and not trouble:
                 print(f"\nloss curve  {picture}")

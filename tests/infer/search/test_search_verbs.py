@@ -179,7 +179,7 @@ def test_two_classes_rerank_by_the_second(home):
 def test_another_model_is_refused_and_a_moved_one_is_named(home, run, tmp_path):
     index = home / "index.parquet"
     refused = run("search", index, "a", "--model", home / "other")
-    assert (refused.code, "as it was then, not of " in refused.err) == (2, True)
+    assert (refused.code, "as it was then, not with " in refused.err) == (2, True)
     (home / "model").rename(home / "moved")
     try:
         refused = run("search", index, "a")
@@ -217,7 +217,7 @@ def test_what_is_no_index(home, run, tmp_path):
     assert "a row group has" in run("search", tmp_path / "large.parquet", "a").err
     assert "a query is empty" in run("search", index, "a", " ").err
     run("embed", home / "model", "a", "--out", tmp_path / "v.parquet")
-    assert "no index of `bert-jax index`" in run("search", tmp_path / "v.parquet", "a").err
+    assert "but `bert-jax index` did not write it" in run("search", tmp_path / "v.parquet", "a").err
     texts = home / "texts.jsonl"
     assert "ends in .parquet" in run("index", home / "model", texts, "--out", "x.npy").err
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
