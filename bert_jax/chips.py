@@ -19,7 +19,7 @@ Sources of the TPU rows
         compiler's own estimates for an 8192^3 product (docs/experiments.md, "The wind tunnel").
 
 Clocks that nobody publishes (v6e, tpu7x) follow from peak = products per cycle x 2 x clock, with
-the products per cycle at which the compiler's estimate makes sense: 4 x 256 x 256 a chip on v6e
+the products per cycle at which the compiler's estimate makes sense: 4 x 256 x 256 per chip on v6e
 (1.75 GHz) and on each core of tpu7x (2.2 GHz). With the 2 MXUs of 256 x 256 that [docs] counts on
 v6e, the clock would be 3.5 GHz and the compiler's estimate 1.4 times faster than the hardware.
 """
@@ -100,20 +100,20 @@ _TPUS = (
          f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",
          1.05e9, 6, 45e9, 25e9 / 4, 2, 128, 2),
     Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16 * _GIB, 819e9, 1,
-         f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s a host); "
+         f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s per host); "
          f"{_BOOK} (clock, ICI per link)",
          1.5e9, 4, 50e9, 25e9 / 8, 1, 128, 4),
     Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 95 * _GIB, 2765e9, 1,
-         f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN a chip); "
+         f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN per chip); "
          f"{_BOOK} (clock, ICI per link)",
          1.75e9, 6, 100e9, 50e9 / 8, 2, 128, 4),
     Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 32 * _GIB, 1638e9, 1,
-         f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, 25.6 Tbit/s DCN a pod); "
+         f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, 25.6 Tbit/s DCN per pod); "
          "clock derived",
          1.75e9, 4, 100e9, 100e9 / 8, 1, 256, 4),
     Chip("tpu7x", ("TPU7x",), 2307e12, 192 * _GIB, 7380e9, 2,
          f"{_DOCS}tpu7x (peak, HBM size); HBM rate as in jax's tpu_info.py, within 0.3%; "
-         "ICI and DCN taken as v5p's links and 100 Gbit/s a chip, unconfirmed; clock derived",
+         "ICI and DCN taken as v5p's links and 100 Gbit/s per chip, unconfirmed; clock derived",
          2.2e9, 6, 100e9, 100e9 / 8, 2, 256, 4),
 )  # fmt: skip
 CHIPS = {chip.name: chip for chip in _TPUS}

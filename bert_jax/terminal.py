@@ -34,7 +34,7 @@ class Escaping:
         self.unescaped = stream
 
     def write(self, text: str) -> int:
-        """Write text; let a progress bar return the carriage and move between lines."""
+        """Write text; do not escape a progress bar's carriage returns and moves between lines."""
         if not _BAR.fullmatch(text):
             text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
         self.unescaped.write(text)
@@ -51,7 +51,7 @@ class Escaping:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Escape text that the encoding lacks or that could control the terminal, during a verb."""
+    """Escape, while a verb runs, what the encoding lacks and what could control the terminal."""
     before = sys.stdout, sys.stderr
     for stream in before:
         if hasattr(stream, "reconfigure"):

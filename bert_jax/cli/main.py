@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verb_class(name: str) -> type[Verb]:
-    """Import the class of a verb; raise a UserError that suggests a name if there is none."""
+    """Import the class of a verb; for an unknown verb, raise a UserError that suggests a name."""
     if name not in MODULES:
         if new := _OLD.get(name):
             raise UserError(f"the verb is now {new}")

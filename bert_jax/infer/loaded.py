@@ -27,7 +27,7 @@ Texts = str | Sequence[str]
 TextsOrPairs = str | Sequence[str | tuple[str, ...]]
 """One text or several; a tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
-"""Second texts; None for a single text."""
+"""Second texts; None for a text without a second text."""
 
 
 class LoadedModel:
@@ -214,7 +214,7 @@ class LoadedModel:
         cuts = Cuts()
         parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():
-            warnings.warn(warning, stacklevel=3)  # at the caller of the method
+            warnings.warn(warning, stacklevel=3)  # shown where the method was called
         return [answer for part in parts for answer in predictor.predict(part)]
 
 

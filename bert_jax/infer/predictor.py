@@ -98,7 +98,7 @@ class Predictor(ABC, Generic[Example]):
 
     @property
     def width(self) -> int | None:
-        """Width D of the vectors that answers are; None: answers are objects."""
+        """Width D of the answers if they are vectors; None if they are objects."""
         return None
 
     @abstractmethod

@@ -32,7 +32,7 @@ _KNOWN: dict[str, Format] = {
 _PATIENCE = 0.05
 """Seconds to wait for the next line of a pipe before the lines at hand are answered."""
 _MOST_PATIENCE = 0.5
-"""Total number of seconds to wait for further lines before the lines at hand are answered."""
+"""Seconds that such waits may take in total before the lines at hand are answered."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def read_records(
         source: The file, also compressed as .gz, .xz or .zst; `-` for standard input.
         format: Format; auto: taken from the suffix, or from standard input's first line.
         fields: Fields of the verb; a line of plain text fills the first field.
-        names: Name in the file (a column or a key) for each field that is called otherwise there.
+        names: Columns or keys in the file, by field, for fields that have another name there.
         more: Default values of fields that a line lacks.
         table: Options of a CSV or TSV file.
         read: Function that is called after each read with the number of bytes that were read.

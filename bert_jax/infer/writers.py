@@ -28,7 +28,7 @@ Form = Literal["people", "json", "plain"]
 class KeptLines:
     """Answers for a file, also kept in OUT.partial, so that an interrupted command can continue.
 
-    Before each kept line is a CRC: only the same record, model and command use the line again.
+    A CRC before each kept line ensures that only the same record, model and command reuse it.
     """
 
     def __init__(self, out: Path, made_by: str) -> None:

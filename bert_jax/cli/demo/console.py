@@ -56,7 +56,7 @@ def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
 
 
 def _program() -> list[str]:
-    """Return a command for this environment's `bert-jax`, also if a shell has not activated it."""
+    """Return the words that start this environment's `bert-jax`, even if it is not activated."""
     script = Path(sys.executable).with_name("bert-jax")
     found = shutil.which("bert-jax")
     if found is not None and script.exists() and Path(found).samefile(script):

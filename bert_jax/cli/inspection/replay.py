@@ -65,7 +65,7 @@ def replay_batch(
     stream.wait_for_checks()
     objective = step_config(config, stores, phase).objective
     shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
-    assert store.path is not None  # from `open_corpus`
+    assert store.path is not None  # `open_corpus` sets it
     tokenizer = load_tokenizer(store.path / "tokenizer")
     return describe_batch(
         batch,
@@ -128,7 +128,7 @@ def describe_batch(
     first_row: int = 0,
     labels: Sequence[str] = (),
 ) -> str:
-    """Decode a batch row by row and mark masks; only a longer word exceeds 98 characters a line.
+    """Decode a batch row by row, with masks marked, in lines of up to 98 characters or one word.
 
     Sentences A and B of a pair, packed segments, and the target of a source each start a line.
     Tokens that the tokenizer marks as parts of one word are joined.
@@ -223,7 +223,7 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Join the tokens of each segment, or of each side of a pair, to a text, by its name."""
+    """Return the text of each segment, or of each side of a pair, by name, with masks marked."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -249,7 +249,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """Return a token without its mark of a word's start or continuation, if more remains."""
+    """Return a token without a word-start or continuation mark, unless it is only that mark."""
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text

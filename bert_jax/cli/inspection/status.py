@@ -106,7 +106,7 @@ class PretrainStatus(RunStatus):
     origin: str
     """Checkpoint that the run branches from, or checkpoints that the model averages; or empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches by their first step; its checkpoint is never deleted."""
+    """Work directories of branches by starting step; the checkpoint there is never deleted."""
     curve: list[tuple[float, float]]
     """Points (step, first metric of training); neighbours are averaged if there are many."""
     heldout_curve: list[tuple[float, float]]
@@ -293,7 +293,7 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
-    """Return the last sign of life that files record; if none, the time of metrics.jsonl."""
+    """Return the time of the last recorded sign of life, or of the last change of metrics.jsonl."""
     times = [start.last for start in starts[-1:]]
     for event in events[-1:]:
         with contextlib.suppress(ValueError):

@@ -25,7 +25,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Nats per token by which wrong sources must raise the loss, else the decoder ignores sources."""
+"""Nats per token; if wrong sources raise the loss by less, the decoder ignores its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -129,7 +129,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
 
 
 def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]]:
-    r"""Read two files of sentences, one a line; lines end only in \n or \r\n.
+    r"""Read two files of sentences, one per line; lines end only in \n or \r\n.
 
     Raises:
         UserError: A file cannot be read, the files have different numbers of lines or none, or a

@@ -332,7 +332,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             form, other, wrong = "--input", "--pairs", self.given(OfPairs)
             wrong += [f"--columns {side}" for side in sorted(sides)]
         if wrong:
-            raise UserError(f"{wrong[0]} works only with {other}, but the corpus is of {form}")
+            raise UserError(f"{wrong[0]} works only with {other}; this corpus is from {form}")
         if sides and all(len(files) > 1 for files in (*self.pairs, *self.heldout_pairs)):
             raise UserError(
                 f"--columns {','.join(self.columns)} is for tables, but all files of --pairs are "

@@ -67,7 +67,7 @@ class Vectors(groups.Rerank):
     """Table of texts with classes (text, label). Prints the V-measure of k-means, averaged over 10
     runs."""
     dimensions: Commas[int] = ()
-    """Lengths to which vectors are cut, to score them as well, such as 256,128,64."""
+    """Lengths to cut vectors to, to score the cut vectors as well, such as 256,128,64."""
 
 
 class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns, groups.Json):

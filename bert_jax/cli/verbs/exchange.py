@@ -24,8 +24,8 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
     search of a translator. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft:
     only the low-rank updates and the head of a run with lora.rank, for PEFT."""
     quantize: Literal["int8"] | None = None
-    """Quantization of matrices to 8 bits by ONNX Runtime, only --to onnx; the loss of precision is
-    measured."""
+    """Quantization of matrices to 8 bits by ONNX Runtime (only with --to onnx); the loss of
+    precision is measured."""
     name: Text = ""
     """Title of the model card (default: the name of MODEL)."""
     part: Literal["discriminator", "generator"] | None = None

@@ -36,7 +36,7 @@ class Json(Verb):
     """Print JSON instead of lines for people."""
 
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
-        """Print `found` as JSON (`how`: options of `json.dumps`) if asked to, else the lines."""
+        """Print `found` as JSON (`how`: options of `json.dumps`) with --json, else the lines."""
         written = {"indent": 2, **how}
         print(json.dumps(found, **written) if self.json else "\n".join(lines))
 
@@ -88,7 +88,7 @@ class IntoFile(Verb):
     """The file that a verb writes."""
 
     out: options.File
-    """File to write, in place of any old one. `index` writes .parquet, `mine` JSON lines."""
+    """File to write; an existing file is replaced. `index` writes .parquet, `mine` JSON lines."""
 
 
 class License(Verb):

@@ -166,7 +166,7 @@ class Parser(argparse.ArgumentParser):
     """A parser for one verb; reads the help texts from the source only when they are shown."""
 
     def __init__(self, verb: type[Verb] | None = None, lax: bool = False, **more: Any) -> None:
-        """Add the options of a verb; a lax parser lets required ones be missing."""
+        """Add the options of a verb; a lax parser allows required options to be missing."""
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **more)
         self.verb = verb

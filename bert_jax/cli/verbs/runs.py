@@ -87,14 +87,14 @@ class Run(Configured):
     """A run in a work directory."""
 
     workdir: RunPlace
-    """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; a new one is created."""
+    """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; created if missing."""
     distributed: Literal["auto", "on", "off"] = "auto"
     """Whether to join the other processes of a pod, a Slurm job or launch/local.py; auto joins
     them if the environment names them."""
     join_timeout: Annotated[int, "SECONDS"] = 300
     """Time to wait for the other processes of the run."""
     stopped_code: Annotated[int, "CODE"] = 0
-    """Exit code if SIGTERM stops the run, which is then saved, before its last step. Launchers
+    """Exit code of a run that SIGTERM stops before its last step (the run is saved). Launchers
     that restart runs pass 75. Ctrl-C on a run of one process always gives 130."""
 
     def trained(self, config: Any, clock: "Clock") -> str:

@@ -132,7 +132,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         return 0
 
     def _queries(self) -> Iterator[list["Record"]]:
-        """Read the queries in groups; a group from a pipe has the lines that are there."""
+        """Yield the queries in groups; from a pipe, a group has the lines that have arrived."""
         from bert_jax.infer.predictor import Given, chunks, text_field
         from bert_jax.infer.records import STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -210,7 +210,7 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
         check_out(self.out, vectors=False)
         first, dash, last = self.ranks.partition("-")
         if not (dash and first.strip().isdigit() and last.strip().isdigit()):
-            raise UserError(f"--ranks is {self.ranks!r}; give the first and last rank, as 1-100")
+            raise UserError(f"--ranks is {self.ranks!r}; give FIRST-LAST, such as 1-100")
         config = mining.MineConfig(self.negatives, self.margin, int(first), int(last))
         names, written = self.named("query", "document", "text")
         columns = (names.get(field, field) for field in ("query", "document"))

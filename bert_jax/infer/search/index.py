@@ -156,7 +156,7 @@ class Index:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
-        """Raise a UserError if another model than `model` made the index's vectors."""
+        """Raise a UserError if a model other than `model` made the index."""
         if model_digest(model) != self.by.digest:
             raise UserError(
                 f"{self.path} was made with {self.by.model} as it was then, not with {model.name}; "
