@@ -64,8 +64,8 @@ class Chip(Accelerator):
     mxu_side: int
     """Number of rows, and of columns, of one systolic array (MXU)."""
     alus: int
-    """32-bit operations per cycle in each of a core's 8 x 128 lanes [book]: 2 on v4, 4 on v5; the
-    same is assumed from v6e on."""
+    """32-bit operations per cycle in each of a core's 8 x 128 lanes [book]: 2 on v4, 4 on v5; 4 is
+    assumed from v6e on."""
 
     @property
     def ici_bytes_per_s(self) -> float:

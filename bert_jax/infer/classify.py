@@ -20,7 +20,7 @@ class RowPredictor(TextPredictor):
 
     @property
     def long(self) -> LongTexts:
-        """Treatment of texts with more tokens than a row."""
+        """Treatment of texts that are longer than a row."""
         return CUT
 
     @override

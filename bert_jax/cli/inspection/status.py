@@ -70,7 +70,7 @@ class RunStatus:
     seconds: dict[str, float]
     """Seconds spent on steps (`productive`) and lost by reason (see `goodput`), over all starts."""
     down_seconds: float
-    """Seconds between the starts."""
+    """Seconds between the starts, in which nothing ran."""
     num_starts: int
     num_killed: int
     """Number of starts that ended without a record of the end."""

@@ -209,10 +209,10 @@ class OfText(Cleaning):
     """Read a sample and estimate the cost of the build; nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
     """Engine of the build. local: processes on this machine; ray: Ray on this machine;
-    ray:HOST:PORT: the cluster whose head is there; ray:auto: this node's cluster."""
+    ray:HOST:PORT: the cluster whose head has this address; ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
-    """Size of the input files of one shard; each shard is a task of the engine. Input below twice
-    this size makes a single shard (default: 1024)."""
+    """Total size of the input files of a shard; each shard is a task of the engine. Input smaller
+    than twice this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
     """Directory that all nodes can reach, for the search for duplicates (default: beside --out)."""
 

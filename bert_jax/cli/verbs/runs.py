@@ -32,7 +32,7 @@ class Demo(Verb):
     config: Annotated[str | None, "FILE"] = None
     """Configuration file in place of the recipe's."""
     workdir: Directory | None = None
-    """Directory to write (default: work/demo, for translation work/demo_translation)."""
+    """Directory to write (default: work/demo, or work/demo_translation for translation)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.demo import masked_words, number_words

@@ -162,7 +162,7 @@ def score_lines(result: Result) -> list[str]:
     rows: Mapping[str, Mapping[str, float]] = result["scores"]
     names = [*next(iter(rows.values()))]
     cells = [[name, *(f"{row[metric]:.4f}" for metric in names)] for name, row in rows.items()]
-    return [counts, *table_lines([["numbers of a vector", *names], *cells])]
+    return [counts, *table_lines([["dimensions", *names], *cells])]
 
 
 def _named(collection: Collection, numbers: Iterable[np.ndarray]) -> dict[str, list[str]]:
