@@ -2,9 +2,9 @@
 
 Conventions
     Rates are per chip (what is sold and numbered as one accelerator), in units per second; bytes
-    are bytes, not bits. JAX shows a chip as `devices_per_chip` devices: `per_device` divides.
-    Links of the inter-chip interconnect (ICI) are counted per chip, their rate is one way: a chip
-    can send `ici_bytes_per_s_per_link` on each of its links and receive as much at the same time.
+    are bytes, not bits. JAX shows a chip as `devices_per_chip` devices; `per_device` is one device.
+    Links of the inter-chip interconnect (ICI) are counted per chip, and their rate is one-way: each
+    link sends `ici_bytes_per_s_per_link` and receives as much at the same time.
     Google's "bidirectional ICI bandwidth per chip" is links x one-way rate x 2.
     Peaks are dense bfloat16 products with float32 accumulation.
 
@@ -12,14 +12,14 @@ Sources of the TPU rows
     [docs] docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture": peak, HBM,
         bidirectional ICI per chip, torus dimensions, DCN.
     [book] jax-ml.github.io/scaling-book/tpus ("How to Think About TPUs"): one-way rate per ICI
-        link, the clock of v5e (1.5 GHz) and v5p (1.75 GHz), chips per host, 25 GB/s of DCN a host.
+        link, the clock of v5e (1.5 GHz) and v5p (1.75 GHz), chips per host, 25 GB/s DCN per host.
     [isca] Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023, table 4:
         clock of v4 (1050 MHz).
     [xla] `jax/_src/pallas/mosaic/tpu_info.py`: HBM in bytes, cores per chip, MXU sizes; and the
         compiler's own estimates for an 8192^3 product (docs/experiments.md, "The wind tunnel").
 
 Clocks that nobody publishes (v6e, tpu7x) follow from peak = products per cycle x 2 x clock, with
-the products per cycle at which the compiler's estimate makes sense: 4 x 256 x 256 a chip on v6e
+the products per cycle at which the compiler's estimate makes sense: 4 x 256 x 256 per chip on v6e
 (1.75 GHz) and on each core of tpu7x (2.2 GHz). With the 2 MXUs of 256 x 256 that [docs] counts on
 v6e, the clock would be 3.5 GHz and the compiler's estimate 1.4 times faster than the hardware.
 """
@@ -29,20 +29,20 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The rates that any accelerator has."""
+    """An accelerator: its names, peak rate and memory."""
 
     name: str
     """Name in common use: "v5e", "H100 SXM"."""
     device_kinds: tuple[str, ...]
-    """`jax.Device.device_kind`, the usual one first."""
+    """Values of `jax.Device.device_kind` for this accelerator, the usual value first."""
     bf16_flops: float
-    """FLOP/s at best, of a chip."""
+    """Peak FLOP/s of a chip."""
     hbm_bytes: int
-    """Memory, of a chip."""
+    """Memory of a chip in bytes."""
     hbm_bytes_per_s: float
-    """Memory bandwidth, of a chip."""
+    """Memory bandwidth of a chip."""
     devices_per_chip: int
-    """Number of JAX's devices in one chip."""
+    """Number of devices that JAX shows for one chip."""
     source: str
     """Source of the numbers."""
 
@@ -56,30 +56,30 @@ class Chip(Accelerator):
     ici_links: int
     """Links per chip: two per dimension of the torus."""
     ici_bytes_per_s_per_link: float
-    """Rate of a link, one way."""
+    """One-way rate of a link."""
     dcn_bytes_per_s: float
-    """Data-centre network, one way, share of a chip: the host's rate over its chips."""
+    """One-way rate of the data-centre network per chip: the host's rate, divided by its chips."""
     cores: int
-    """TensorCores of a chip; a device of two ("megacore") splits every operation over both."""
+    """TensorCores of a chip; a device with two ("megacore") splits every operation over both."""
     mxu_side: int
-    """Rows and columns of one systolic array."""
+    """Number of rows, and of columns, of one systolic array (MXU)."""
     alus: int
-    """32-bit operations per cycle in each of a core's 8 x 128 lanes [book]: 2 on v4, 4 on v5; the
-    same is assumed from v6e on."""
+    """32-bit operations per cycle in each of a core's 8 x 128 lanes [book]: 2 on v4, 4 on v5; 4 is
+    assumed from v6e on."""
 
     @property
     def ici_bytes_per_s(self) -> float:
-        """One way, all links of a chip together."""
+        """One-way rate of all links of a chip together."""
         return self.ici_links * self.ici_bytes_per_s_per_link
 
     @property
     def ici_wraps_at(self) -> int:
-        """Divisor of the sizes at which a torus dimension wraps around: 16 in 2-D, 4 in 3-D."""
+        """Unit of torus dimensions: only multiples of it wrap around; 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property
     def per_device(self) -> "Chip":
-        """The share of one of the chip's devices: compute, memory, ICI rate and DCN divided."""
+        """One device of the chip, with its share of compute, cores, memory, ICI and DCN rates."""
         n = self.devices_per_chip
         return replace(
             self, bf16_flops=self.bf16_flops / n, hbm_bytes=self.hbm_bytes // n,
@@ -93,32 +93,32 @@ _DOCS = "docs.cloud.google.com/tpu/docs/"
 _BOOK = "jax-ml.github.io/scaling-book/tpus"
 _GIB = 2**30
 
-# Name, kinds, peak, HBM, its rate, devices; source; clock, ICI links, rate of one, DCN, cores, side
-# of an MXU, ALUs.
+# Columns: name, kinds, peak, HBM size, HBM rate, devices; source; clock, ICI links, rate per link,
+# DCN, cores, MXU side, ALUs.
 _TPUS = (
     Chip("v4", ("TPU v4",), 275e12, 32 * _GIB, 1200e9, 1,
          f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",
          1.05e9, 6, 45e9, 25e9 / 4, 2, 128, 2),
     Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16 * _GIB, 819e9, 1,
-         f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s a host); "
+         f"{_DOCS}v5e (peak, HBM, 400 GB/s bidirectional ICI, 2 x 100 Gbit/s per host); "
          f"{_BOOK} (clock, ICI per link)",
          1.5e9, 4, 50e9, 25e9 / 8, 1, 128, 4),
     Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, 95 * _GIB, 2765e9, 1,
-         f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN a chip); "
+         f"{_DOCS}v5p (peak, HBM, 1,200 GB/s bidirectional ICI, 50 Gbit/s DCN per chip); "
          f"{_BOOK} (clock, ICI per link)",
          1.75e9, 6, 100e9, 50e9 / 8, 2, 128, 4),
     Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, 32 * _GIB, 1638e9, 1,
-         f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, 25.6 Tbit/s DCN a pod); "
+         f"{_DOCS}v6e (peak, HBM, 800 GB/s bidirectional ICI, 25.6 Tbit/s DCN per pod); "
          "clock derived",
          1.75e9, 4, 100e9, 100e9 / 8, 1, 256, 4),
     Chip("tpu7x", ("TPU7x",), 2307e12, 192 * _GIB, 7380e9, 2,
          f"{_DOCS}tpu7x (peak, HBM size); HBM rate as in jax's tpu_info.py, within 0.3%; "
-         "ICI and DCN taken as v5p's links and 100 Gbit/s a chip, unconfirmed; clock derived",
+         "ICI and DCN taken as v5p's links and 100 Gbit/s per chip, unconfirmed; clock derived",
          2.2e9, 6, 100e9, 100e9 / 8, 2, 256, 4),
 )  # fmt: skip
 CHIPS = {chip.name: chip for chip in _TPUS}
-"""TPUs by name: the part of a topology's name before the colon. v4 and v5p are taken as one device
-a chip ("megacore", the default of Cloud TPU)."""
+"""TPUs by name, which is the part of a topology's name before the colon. v4 and v5p have one device
+per chip here ("megacore", the default of Cloud TPU)."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s BFLOAT16 Tensor Core"
 _HOPPER = "NVIDIA data sheet, half of the figure 'with sparsity'"
@@ -144,5 +144,5 @@ _BY_KIND: dict[str, Accelerator] = {
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
-    """Return the row of what JAX reports as `device_kind`; None when it is not in the table."""
+    """Return the accelerator that JAX reports as `device_kind`; None if the table lacks it."""
     return _BY_KIND.get(device_kind)

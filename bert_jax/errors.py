@@ -1,4 +1,4 @@
-"""The exception that means "the user can correct this", and what is printed for errors."""
+"""The exception that means "the user can correct this", and the report of errors."""
 
 import contextlib
 import difflib
@@ -9,16 +9,16 @@ from itertools import islice
 
 
 class UserError(ValueError):
-    """Input that its author can correct.
+    """Error in the input, which the user can correct.
 
-    The message names the file, line or field, the value met, and what would be right. The command
-    line prints it as one paragraph and exits with status 2; any other exception is a bug and keeps
-    its traceback.
+    The message names the file, line or field, the value found, and what would be right. The command
+    line prints the message as one paragraph and exits with status 2. An exception for which
+    `exit_code` is None is a bug and keeps its traceback.
     """
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name, of the first 1,000 and short ones, that `name` most likely misspells."""
+    """Guess the known name that `name` misspells, if any; try the first 1,000, up to 64 letters."""
     some = [each for each in islice(known, 1000) if max(len(name), len(each)) <= 64]
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
 
@@ -31,7 +31,7 @@ def suggestion(name: str, known: Iterable[str], question: str = " Did you mean {
 
 @contextlib.contextmanager
 def needs_package(message: str) -> Iterator[None]:
-    """Raise a UserError with a message where an import in the body fails."""
+    """Raise a UserError with this message if an import in the body fails."""
     try:
         yield
     except ImportError as error:
@@ -44,7 +44,7 @@ def first_few(items: Sequence[str], most: int = 5) -> str:
     return "; ".join(items[:most]) + more
 
 
-# Failures of the disk or of the rights on it, wherever they strike: no bug, so no traceback.
+# Failures of the disk, or missing rights to use it: not bugs, so no traceback is printed.
 _NOT_OURS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
              errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
 
@@ -66,7 +66,7 @@ def report_error(error: BaseException, verb: str) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         text = "interrupted"
     elif isinstance(error, OSError) and code == 2:
-        text += ". Fix that or name another place, and rerun the command; what is complete stays"
+        text += ". Fix that or name another place, and rerun the command; complete files stay"
     if code is not None:
         print(f"bert-jax {verb}: {text}", file=sys.stderr)
     return code

@@ -1,7 +1,7 @@
 """Random numbers and permutations as pure functions of integers, in numpy.
 
-Nothing here has state: the same words give the same bits, in any order, on any host and in any
-thread. That is what makes example i a function of (corpus, seed, i).
+Nothing here has state: the same integers give the same bits at any time, on any host and in any
+thread. This makes example i a function of (corpus, seed, i).
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def hash_key(*words: int) -> int:
 def hash_u64(key: int, counters: np.ndarray) -> np.ndarray:
     """Return 64 random bits for each counter: uint64 of the counters' shape, at least one axis.
 
-    The key is one of `hash_key`; different purposes take different keys.
+    Take the key from `hash_key`, a different one for each purpose.
     """
     x = counters.astype(np.uint64)  # a copy, mixed in place below
     x *= np.uint64(_GOLDEN)  # odd, so still one to one
@@ -45,10 +45,10 @@ def hash_u64(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
-    """Return integers in [0, bound) from the high 32 of 64 random bits; bound at most 2^32.
+    """Return integers in [0, bound) from the high 32 of 64 random bits; `bound` is at most 2^32.
 
-    Lemire 2019, "Fast random integer generation in an interval", without the rejection: a value's
-    probability is off by at most bound / 2^32 of itself.
+    Source: Lemire 2019, "Fast random integer generation in an interval", but without rejection: the
+    relative error of a value's probability is at most bound / 2^32.
     """
     scaled = bits >> np.uint64(32)
     scaled *= np.asarray(bound).astype(np.uint64)
@@ -57,12 +57,12 @@ def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
 
 
 def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Return where a random permutation of [0, n) sends positions: (k,) int64 of (k,) integers.
+    """Map positions by a random permutation of [0, n): (k,) int64 from (k,) integers.
 
-    A Feistel network over the smallest power of two that holds n, walked until it comes back below
-    n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): less than two evaluations a
-    position on average, memory of the size of `positions`. The key picks the permutation; n is at
-    most 2^62.
+    A Feistel network over the smallest power of two >= n is applied until the result is below n
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). This takes fewer than two
+    evaluations per position on average, and memory of the size of `positions`. The key picks the
+    permutation; n is at most 2^62.
     """
     if not 1 <= n <= 2**62:
         raise ValueError(f"n is {n}; a permutation needs 1 <= n <= 2^62")

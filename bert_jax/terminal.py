@@ -1,4 +1,4 @@
-"""Tables for people, and standard streams on which nothing from a file steers a terminal."""
+"""Tables for people, and standard streams whose text cannot control the terminal."""
 
 import codecs
 import json
@@ -8,33 +8,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# C0 without tab and line feed, delete, and C1, where U+009B alone begins a control sequence.
+# C0 except tab and line feed, delete, and C1, where the single U+009B begins a control sequence.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BAR = re.compile("\r?[^\x00-\x1f\x7f-\x9f]*|(?:\n|\x1b\\[A)*")
 _UNKNOWN = "bert_jax.json"
 
 
 def table_lines(rows: Sequence[Sequence[str]], between: str = "  ") -> list[str]:
-    """Lay out a table in aligned columns: names to the left, figures to the right."""
+    """Lay out a table: align the first column (names) left and all others (figures) right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [between.join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> str:
-    """Write a table in Markdown, heads first; all columns but the first may be figures."""
+    """Write a table in Markdown, heads first; `figures` right-aligns all but the first column."""
     ruler = ["---", *["--:" if figures else "---"] * (len(rows[0]) - 1)]
     lines = table_lines([rows[0], ruler, *rows[1:]], " | ")
     return "\n".join(f"| {line} |" for line in lines)
 
 
 class Escaping:
-    r"""A terminal, `unescaped`, that shows control characters as JSON writes them, `\u001b`."""
+    r"""A terminal, `unescaped`, to which control characters are sent as JSON escapes, `\u001b`."""
 
     def __init__(self, stream: Any) -> None:
         self.unescaped = stream
 
     def write(self, text: str) -> int:
-        """Write text; a bar's own way back to the begin of a line is left."""
+        """Write text; do not escape a progress bar's carriage returns and moves between lines."""
         if not _BAR.fullmatch(text):
             text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
         self.unescaped.write(text)
@@ -51,7 +51,7 @@ class Escaping:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Escape what an encoding or a terminal cannot take, while a verb runs."""
+    """Escape, while a verb runs, what the encoding lacks and what could control the terminal."""
     before = sys.stdout, sys.stderr
     for stream in before:
         if hasattr(stream, "reconfigure"):

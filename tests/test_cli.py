@@ -203,9 +203,9 @@ def test_corpus_option_out_of_range(made: Made, run: Run, tmp_path, option, valu
         ("wordpiece", "--min-frequency=0", "min_frequency is 0"),
         ("wordpiece", "--character-coverage=1.5", "character_coverage is 1.5"),
         ("unigram", "--character-coverage=0.5", "character_coverage is 0.5"),
-        ("unigram", "--limit-alphabet=0", "--limit-alphabet belongs to --kind wordpiece"),
-        ("bpe", "--min-frequency=3", "--min-frequency belongs to --kind wordpiece"),
-        ("bpe", "--keep-accents", "--keep-accents belongs to --kind wordpiece"),
+        ("unigram", "--limit-alphabet=0", "--limit-alphabet works only with --kind wordpiece"),
+        ("bpe", "--min-frequency=3", "--min-frequency works only with --kind wordpiece"),
+        ("bpe", "--keep-accents", "--keep-accents works only with --kind wordpiece"),
     ],
 )
 def test_options_of_a_vocabulary_that_cannot_be(made: Made, run: Run, tmp_path, kind, option, said):
@@ -267,7 +267,7 @@ def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path):
     refused(run(*how, *out, "--by-column=lang"), "a.txt, document 1: no field 'lang'")
     refused(
         run("corpus", "--pairs", made.text, made.text, *how[3:5], "--estimate"),
-        "--estimate belongs to --input",
+        "--estimate works only with --input",
     )
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 

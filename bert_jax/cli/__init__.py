@@ -1,4 +1,4 @@
 """The command line: arguments (main.py), verbs, the demo, and inspection of runs.
 
-May import every door. Read first: main.py.
+May import every other package. Read first: main.py.
 """

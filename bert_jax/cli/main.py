@@ -1,10 +1,10 @@
 """The `bert-jax` command: a class for each verb, imported when the verb is used.
 
-Exit codes: 0 done (or a run stopped by SIGTERM with everything saved), 1 a check that failed, or a
-plan that does not fit, 2 input that the user can correct, 3 several failed saves in a row, 4 a loss
-that is not finite or a spike, 5 no intact checkpoint, 6 no progress for too long, or a bucket or
-the other processes out of reach, 7 another run has taken the work directory over, 8 fine-tuning
-that learned nothing, 130 and 143 ended by Ctrl-C and SIGTERM.
+Exit codes: 0: done, or SIGTERM stopped a run with everything saved; 1: a check failed, or a plan
+does not fit; 2: input that the user can correct; 3: several saves failed in a row; 4: the loss is
+not finite or has a spike; 5: no intact checkpoint; 6: no progress for too long, or a bucket or
+another process cannot be reached; 7: another run has taken over the work directory; 8: fine-tuning
+learned nothing; 130: ended by Ctrl-C; 143: ended by SIGTERM.
 """
 # PYTHON_ARGCOMPLETE_OK
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verb_class(name: str) -> type[Verb]:
-    """Import a verb; the UserError for an unknown one suggests the nearest or the new name."""
+    """Import the class of a verb; for an unknown verb, raise a UserError that suggests a name."""
     if name not in MODULES:
         if new := _OLD.get(name):
             raise UserError(f"the verb is now {new}")
@@ -82,7 +82,7 @@ def _main(argv: Sequence[str]) -> int:
     if name in ("-h", "--help", "--version"):
         print(f"bert_jax {bert_jax.__version__}" if name == "--version" else _help())
         return 0
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's start-up notes
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's start-up notes
     before = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
@@ -91,7 +91,7 @@ def _main(argv: Sequence[str]) -> int:
         if "--fields" in argv and "fields" in verb.__dataclass_fields__:
             return _print_fields(verb, argv[1:])
         return read(verb, name, argv[1:])()
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
@@ -140,7 +140,7 @@ def _complete() -> None:
 
 
 def _terminate(number: int, frame: object) -> None:
-    """Turn SIGTERM into an exit through every `finally`, so that nothing half-written stays."""
-    signal.signal(number, signal.SIG_IGN)  # `timeout` sends two: the second would cut that short
+    """Turn SIGTERM into an exit through every `finally`, which removes half-written files."""
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends two: the second must not cut it short
     os.write(2, b"bert-jax: ended by SIGTERM\n")  # not print, whose lock may be held
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""Answers to questions: slices of the text that is given with them."""
+"""Answers to questions: slices of the context that is given with each question."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 @dataclass(eq=False)
 class Answerer(Predictor[Question]):
-    """A model with a span head; options as in `LoadedModel.answer`.
+    """A model with a span head; the options are as in `LoadedModel.answer`.
 
     A context longer than a row is read in overlapping windows. Each token is scored in the window
-    that gives the token the most context, see `tasks.squad.windows`.
+    with the most text around the token (see `tasks.squad.windows`).
     """
 
     FIELDS = ("question", "context")
@@ -32,7 +32,7 @@ class Answerer(Predictor[Question]):
     top: Count = 1
     null_threshold: float | str | None = "auto"
     max_answer_tokens: Count | None = None
-    """Tokens of the longest answer; None: as configured in the run, else 30."""
+    """Largest number of tokens in an answer; None: as configured in the run, else 30."""
 
     def __post_init__(self) -> None:
         """Refuse a model without a span head, and options out of range."""
@@ -42,9 +42,9 @@ class Answerer(Predictor[Question]):
         is_number = isinstance(given, int | float | np.number) and np.isfinite(given)
         if given not in (None, "auto") and not is_number:
             raise UserError(f"null_threshold is {given!r}; give a finite number, None or 'auto'")
-        assert self.model.outputs is not None  # of `require`
+        assert self.model.outputs is not None  # `require` checks it
         reading, length = self.model.outputs.reading, self.model.max_length
-        if reading is None:  # as BERT's `run_squad.py`, or less for a model of few positions
+        if reading is None:  # as in BERT's `run_squad.py`, or less if there are few positions
             length = min(length, 384)
             question = min(64, length // 4)
             stride = max(1, min(128, (length - question - MAX_SPECIAL) // 2))
@@ -86,7 +86,7 @@ class Answerer(Predictor[Question]):
     def _answer(self, prediction: Prediction) -> Answer:
         """Return the fields of `LoadedModel.answer` for one question.
 
-        Probabilities add up to 1 over the candidates, 20 or more; "no answer" is a candidate if
+        The probabilities of the candidates, 20 or more, add up to 1; "no answer" is a candidate if
         there is a threshold.
         """
         listed: list[Answer] = [

@@ -1,4 +1,4 @@
-"""Attention weights, and a page of them: one HTML file that needs nothing else."""
+"""Attention weights, and a page that draws them: one HTML file that needs no other file."""
 
 import base64
 import hashlib
@@ -29,8 +29,8 @@ from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 
 MAX_TOKENS = 256
-"""Largest number of tokens in a page, special ones included; BERT-base's weights then take 13 MB
-of the page."""
+"""Largest number of tokens in a page, special tokens included. With so many tokens, the weights of
+BERT-base take 13 MB of the page."""
 
 _SCRIPTS = ("choose.js", "lines.js", "map.js")
 _LENGTH_STEP = 16  # rows are padded to a multiple of this, so that few lengths are compiled
@@ -42,16 +42,16 @@ class Attention:
     """Attention weights of a text, or of a pair of texts, in every layer and head."""
 
     tokens: list[str]
-    """Tokens of the row as people read them."""
+    """Tokens of the row, in a form that people can read."""
     weights: Float[np.ndarray, "N H L L"]
-    """Weights from the row's token to the column's, in float32."""
+    """Attention weights of the row's token for the column's token, in float32."""
     page: str
     """HTML page with a choice of layers and heads, lines between tokens, and maps of all weights.
-    The page loads nothing, and its content security policy forbids loading. The page holds the
-    square roots of the weights in 8 bits: a weight w is off by at most 0.004 * sqrt(w)."""
+    The page loads nothing, and its content security policy forbids loading. It stores the square
+    root of each weight in 8 bits, so that a weight w is off by at most 0.004 * sqrt(w)."""
 
     def save(self, path: str | Path) -> None:
-        """Write the page; a file of that name is replaced."""
+        """Write the page to a file; an existing file is replaced."""
         replace_file(Path(path).expanduser(), self.page.encode())
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Attention:
 
 
 def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attention:
-    """Compute the attention weights of a text, and make their page.
+    """Compute the attention weights of a text, and make a page that draws them.
 
     Masks are written as for `MaskFiller`; a model with a masked-LM head fills them. `text_b` is the
     second text of a pair. For a translation model, `text_b` is a translation of the text; None: the
@@ -90,7 +90,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     special = tokenizer.special_ids
     if tokenizer.kind in ("wordpiece", "sentencepiece"):
         tokens = [tokenizer.id_to_token(int(i)) for i in row.ids]
-    else:  # entries are bytes: show their text
+    else:  # tokens are spelled in bytes: show their text
         tokens = [
             word or token_text(int(i), tokenizer).strip() or "␣"
             for word, i in zip(words, row.ids, strict=True)
@@ -108,7 +108,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     of += f" · {count} tokens"
     if saved.network is not None:
         of += (
-            f", {row.second_start} of the source. The row of a target token has what the decoder "
+            f", {row.second_start} of the source. The row of a target token shows what the decoder "
             "looked at, in the source and in the target so far, to write the next token"
         )
     page = _page(data, replace_surrogates(saved.name), of, text, text_b)
@@ -116,12 +116,12 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """Return 255 times the square roots: in a long text most weights are below 1/255."""
+    """Return 255 times the square roots, since most weights in a long text are below 1/255."""
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
 def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[TokenRow, list[str]]:
-    """Return the row of a text or a pair, and the words of its tokens; "" for special tokens."""
+    """Return the row of a text or a pair, and each token's piece of text, "" for special tokens."""
     parts = [("text", text)] if text_b is None else [("text", text), ("second text", text_b)]
     ids: list[np.ndarray] = []
     words: list[list[str]] = []
@@ -156,7 +156,7 @@ def _check_length(saved: SavedModel, name: str, count: int, most: int = 0) -> No
 def _translation(
     saved: SavedModel, text: str, target: str | None
 ) -> tuple[TokenRow, list[str], str]:
-    """Return source and target as one row, the words of its tokens, and the target's text."""
+    """Return source and target as one row, each token's piece of text, and the target's text."""
     tokenizer, special = saved.tokenizer, saved.tokenizer.special_ids
     found = tokenizer.encode(text)
     _check_tokens("text", text, len(found.ids))
@@ -180,7 +180,7 @@ def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "
 
     Rows and columns are the source's tokens, then the decoder's inputs. Layer n of the encoder and
     layer n of the decoder share a matrix: source to source, target to source (cross-attention), and
-    target to target. Parts that the network lacks are 0.
+    target to target. Weights that the network does not have are 0.
 
     Raises:
         UserError: The network has no attention.
@@ -212,7 +212,7 @@ def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
     length = min(-(-count // _LENGTH_STEP) * _LENGTH_STEP, saved.config.num_positions)
     rows = Rows([row.ids], np.array([row.second_start], np.int32))
     ((_, batch),) = eval_batches(rows, (length,), 1, saved.tokenizer.special_ids.pad)
-    # A model of one sentence type (as RoBERTa's) reads both texts as that type.
+    # A model with one sentence type, such as RoBERTa, reads both texts as that type.
     type_ids = np.minimum(batch["type_ids"], np.int32(max(saved.config.num_types, 1) - 1))
     arrays = (jnp.asarray(a) for a in (batch["tokens"], type_ids, batch["segment_ids"]))
     found = layer_outputs(saved.config, saved.params, *arrays, with_weights=True)
@@ -221,7 +221,7 @@ def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
 
 
 def _fills(saved: SavedModel, row: TokenRow) -> dict[int, str]:
-    """Return the candidates for each mask by position; none without a masked-LM head."""
+    """Return the candidates for each mask by position, or a remark if no head can fill masks."""
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
         return {}
@@ -242,7 +242,7 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
         (files / name).read_text("utf-8") for name in ("page.html", "page.css", *_SCRIPTS)
     )
     script = "".join(scripts)
-    # The policy allows only this style and this script: no text or token can run or load anything.
+    # The policy allows only this style and this script, so no text or token can run or load code.
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
@@ -263,7 +263,7 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
         ),
         "model": _html(model),
         "facts": facts,
-        # Inside a script element only "<" can end it or start a comment.
+        # Inside a script element, only "<" can begin the element's end or a comment.
         "data": json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"),
         "script": script,
     }
@@ -271,10 +271,10 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
 
 
 def _digest(source: str) -> str:
-    """Return the hash by which a content security policy allows an element with this content."""
+    """Return the hash with which a content security policy allows an element of this content."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
 def _html(text: str) -> str:
-    """Escape text for HTML; control characters, which HTML forbids, become U+FFFD."""
+    """Escape text for HTML; replace control characters, which HTML forbids, by U+FFFD."""
     return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text))

@@ -1,4 +1,4 @@
-"""Classes, several labels or scores of texts and pairs of texts."""
+"""Classes, sets of labels or scores of texts and pairs of texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from bert_jax.tasks.long_texts import CUT, LongTexts, text_rows
 
 
 class RowPredictor(TextPredictor):
-    """A verb for texts and pairs of texts that fill one row, or several."""
+    """A verb that reads each text, or pair of texts, as one row or several."""
 
     FIELDS = ("text", "text_b")
 
     @property
     def long(self) -> LongTexts:
-        """Treatment of texts with more tokens than a row."""
+        """Treatment of texts that are longer than a row."""
         return CUT
 
     @override
@@ -36,7 +36,7 @@ class RowPredictor(TextPredictor):
 
 @dataclass(eq=False)
 class Classifier(RowPredictor):
-    """A model with a classification head; options as in `LoadedModel.classify`."""
+    """A model with a classification head; the options are as in `LoadedModel.classify`."""
 
     top: Count | None = None
     threshold: Fraction | None = None
@@ -46,7 +46,7 @@ class Classifier(RowPredictor):
         super().__post_init__()
         self.model.require("classify", "classification head")
         if self.model.config.pooler and not self.model.has_pooler:
-            raise UserError(f"{self.model.name}: the head reads a pooler, and the model has none")
+            raise UserError(f"{self.model.name}: the head reads a pooler, but the model has none")
 
     @property
     @override
@@ -74,7 +74,7 @@ class Classifier(RowPredictor):
         from scipy.special import expit, softmax
 
         known = self.model.outputs
-        assert known is not None  # of `require`
+        assert known is not None  # `require` checks it
         if known.objective == "regression":
             return {"score": round(float(logits[0]), 6)}
         several = known.objective == "multi_label"

@@ -1,4 +1,4 @@
-"""Vectors of texts: as the model was trained to produce them, or pooled states of any layers."""
+"""Vectors of texts: as the model was trained to make them, or pooled from the states of layers."""
 
 import dataclasses
 import operator
@@ -43,7 +43,7 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
 
 @dataclass(eq=False)
 class Embedder(RowPredictor):
-    """A model as a function of texts to vectors; options as in `LoadedModel.embed`."""
+    """A model that turns texts into vectors; the options are as in `LoadedModel.embed`."""
 
     kind: Kind | None = None
     dimensions: int | None = None
@@ -87,7 +87,7 @@ class Embedder(RowPredictor):
 
     @override
     def forward(self, batch: Batch) -> Array:
-        assert self.pooling is not None  # of `__post_init__`
+        assert self.pooling is not None  # `__post_init__` checks it
         return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override
@@ -120,7 +120,7 @@ def text_vectors(
 
 
 def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[int, ...]:
-    """Return the layers counted from 0, ascending, each once."""
+    """Return the numbers of the chosen layers, counted from 0, ascending, without repeats."""
     last = model.config.num_layers
 
     def number(given: Any) -> int:

@@ -23,10 +23,10 @@ def top_k(
     documents: Float[np.ndarray, "N D"] | Iterable[Float[np.ndarray, "n D"]],
     k: int,
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Find the documents with the largest inner products with each query.
+    """Find, for each query, the documents with the largest inner products.
 
     Returns the inner products in float32, best first, and the numbers of the documents; K is the
-    smaller of k and N. Among equal products the document with the smaller number comes first.
+    smaller of k and N. Documents with equal products are ordered by number.
 
     `documents` are an array, which may be a memory-mapped file and is read block by block, or come
     in blocks, such as the shards of a file. At most two blocks are in memory. The rows of a block
@@ -56,7 +56,7 @@ def top_k(
         each = mesh.size << max(-(-len(block) // mesh.size) - 1, 0).bit_length()
         on_devices = jax.device_put(_padded(block, each), rows)
         limits = np.int32(count), np.int32(len(block))
-        jax.block_until_ready(best)  # the block before is done with
+        jax.block_until_ready(best)  # frees the previous block
         merge = _merge(mesh, k)
         best = [
             merge(part, on_devices, *limits, *found)
@@ -77,10 +77,10 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 
 @cache
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
-    """Compile the search of one block, and the merge of its results with the best so far.
+    """Return the compiled search of a block, which merges its results with the best so far.
 
-    Ties are in order because `jax.lax.top_k` puts the smaller index first among equal numbers, and
-    blocks come in order.
+    Ties are ordered by document number because `jax.lax.top_k` puts the smaller index first among
+    equal numbers, and blocks come in order.
     """
 
     def own(

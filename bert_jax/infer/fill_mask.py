@@ -1,4 +1,4 @@
-"""Tokens that a pretrained model puts in the place of a mask."""
+"""Tokens that a pretrained model predicts for a mask."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -21,10 +21,10 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the m
 
 @dataclass(eq=False)
 class MaskFiller(TextPredictor):
-    """A pretrained model that fills masks; option as in `LoadedModel.fill_mask`.
+    """A pretrained model that fills masks; the option is as in `LoadedModel.fill_mask`.
 
-    A mask is written `[MASK]`, or as the model's own tokenizer spells it (`<mask>`). Each text is a
-    row of its own, `[CLS] text [SEP]`. Special tokens are never candidates.
+    A mask is written `[MASK]`, or as the model's own tokenizer spells it, such as `<mask>`. Each
+    text is a row of its own, `[CLS] text [SEP]`. Special tokens are never candidates.
     """
 
     FIELDS = ("text",)
@@ -49,7 +49,7 @@ class MaskFiller(TextPredictor):
     @override
     def forward(self, batch: Batch) -> Any:
         is_mask = batch["tokens"] == self.model.tokenizer.special_ids.mask
-        # A power of 2: few shapes are compiled. Places beyond a row's own masks are not read.
+        # A power of 2, so that few shapes are compiled. Places after a row's masks are not read.
         count = 1 << (max(int(is_mask.sum(1).max()), 1) - 1).bit_length()
         count = min(count, is_mask.shape[1])
         places = np.argsort(~is_mask, axis=1, kind="stable")[:, :count].astype(np.int32)
@@ -106,7 +106,7 @@ class MaskFiller(TextPredictor):
         limit = self.model.config.num_positions
         if len(ids) > limit:
             raise UserError(
-                f"{example.origin}: the text {text[:40]!r}... has {len(ids)} tokens, and the model "
+                f"{example.origin}: the text {text[:40]!r}... has {len(ids)} tokens, but the model "
                 f"takes {limit}; shorten the text"
             )
         return ids

@@ -1,8 +1,8 @@
-"""Forward passes of a saved model; the last layer computes only the places that are read.
+"""Forward passes of a saved model; the last layer computes only the positions that are read.
 
 Layers are kept apart, not stacked, and one compiled program is called for each layer. From a stack,
-XLA on CPU would copy each layer at every use (a fifth of the time of a batch of BERT-base), and
-compiling a program of twelve layers takes as long as the first answer (docs/experiments.md).
+XLA on CPU would copy each layer at every use, a fifth of the time of a batch of BERT-base; and
+compiling one program of twelve layers would take as long as the first answer (docs/experiments.md).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tok
 from bert_jax.tasks.rows import Batch
 
 FEW_TOKENS = 128
-"""Largest number of tokens in a batch for which the last layer computes all places."""
+"""Largest number of tokens in a batch for which the last layer computes all positions."""
 
 
 def on_device(
@@ -36,12 +36,12 @@ def on_device(
 
     Args:
         saved: The model; a translation model keeps its own layout.
-        device: A platform, such as cpu, gpu or tpu, or one of its devices, such as gpu:1; None: the
-            first device of all.
+        device: A platform (cpu, gpu or tpu), for its first device, or a numbered device, such as
+            gpu:1; None: JAX's default device.
         max_length: Largest number of tokens in a row; None: the model's own.
 
     Raises:
-        UserError: There is no such device, or the model has too few positions.
+        UserError: There is no such device, or `max_length` is below 8 or exceeds the positions.
     """
     chosen = _device(device)
     if max_length is not None:
@@ -61,13 +61,13 @@ def on_device(
     params = {**saved.params, "encoder": {**encoder, "layers": layers}}
     return dataclasses.replace(
         saved,
-        config=dataclasses.replace(saved.config, remat="none"),  # no backward pass follows
+        config=dataclasses.replace(saved.config, remat="none"),  # there is no backward pass
         params=jax.device_put(params, chosen),
     )
 
 
 def layers_stacked(model: SavedModel) -> SavedModel:
-    """Return a model of `on_device` with its layers stacked on axis 0, as `read_model` has them."""
+    """Stack the layers of a model from `on_device` on axis 0, as `read_model` returns them."""
     if model.network is not None:
         return model
     encoder = model.params["encoder"]
@@ -86,12 +86,12 @@ def _device(name: str | None) -> jax.Device:
         return there[int(number) if colon else 0]
     except (RuntimeError, ValueError, IndexError):
         found = ", ".join(f"{each.platform}:{n}" for n, each in enumerate(jax.devices()))
-        raise UserError(f"device is {name!r:.40}; JAX finds {found} here, and always cpu") from None
+        raise UserError(f"device is {name!r:.40}; JAX finds {found}; cpu always works") from None
 
 
 def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:
     """Compute the logits of a fine-tuned head, in float32."""
-    assert model.outputs is not None  # of `SavedModel.require`
+    assert model.outputs is not None  # `SavedModel.require` checks it
     head = model.outputs.head
     end = _before_end(model, batch, all_places=reads_all_tokens(model.config, head))
     return cast(Array, _task_logits(model.config, head, *end))
@@ -102,8 +102,8 @@ def top_tokens(
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
     """Find the `top` most probable tokens at some positions; return probabilities and ids.
 
-    Probabilities are over the whole vocabulary. `banned` (V,) is 0, or -inf for a token that must
-    not be returned.
+    Probabilities are over the whole vocabulary. `banned` (V,) is -inf for tokens that must not be
+    returned and 0 for all others.
     """
     end = _before_end(model, batch)
     return cast(tuple[Array, Array], _top_tokens(model.config, top, *end, places, banned))
@@ -148,11 +148,11 @@ def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], C
 def _before_end(
     model: SavedModel, batch: Batch, *, all_places: bool = False
 ) -> tuple[dict[str, Any], Array, Context]:
-    """Return the inputs of the programs that end a pass: parameters, states (B, L, D), context.
+    """Return the inputs of a program that ends a pass: parameters, states (B, L, D), context.
 
-    The parameters include the last layer (`layer`), which then computes only some places. In a
-    small batch, where all places cost less than another program, and for a program that reads all
-    places, the last layer has already run.
+    Usually the parameters include the last layer (`layer`), and the program runs it at some
+    positions only. The last layer has run already if `all_places` is set, and in a small batch,
+    where all positions cost less than compiling another program.
     """
     encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers
     layers = encoder.pop("layers")
@@ -164,16 +164,16 @@ def _before_end(
     return end, states[-1], context
 
 
-# Programs, each compiled once for a shape
+# Programs, each compiled once per shape
 
 
 def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function at its first call; on a CPU with fewer passes of LLVM, in one module.
+    """Compile a function at its first call; on a CPU, use fewer LLVM passes and one module.
 
     A layer of BERT-base then compiles in half the time and runs as fast (docs/experiments.md).
     """
     on_cpu = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
-    if jax.__version_info__ < (0, 11):  # 0.11 has no such option
+    if jax.__version_info__ < (0, 11):  # JAX 0.11 has no such option
         on_cpu["xla_cpu_use_fusion_emitters"] = False
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,13 +257,13 @@ def _pool(
     return pool_tokens(pooling, mean, counts, params)
 
 
-# Parts of a program, while it is traced
+# Parts that the programs above share
 
 
 def _last(
     config: ModelConfig, end: Any, x: Array, context: Context, places: Array | None = None
 ) -> Float[Array, "B P D"]:
-    """Compute the last states of some places, or of the first token."""
+    """Compute the final states at some positions; None: at the first position."""
     if places is None:
         places = jnp.zeros((len(x), 1), jnp.int32)
     if "layer" in end:

@@ -1,4 +1,4 @@
-"""The model that `bert_jax.load` returns, with a method per verb."""
+"""The model that `bert_jax.load` returns, with a method for each verb."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ Texts = str | Sequence[str]
 TextsOrPairs = str | Sequence[str | tuple[str, ...]]
 """One text or several; a tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
-"""Second texts; None for a single text."""
+"""Second texts; None for a text without a second text."""
 
 
 class LoadedModel:
-    """A model of `read_model` with its tokenizer on one device; answers in the order of the texts.
+    """A model from `read_model` on one device; its answers are in the order of the texts.
 
     Compiled programs are kept: rows are padded to few lengths, and each length is compiled once.
-    `device` and `max_length` are as in `forward.on_device`; a batch of more than one row has at
+    `device` and `max_length` are as in `forward.on_device`; a batch with more than one row has at
     most `batch_tokens` tokens.
 
     Raises:
-        UserError: From every method, if the model lacks the head, an option is out of range, or an
-            input cannot be answered.
+        UserError: In every method, if the model lacks the head that the method needs, an option is
+            out of range, or an input cannot be answered.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class LoadedModel:
 
         Args:
             texts: Texts, or tuples of two for pairs.
-            pairs: Second texts, None for a text without one, where `texts` has no tuples.
+            pairs: Second texts, if `texts` has no tuples; None for a text without a second text.
             top: Number of classes to list with probabilities, best first; None: all.
-            threshold: Probability above which a label holds, if a text may have several; None: the
-                thresholds that the model was saved with, else 0.5.
+            threshold: Probability above which a label is predicted, if a text may have several;
+                None: the thresholds that were saved with the model, else 0.5.
 
         Returns:
-            Per text {"label": ..., "probabilities": {...}}, {"labels": [...],
+            For each text, {"label": ..., "probabilities": {...}}, {"labels": [...],
             "probabilities": {...}} or {"score": ...}.
         """
         classifier = Classifier(self.model, top=top, threshold=threshold)
@@ -129,14 +129,14 @@ class LoadedModel:
 
         Args:
             questions: Questions.
-            contexts: One per question, or one for all.
+            contexts: One context per question, or one for all questions.
             top: Number of "candidates" to list in an answer, if more than 1.
-            null_threshold: Largest `null_odds` at which a question is answered; above, the answer
-                is "". None: every question is answered. "auto": the threshold with the best F1 on
-                the run's dev data, or None if all dev questions had an answer.
+            null_threshold: Largest `null_odds` at which a question is answered; above it, the
+                answer is "". None: every question is answered. "auto": the threshold with the best
+                F1 on the run's dev data, or None if all dev questions had an answer.
 
         Returns:
-            Per question "answer" (`context[start:end]`, or "" for none), "start", "end",
+            For each question, "answer" (`context[start:end]`, or "" for no answer), "start", "end",
             "probability", "null_odds", and "candidates" if `top` is above 1.
         """
         asked = _several(questions)
@@ -151,14 +151,14 @@ class LoadedModel:
         """Translate texts by beam search.
 
         Args:
-            texts: Sources; one without words is translated to "".
-            prefixes: Beginnings of the translations, None for a text without one.
+            texts: Source texts; a text without words is translated to "".
+            prefixes: Beginnings of the translations; None for a text without a given beginning.
             alignments: Whether to return the source word that each target word attends to most.
             **search: Fields of `SearchConfig`, such as `num_beams` and `nbest`.
 
         Returns:
-            Per text {"translation": ..., "score": ...}; with "cut" if the translation reached the
-            greatest length without an end, "candidates" (all hypotheses, best first) if `nbest` is
+            For each text, {"translation": ..., "score": ...}; with "cut" if the translation reached
+            the length limit without an end, "candidates" (hypotheses, best first) if `nbest` is
             above 1, and "attention" (see `word_attention`) if `alignments`.
         """
         settings = build(SearchConfig, search, "translate")
@@ -176,23 +176,23 @@ class LoadedModel:
     ) -> np.ndarray:  # fmt: skip
         """Return (N, D) float32, one vector per text.
 
-        A model that was trained for vectors, or read from the layout of sentence-transformers,
-        defines their pooling and scale; the options override the model.
+        A model that was trained to make vectors, or read from the layout of sentence-transformers,
+        defines the pooling and scale of vectors; the options override the model.
 
         Args:
             texts: Texts, or tuples of two for pairs.
-            pairs: Second texts, None for a text without one, where `texts` has no tuples.
+            pairs: Second texts, if `texts` has no tuples; None for a text without a second text.
             kind: query or document, to put the model's prefix before the texts; None: no prefix.
             dimensions: Number of leading values of a vector to keep; None: all.
             pooling: mean or max over the tokens, state of the first token (cls), BERT's pooler on
                 that state (pooler), state of the last token (last), or a mean with learned weights
                 (weighted); None: the model's, else mean.
-            layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 back.
-                A slice includes both ends; a missing end is the first or last layer.
+            layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
+                last) downwards. A slice includes both ends; a missing end is the first or last.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never counts.
-            normalize: Whether to divide vectors, cut to `dimensions`, by their Euclidean norm;
-                None: as the model, else not.
+            normalize: Whether to divide vectors, after they are cut to `dimensions`, by their
+                Euclidean norm; None: as the model defines, else not.
         """
         embedder = Embedder(
             self.model, kind=kind, dimensions=dimensions, pooling=pooling, layers=layers,
@@ -214,7 +214,7 @@ class LoadedModel:
         cuts = Cuts()
         parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():
-            warnings.warn(warning, stacklevel=3)  # at the caller of the method
+            warnings.warn(warning, stacklevel=3)  # shown where the method was called
         return [answer for part in parts for answer in predictor.predict(part)]
 
 

@@ -1,4 +1,4 @@
-"""The interface of inference verbs: from fields to examples, rows, batches and answers in order."""
+"""The interface of inference verbs: fields become examples, rows, batches and ordered answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,46 +21,46 @@ from bert_jax.tasks.examples import SHOWN, Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows, eval_batches
 
 Answer = dict[str, Any]
-"""Answer, as in a JSON line."""
+"""Answer as the object of a JSON line."""
 
 Example = TypeVar("Example")
 
 PART = 1024
-"""Number of examples between two signs of progress."""
+"""Number of examples after which progress is reported."""
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 """Padded lengths of rows, in tokens; no row is padded beyond the model's longest."""
 MAX_TOKENS = 1024
 """Largest number of tokens in a batch: larger batches are no faster on a CPU and need more padding.
-A last batch, or a small call, has the next power of 2 of rows."""
+The rows of a last or only batch are filled up to a power of 2."""
 MAX_CHARS = 4_000_000
-"""Largest number of characters in the fields of a chunk, so that long texts do not fill memory."""
+"""Number of characters after which a chunk of records ends, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared(Generic[Example]):
-    """Examples, in order, as rows of tokens; an example has one or more rows."""
+    """Examples, in order, as rows of tokens; an example may have several rows."""
 
     examples: Sequence[Example]
     rows: Rows
     context: Any = None
-    """Values that `answers` needs beside the rows."""
+    """Values that `answers` needs besides the rows."""
     cut: Sequence[int] = ()
-    """Positions of the examples that were too long and lost a part."""
+    """Positions in `examples` of the examples that were too long and lost a part."""
     limit: str = ""
     """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
-    """Effect on these examples, for the warning."""
+    """Effect on the cut examples, as the warning words it."""
 
 
 class Cuts:
-    """Count of the examples that were cut, for one warning about all of them."""
+    """Counts of the examples that were cut, so that one warning covers them all."""
 
     def __init__(self) -> None:
         self._total = self._cut = 0
         self._limit, self._done, self._first = "", "", ""
 
     def add(self, prepared: Prepared[Any]) -> None:
-        """Count some more."""
+        """Add the examples of one part to the counts."""
         for n in prepared.cut[: max(0, SHOWN - self._cut)]:
             self._first += f"{'; ' if self._first else ''}{prepared.examples[n].origin}"
         self._total += len(prepared.examples)
@@ -68,14 +68,14 @@ class Cuts:
         self._limit, self._done = prepared.limit, prepared.done
 
     def warning(self) -> str:
-        """Return the warning; empty where nothing was cut."""
+        """Return the warning; the empty string if nothing was cut."""
         found = self._first + ("; ..." if self._cut > SHOWN else "")
         warning = f"{self._cut:,} of {self._total:,} {self._limit} and {self._done} ({found})"
         return warning if self._cut else ""
 
 
 class Given(Origin):
-    """Position in a list that the caller passed; there is no file."""
+    """Origin of an example that is not in a file: its place in a list that the caller passed."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.line}"
@@ -83,7 +83,7 @@ class Given(Origin):
 
 @dataclass(eq=False)
 class Predictor(ABC, Generic[Example], Bounded):
-    """A verb with its options and a model."""
+    """A verb of inference, with its options and a model."""
 
     model: SavedModel
     """Model on a device."""
@@ -91,24 +91,24 @@ class Predictor(ABC, Generic[Example], Bounded):
     """Largest number of tokens in a batch of more than one row."""
 
     FIELDS: ClassVar[tuple[str, ...]]
-    """Fields of a JSON line; a line of plain text fills the first."""
+    """Fields of a JSON line; a line of plain text fills the first field."""
     PER_TOKEN: ClassVar[bool] = False
-    """Whether `forward` returns (B, L, ...), so that outputs of padding are dropped."""
+    """Whether `forward` returns (B, L, ...), from which the outputs of padding are dropped."""
     CHUNK: ClassVar[int] = 4096
-    """Largest number of records that are answered at once, between two signs of progress."""
+    """Largest number of records that are answered at once, before progress is reported."""
 
     @property
     def width(self) -> int | None:
-        """D of answers that are vectors; None: answers are objects."""
+        """Width D of the answers if they are vectors; None if they are objects."""
         return None
 
     @abstractmethod
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Example:
-        """Return the example in a record; a UserError names a missing field or a wrong type."""
+        """Return the example in a record; refuse a missing field or a wrong type."""
 
     @abstractmethod
     def prepare(self, examples: Sequence[Example]) -> Prepared[Example]:
-        """Return examples as rows of tokens; a UserError names one that cannot be answered."""
+        """Return examples as rows of tokens; refuse an example that cannot be answered."""
 
     def forward(self, batch: Batch) -> Any:
         """Run a batch; return arrays with rows on axis 0, by default the logits of the head."""
@@ -127,7 +127,7 @@ class Predictor(ABC, Generic[Example], Bounded):
         raise NotImplementedError
 
     def outputs(self, rows: Rows) -> list[Any]:
-        """Return the outputs of `forward` for each row; a UserError says that one is not finite."""
+        """Return the outputs of `forward` for each row; raise a UserError if any is not finite."""
         model = self.model
         found: list[Any] = [None] * len(rows)
         pad = model.tokenizer.special_ids.pad
@@ -152,10 +152,10 @@ class Predictor(ABC, Generic[Example], Bounded):
         self, columns: Mapping[str, Sequence[Any]], *, what: str = "text", most: int = PART,
         cuts: Cuts | None = None, advance: Callable[[int], object] = lambda count: None,
     ) -> Iterator[Prepared[Example]]:  # fmt: skip
-        """Yield the prepared examples of columns by field, at most `most` at once.
+        """Prepare examples, given as a column for each field; yield at most `most` at a time.
 
-        `what` names an example in messages, `cuts` counts the examples that are cut, and `advance`
-        is called with the number of examples after each part.
+        `what` names an example in messages; `cuts` counts the examples that are cut; `advance` is
+        called after each part with the number of its examples.
 
         Raises:
             UserError: A field has a wrong type, or an example cannot be answered.
@@ -173,7 +173,7 @@ class Predictor(ABC, Generic[Example], Bounded):
 
 
 class TextPredictor(Predictor[TextExample]):
-    """A verb for texts; the field after `FIELDS[0]` may give a second text."""
+    """A verb for texts; a field after `FIELDS[0]` may give a second text."""
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -187,10 +187,10 @@ class TextPredictor(Predictor[TextExample]):
 def shape_for(
     longest: int, count: int, limit: int, max_tokens: int = MAX_TOKENS
 ) -> tuple[int, int]:
-    """Return the shape (rows, tokens) of the batch for a row of `longest` tokens and shorter ones.
+    """Return the shape (rows, tokens) of the next batch, whose longest row has `longest` tokens.
 
-    `count` rows are left. A row has at most `limit` tokens, a batch of more than one row at most
-    `max_tokens`.
+    `count` rows are left. A row has at most `limit` tokens; a batch with more than one row has at
+    most `max_tokens` tokens.
     """
     length = next((length for length in LENGTHS if longest <= length < limit), limit)
     most = max(1, max_tokens // length)
@@ -202,8 +202,8 @@ def row_batches(
 ) -> Iterator[tuple[Int64[np.ndarray, " B"], Batch]]:
     """Yield all rows in batches, longest first, each batch with the numbers of its rows.
 
-    Lengths are the same in all calls (docs/decisions.md); `bert-jax predict` instead chooses those
-    with the least padding for the rows of one file (`tasks.batches.choose_buckets`).
+    All calls pad to the same lengths (docs/decisions.md), but `bert-jax predict` chooses the
+    lengths with the least padding for the rows of one file (`tasks.batches.choose_buckets`).
     """
     order = np.argsort(-rows.lengths, kind="stable")
     at = 0
@@ -223,9 +223,9 @@ def answer_records(
 ) -> Iterator[list[Record]]:  # fmt: skip
     """Yield the records with their answers, in chunks.
 
-    `say` is called with warnings: the first few skipped records, and at the end the cut ones.
-    `on_error` says what happens to a record that cannot be answered: fail raises an error; skip
-    leaves out the answer and gives the reason in `Record.problem`.
+    `say` is called with a line for each of the first few skipped records and, at the end, with one
+    for all cut examples. If a record cannot be answered and `on_error` is skip, the record has no
+    answer, and `Record.problem` has the reason.
 
     Raises:
         UserError: A record cannot be answered and `on_error` is fail, or an output is not finite.
@@ -240,7 +240,7 @@ def answer_records(
             say(f"Skipped: {problem}")
 
     def sound(chunk: list[Record]) -> list[Record]:
-        """Return the records before the first that ends the run."""
+        """Return the records before the first record whose problem ends the command."""
         return [*takewhile(lambda record: on_error == "skip" or record.problem is None, chunk)]
 
     try:
@@ -292,7 +292,7 @@ def _answer(
 
 
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """Yield lists of at most `most` records, shorter where texts are long or the input pauses."""
+    """Yield lists of at most `most` records, shorter if texts are long or the input pauses."""
     chunk: list[Record] = []
     chars = 0
     for record in records:
@@ -314,7 +314,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
-    """Return a text field; a UserError says that the field is missing or holds something else."""
+    """Return a text field; raise a UserError if it is missing or holds something else."""
     if name not in fields:
         there = ", ".join(map(repr, list(fields)[:8])) or "no field"
         raise UserError(f"{origin}: there is no field {name!r}, only {there:.200}")

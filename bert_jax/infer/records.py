@@ -1,6 +1,6 @@
 """Reading of texts, JSON lines and tables from files and standard input.
 
-Memory for lines does not grow with the file; tables are read whole.
+Files of lines are read in constant memory, whatever their size; tables are read whole.
 """
 
 import os
@@ -33,17 +33,17 @@ _KNOWN: dict[str, Format] = {
 _PATIENCE = 0.05
 """Seconds to wait for the next line of a pipe before the lines at hand are answered."""
 _MOST_PATIENCE = 0.5
-"""Seconds to wait in total while lines are at hand."""
+"""Seconds that such waits may take in total before the lines at hand are answered."""
 
 
 @dataclass
 class Record:
-    """A line with its answer, or with the reason for a missing answer."""
+    """A line or row with its answer, or with the reason why it has none."""
 
     origin: Origin
     fields: dict[str, Any]
     problem: str | None = None
-    """Reason why the line cannot be read or answered."""
+    """Reason why the line cannot be read or answered; None: no problem so far."""
     example: Any = None
     """Result of `Predictor.example`."""
     answer: Any = None
@@ -53,11 +53,11 @@ class Record:
 
 
 PAUSE = Record(Origin("", 0), {})
-"""Signal between records: the input has nothing more for now, so earlier records are answered."""
+"""Signal between records: no further input has arrived yet, so earlier records are answered now."""
 
 
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
-    """Return the format of a file; "auto" remains only for standard input.
+    """Return the format of a file; for standard input, the result may still be "auto".
 
     `other` is the format of files with an unknown suffix.
 
@@ -97,16 +97,16 @@ def read_records(
 
     Args:
         source: The file, also compressed as .gz, .xz or .zst; `-` for standard input.
-        format: Format; auto: by the suffix, for standard input by the first line.
-        fields: Fields of the verb; a line of plain text fills the first.
-        names: Names in the file by field.
+        format: Format; auto: taken from the suffix, or from standard input's first line.
+        fields: Fields of the verb; a line of plain text fills the first field.
+        names: Columns or keys in the file, by field, for fields that have another name there.
         more: Default values of fields that a line lacks.
         table: Options of a CSV or TSV file.
-        read: Function that is called with the number of bytes after each read.
+        read: Function that is called after each read with the number of bytes that were read.
 
     Yields:
         Records, and `PAUSE` if a pipe has no line ready. A record has a problem if its line is too
-        long, is not UTF-8 or not a JSON object, or if a row has too few or too many fields.
+        long, is not UTF-8 or not a JSON object, or if its row has too few or too many fields.
 
     Raises:
         UserError: The file cannot be read, its format is unknown, or it lacks a column.
@@ -152,7 +152,7 @@ def _rows(
     source: str, table: TableFormat, fields: Sequence[str], names: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Iterator[Record]:  # fmt: skip
-    """Yield the rows of a table, which must have the first field and all fields in `names`."""
+    """Yield the rows of a table; it must have the first field and all fields in `names`."""
     needed = {"tokens" if "tokens" in names else fields[0], *names}
     columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}
     optional = [theirs for ours, theirs in columns.items() if ours not in needed]
@@ -176,7 +176,7 @@ def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[byt
     if source == STDIN:
         try:
             descriptor = sys.stdin.fileno()
-        except (OSError, ValueError):  # not a file, as in a notebook
+        except (OSError, ValueError):  # standard input is no file, as in a notebook
             yield iter(lambda: sys.stdin.buffer.read(_BLOCK), b"")
         else:
             yield _arriving(descriptor)
@@ -207,11 +207,11 @@ def _arriving(descriptor: int) -> Iterator[bytes]:
         yield data
 
 
-_NOT_READY = b"\n"  # in no line
+_NOT_READY = b"\n"  # no line contains it
 
 
 def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
-    """Yield lines without their ends; None: too long; `_NOT_READY`: after an empty block."""
+    """Yield lines without line ends: None for a long line, `_NOT_READY` for an empty block."""
     rest, is_long = b"", False
     for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
@@ -219,7 +219,7 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
             line = line.removesuffix(b"\r")
             yield None if is_long or len(line) > MAX_LINE_BYTES else line
             is_long = False
-        if len(rest) > MAX_LINE_BYTES + 1:  # 1: perhaps a carriage return
+        if len(rest) > MAX_LINE_BYTES + 1:  # + 1: it may end in a carriage return
             rest, is_long = b"", True
         if not block:
             yield _NOT_READY
@@ -232,9 +232,9 @@ def _fields(raw: bytes, origin: Origin, is_json: bool | None, name: str) -> dict
     try:
         text = decode_text(raw, where="")
         value = parse_json(raw, where="", max_depth=_MAX_DEPTH) if is_json else {name: text}
-    except UserError as error:  # both functions count lines, and here there is only line 1
+    except UserError as error:  # the message calls each line "line 1"
         message = f"{error}".removeprefix(", line 1").lstrip(":, ")
         raise UserError(f"{origin}: {message}") from error
     if not isinstance(value, dict):
-        raise UserError(f'{origin}: {f"{value!r}"[:40]} is no object such as {{"text": "..."}}')
+        raise UserError(f'{origin}: {f"{value!r}"[:40]} is not an object such as {{"text": "..."}}')
     return value

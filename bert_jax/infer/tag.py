@@ -17,7 +17,7 @@ from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.tagging.schemes import entities, split_tag, to_tags
 from bert_jax.tasks.tagging.windows import TagWindows, tag_windows
 
-# Ideographs are words of their own, as in BERT's tokenizer; kana and Hangul are not.
+# Each ideograph is a word of its own, as in BERT's tokenizer, but kana and Hangul are not.
 _PART = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
     "|[^\\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
@@ -27,7 +27,7 @@ _ABBREVIATION = re.compile(r"\w+(\.\w+)+\.$")
 
 @dataclass(frozen=True)
 class TaggableText:
-    """Words, and their places in a text."""
+    """Words, and their character ranges in the text that they come from."""
 
     words: TaggedExample
     text: str | None
@@ -39,9 +39,9 @@ class TaggableText:
 def split_words(text: str) -> list[tuple[int, int]]:
     """Return the characters [start, end) of each word in a text.
 
-    Words are separated by white space, and marks at their ends are words of their own. Marks inside
-    a word stay (`didn't`, `1,000`), as in tagged corpora, and so does the last full stop of `U.S.`.
-    Every Chinese ideograph is a word.
+    White space separates words. Punctuation and symbols at the ends of a word are words of their
+    own; inside a word (`didn't`, `1,000`) they stay, as in tagged corpora, and so does the last
+    full stop of `U.S.`. Every Chinese ideograph is a word.
     """
     found: list[tuple[int, int]] = []
     for part in _PART.finditer(text):
@@ -74,7 +74,7 @@ class Tagger(Predictor[TaggableText]):
         """Refuse a model without a tagging head."""
         model = self.model
         model.require("tag", "tagging head")
-        assert model.outputs is not None  # of `require`
+        assert model.outputs is not None  # `require` checks it
         self._names = model.outputs.labels
         self._of_entities = "O" in self._names and all(map(split_tag, self._names))
         reading = model.outputs.reading

@@ -1,4 +1,4 @@
-"""Translation of texts, with scores, further hypotheses and the attention between words."""
+"""Translation of texts, with scores, further hypotheses and attention between words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 @dataclass(eq=False)
 class Translator(TextPredictor):
-    """A model that translates; options as in `LoadedModel.translate`.
+    """A model that translates; the options are as in `LoadedModel.translate`.
 
-    A row has the source, then, as its second part, the tokens with which the translation must
-    begin. The translation of a text without tokens is empty.
+    The first part of a row is the source; the second part has the tokens with which the translation
+    must begin. The translation of a text without tokens is empty.
     """
 
     FIELDS = ("text", "prefix")
@@ -52,7 +52,7 @@ class Translator(TextPredictor):
             room = limit - 2 - len(prefix)
             if room < 1:
                 raise UserError(
-                    f"{examples[number].origin}: the prefix has {len(prefix)} tokens, and "
+                    f"{examples[number].origin}: the prefix has {len(prefix)} tokens, but "
                     f"{self.model.name} takes {limit} for source and prefix; shorten the prefix"
                 )
             if len(source) > room:
@@ -67,7 +67,7 @@ class Translator(TextPredictor):
 
     @override
     def forward(self, batch: Batch) -> Any:
-        assert self.model.network is not None  # of `require`
+        assert self.model.network is not None  # `require` checks it
         real, second = batch["segment_ids"] > 0, batch["type_ids"] > 0
         length = real.shape[1]
         limits = self.search.limits(real.sum(1), self.model.max_length)
@@ -84,7 +84,7 @@ class Translator(TextPredictor):
             max_length=int(self.search.limits(length, self.model.max_length)),
         )  # fmt: skip
         best = Found(*(part[:, : self.search.nbest] for part in found))
-        # A slot without a hypothesis has length 0, and its -inf is no error as it is in slot 0.
+        # A slot without a hypothesis has length 0; its -inf is no error, except in slot 0.
         missing = best.lengths.at[:, 0].set(1) == 0
         best = best._replace(scores=jnp.where(missing, 0.0, best.scores))
         if not self.alignments:
@@ -117,7 +117,7 @@ class Translator(TextPredictor):
         lines = []
         for each in answer.get("candidates", [answer]):
             score = f"{each['score']:.3f}  " if "candidates" in answer else ""
-            cut = "  (cut at the greatest length)" if "cut" in each else ""
+            cut = "  (cut at the length limit)" if "cut" in each else ""
             lines.append(f"{score}{each['translation']}{cut}")
         if pairs := answer.get("attention"):
             said = "  ".join(f"{pair['target']}←{pair['source']}" for pair in pairs)
@@ -129,7 +129,7 @@ class Translator(TextPredictor):
         return str(answer["translation"])
 
     def _hypotheses(self, found: Found) -> list[Answer]:
-        """Return each hypothesis with its score; with `cut` if it has no end token."""
+        """Return each hypothesis with its score, and with `cut` if it has no end token."""
         answers: list[Answer] = []
         for tokens, length, score, ended in zip(*found, strict=True):
             if not length:
@@ -163,7 +163,7 @@ def mean_attention(
 ) -> Float[Array, "B T S"]:  # fmt: skip
     """Return each target token's cross-attention, averaged over layers and heads.
 
-    A network without cross-attention gives zeros.
+    The result is zero if the network has no cross-attention.
     """
     inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
     real = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
@@ -177,19 +177,19 @@ def word_attention(
     tokenizer: Tokenizer, source: Integer[np.ndarray, " s"], target: Integer[np.ndarray, " t"],
     weights: Float[np.ndarray, "T S"],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return for each target word the source word with the most attention.
+    """Find, for each target word, the source word that gets the most attention.
 
     Attention is not alignment: a decoder often, but not always, attends to the word it translates.
 
     Args:
         tokenizer: Tokenizer of both sides.
-        source: Row with [CLS] and [SEP], which are never chosen.
-        target: Tokens without the end token.
-        weights: Row of `mean_attention`; T and S may be padded.
+        source: Token ids with [CLS] and [SEP], which are never chosen.
+        target: Token ids without the end token.
+        weights: Entry of `mean_attention` for this text; T and S may be padded.
 
     Returns:
-        Entries with the words `target` and `source`, their numbers `places`, and `weight`: the
-        attention to the source word's tokens, averaged over the target word's tokens.
+        Entries with `target` and `source`, the two words; `places`, their numbers; and `weight`,
+        the attention to the source word's tokens, averaged over the target word's tokens.
     """
     special = tokenizer.special_ids
     places = np.flatnonzero((source != special.cls) & (source != special.sep))

@@ -18,17 +18,17 @@ from bert_jax.infer.predictor import Predictor
 from bert_jax.infer.records import PAUSE, Record
 
 File: TypeAlias = Any
-"""An open file; `TextIO` is not a class of open files."""
+"""An open file; Any, because open files are not instances of `typing.TextIO`."""
 Chunks: TypeAlias = Iterable[list[Record]]
 JSON_LINES = (".jsonl", ".ndjson")
 Form = Literal["people", "json", "plain"]
-"""Form of written answers: below their texts for people, JSON lines, or one line per answer."""
+"""Form of answers. people: each below its text; json: JSON lines; plain: one line of text each."""
 
 
 class KeptLines:
-    """Answers for a file, kept in OUT.partial too, so that an interrupted command can continue.
+    """Answers for a file, also kept in OUT.partial, so that an interrupted command can continue.
 
-    A kept line, after a CRC, is used again for the same record, model and command.
+    A CRC before each kept line ensures that only the same record, model and command reuse it.
     """
 
     def __init__(self, out: Path, made_by: str) -> None:
@@ -38,7 +38,7 @@ class KeptLines:
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield the records, with their kept lines up to the first record that has none."""
+        """Yield all records; set their kept lines, up to the first record that has none."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -48,7 +48,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record; a `UserError` of `chunks` gets the number of kept lines."""
+        """Write a line for each record; add the number of kept lines to a UserError in `chunks`."""
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:
@@ -77,8 +77,8 @@ def write_answers(
 ) -> None:
     """Write answers to standard output, or to a file that appears whole or not at all.
 
-    `out` is a file that `check_out` accepts, or one whose lines are kept. `form` does not apply to
-    files of vectors.
+    `out` is a path that `check_out` accepts, or a file whose lines are kept; None: standard output.
+    `form` does not apply to files of vectors.
     """
     write_line = partial(_LINES[form], predictor)
     if out is None:
@@ -93,7 +93,7 @@ def write_answers(
     write = VECTORS.get(out.suffix.lower())
     with staged_file(out) as file:
         if write is not None:
-            assert predictor.width is not None  # of `check_out`
+            assert predictor.width is not None  # `check_out` checks it
             write(file, chunks, predictor.width)
             return
         for chunk in chunks:
@@ -101,9 +101,10 @@ def write_answers(
 
 
 def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
-    """Refuse an output file whose suffix does not fit what would be written.
+    """Refuse an output file whose suffix does not fit the answers.
 
-    `plain` says that answers are lines of text, for which any suffix but .npy and .parquet fits.
+    `vectors`: answers are vectors. `plain`: answers are lines of text, for which any suffix except
+    .npy and .parquet fits.
 
     Raises:
         UserError: The suffix does not fit, or the path is a directory, device or pipe.
@@ -112,7 +113,7 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
         return
     known, suffix = (*JSON_LINES, *(VECTORS if vectors else ())), path.suffix.lower()
     if suffix not in known and (suffix in VECTORS or not plain):
-        why = f"{path.suffix} is for vectors" if suffix in VECTORS else "not known"
+        why = f"{path.suffix} is for vectors" if suffix in VECTORS else "unknown suffix"
         raise UserError(
             f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
             f" ({JSON_LINES[0]} is JSON lines)"
@@ -123,12 +124,12 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
 
 
 def json_line(record: Record) -> str:
-    """Format an answer as one JSON object with the record's `id`; a skipped record as its error."""
+    """Format an answer, or a skipped record's error, as one JSON object with the record's `id`."""
     id = record.fields.get("id")
     begin = "{" if id is None else f'{{"id": {_json(id)}, '
     if record.problem is not None:
         return f"{begin}{_json({'error': record.problem, 'line': record.origin.line})[1:]}\n"
-    if isinstance(record.answer, np.ndarray):  # the shortest digits that make a float32
+    if isinstance(record.answer, np.ndarray):  # the fewest digits that give the same float32
         return f'{begin}"embedding": [{", ".join(map(str, record.answer))}]}}\n'
     return f"{begin}{_json(record.answer)[1:]}\n"
 
@@ -155,7 +156,7 @@ _LINES: dict[Form, Callable[[Predictor[Any], Record], str]] = {
 
 
 def _write_npy(file: File, chunks: Chunks, width: int) -> None:
-    """Write a (N, D) float32 array; a skipped record is a row of NaN."""
+    """Write an (N, D) float32 array; the row of a skipped record is NaN."""
     file.write(_npy_header(0, width))
     count = 0
     for chunk in chunks:
@@ -170,7 +171,7 @@ def _write_npy(file: File, chunks: Chunks, width: int) -> None:
 
 
 def _npy_header(count: int, width: int) -> bytes:
-    """Return a header whose length is the same for every `count`: NumPy leaves room for growth."""
+    """Return a header; NumPy leaves room in it, so that its length is the same for any `count`."""
     buffer = io.BytesIO()
     header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(buffer, header)

@@ -134,8 +134,8 @@ def test_embed_to_npy(home, run, tmp_path):
         (["embed", "reviews", "a", "--layers", "x"], "the layers are 'x'; give one layer (-1)"),
         (["embed", "reviews", "a", "--layers", "9"], "there is no layer 9"),
         (["classify", "reviews", "a", "--out", "a.npy"], ".npy is for vectors"),
-        (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: not known; name a file that ends"),
-        (["embed", "nothing", "a", "--out", "v.npz"], "v.npz: not known; name a file that ends in"),
+        (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: unknown suffix; name a file that"),
+        (["embed", "nothing", "a", "--out", "v.npz"], "v.npz: unknown suffix; name a file that"),
         (["tag", "nothing", "--input", "a.xlsx"], ".xlsx files are not read; known are .txt"),
         (
             ["attend", "nothing", "a", "--out", "a.pdf"],

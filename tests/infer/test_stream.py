@@ -159,7 +159,7 @@ def test_json_lines_are_renamed_and_get_what_is_the_same_for_all(tmp_path):
     ("line", "message"),
     [
         (b"{", "line 2: not JSON"),
-        (b'["a"]', "is no object such as"),
+        (b'["a"]', "is not an object such as"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair"),
         (b'{"text": "\xff"}', "0xff is not UTF-8"),
         (b'{"text": "a\0"}', "line 2: a NUL byte"),

@@ -179,7 +179,7 @@ def test_lines_in_lines_out(run, model, tmp_path):
     assert (code, printed) == (0, "")
     assert out.read_text() == "".join(f"{each['translation']}\n" for each in answers)
     cut = sum("cut" in each for each in answers)
-    assert f"Warning: {cut} translations reached the greatest length" in err
+    assert f"Warning: {cut} translations reached the length limit" in err
     assert f"7 answers in {out}" in err
     code, printed, _ = run("--input", file)
     assert printed == out.read_text()
@@ -190,7 +190,7 @@ def test_lines_in_lines_out(run, model, tmp_path):
     for option in ("--alignments", "--top=2"):
         code, printed, err = run("--input", file, "--out", out, option)
         assert (code, printed) == (2, "")
-        assert "does not fit into a line for each text" in err
+        assert "does not fit an output of one line per text" in err
 
 
 def test_finished_lines_stay_where_one_cannot_be_read_and_a_rerun_goes_on(

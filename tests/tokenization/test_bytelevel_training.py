@@ -123,4 +123,4 @@ def test_from_the_command_line(tmp_path, capsys):
     assert cli.main([*command[:-1], f"{tmp_path / 'b'}", "--min-frequency", "12"]) == 0
     assert load_tokenizer(tmp_path / "b").vocab_size < 400
     assert cli.main([*command[:-1], f"{tmp_path / 'c'}", "--character-coverage", "0.99"]) == 2
-    assert "--character-coverage does not belong to --kind bytelevel" in capsys.readouterr().err
+    assert "--character-coverage cannot be used with --kind bytelevel" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""`bert-jax demo`: complete runs from raw text to an answer, on text that is already there."""
+"""`bert-jax demo`: complete runs from raw text to an answer, on text that needs no download."""

@@ -22,7 +22,7 @@ def heading(number: int, title: str) -> None:
 def make_once(
     path: Path, make: Callable[[], str | None], is_there: Callable[[Path], bool] = Path.exists
 ) -> None:
-    """Make what an earlier start of the demo did not make; print the line that `make` returns."""
+    """Call `make` unless an earlier start has made `path`; print the line that `make` returns."""
     if line := f"{path} is there already" if is_there(path) else make():
         print(line)
 
@@ -30,8 +30,8 @@ def make_once(
 def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int:
     """Print what to try next, or that the demo failed; return the exit code.
 
-    `commands` are the arguments of `bert-jax`; the printed ones work in the directory where the
-    demo was started. `guide` is the last sentence.
+    `commands` are the arguments of `bert-jax` in each command; the printed commands work in the
+    directory where the demo was started. `guide` is the last sentence.
     """
     if not learned:
         print("The demo FAILED: the model has not learned what it should have.")
@@ -43,20 +43,20 @@ def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int
 
 
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
-    """Read the configuration of the run there, None if none; UserError for another objective."""
+    """Return the configuration of `run`, None if it does not exist; refuse other objectives."""
     if not (run / "config.json").exists():
         return None
     there = read_config(run)
     if there.objective.name != config.objective.name:
         raise UserError(
-            f"{run} holds a run with objective.name {there.objective.name!r}, and this demo has "
+            f"{run} holds a run with objective.name {there.objective.name!r}, but this demo has "
             f"{config.objective.name!r}; give another --workdir"
         )
     return there
 
 
 def _program() -> list[str]:
-    """Name this environment's `bert-jax` for a shell that may not have activated it."""
+    """Return the words that start this environment's `bert-jax`, even if it is not activated."""
     script = Path(sys.executable).with_name("bert-jax")
     found = shutil.which("bert-jax")
     if found is not None and script.exists() and Path(found).samefile(script):

@@ -41,13 +41,13 @@ class Recipe(NamedTuple):
     config: str
     """Configuration file."""
     least_gain: float
-    """Nats of the masked-LM loss below the unigram entropy of the corpus."""
+    """Nats by which the masked-LM loss must lie below the corpus's unigram entropy."""
     least_pair_accuracy: float
-    """Share of the sentence pairs that must be classified correctly."""
+    """Smallest share of the sentence pairs that must be classified correctly."""
 
 
 RECIPES = {
-    # Three seeds reached 0.65 to 0.67; the standard error of 1,024 pairs is 0.015.
+    # Three seeds reached accuracies of 0.65 to 0.67; the standard error of 1,024 pairs is 0.015.
     "modern": Recipe("configs/pretrain/demo.py", 1.5, 0.62),
     "bert": Recipe("configs/pretrain/demo_bert.py", 0.5, 0.65),
 }
@@ -56,9 +56,9 @@ RECIPES = {
 def run_demo(recipe: Recipe, workdir: Path) -> int:
     """Run the demo in `workdir`; a second call continues an unfinished first run.
 
-    Return 0 when the model is good enough, and when a signal stopped the demo with everything
-    saved; 1 when the model has not learned enough. A `workdir` that cannot be used, or holds a run
-    of another configuration, is a `UserError`.
+    Return 0 if the model is good enough or SIGTERM stopped the run, which is then saved; 130 if
+    Ctrl-C stopped it; 1 if the model has not learned enough. A `workdir` that cannot be used, or
+    holds a run of another configuration, raises a `UserError`.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, recipe.config), workdir / "run"
@@ -115,7 +115,7 @@ def _model_and_optimizer(config: PretrainConfig) -> tuple[ModelConfig, Optimizer
 
 
 def _write_text(path: Path) -> str:
-    """Write a paragraph a line, a blank line between documents; the file appears when complete."""
+    """Write a paragraph per line and a blank line after each document; return a summary."""
     count = 0
     with staged_file(path) as file:
         for document in PythonDocs().texts():
@@ -125,7 +125,7 @@ def _write_text(path: Path) -> str:
 
 
 def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """Yield sentences from all over the held-out text with a whole word masked, and the word."""
+    """Yield random sentences of the held-out text with one whole word masked, and that word."""
     shard = store.shards[0]
     offsets = shard.sentence_offsets
     candidates = np.flatnonzero((np.diff(offsets) >= 10) & (np.diff(offsets) <= 24))
@@ -147,7 +147,7 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
 
 
 def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
-    """Print whether the run has learned enough, and what to try next."""
+    """Print whether the run has learned enough, and what to try next; return the exit code."""
     values = result.eval_metrics
     if "eval/nats_below_unigram" not in values:
         raise UserError(
@@ -166,7 +166,7 @@ def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
     learned_pairs = accuracy >= recipe.least_pair_accuracy and accuracy > majority
     commands = _next_commands(Path(result.workdir), corpus, recipe)
     learned = gain >= recipe.least_gain and learned_pairs
-    return verdict(learned, commands, "The README goes on with your own text.")
+    return verdict(learned, commands, "To use your own text, see the README.")
 
 
 def _next_commands(run: Path, corpus: Path, recipe: Recipe) -> list[list[str]]:

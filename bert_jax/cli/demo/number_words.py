@@ -1,4 +1,4 @@
-"""`bert-jax demo --recipe translation`: from French number words to digits, and unseen numbers."""
+"""`bert-jax demo --recipe translation`: French number words to digits, tested on unseen numbers."""
 
 import dataclasses
 import re
@@ -28,11 +28,11 @@ LEAST_EXACT = 0.99
 """Smallest share of the unseen numbers that must be translated exactly."""
 NUM_TRAIN, NUM_UNSEEN = 20_000, 2_000
 FIRST_DRAWN = 5_001
-"""Smallest number that may be drawn; training has all smaller numbers."""
+"""Smallest number that may be drawn; all smaller numbers are in the training data."""
 NUM_SHOWN = 6
-"""Number of translations to show, and largest number of mistakes."""
+"""Number of translations to show, and largest number of mistakes to show."""
 _SEED = 0
-_SHOWN = 98_765  # in the page of attention
+_SHOWN = 98_765  # the number whose attention is drawn
 
 
 class Sides(NamedTuple):
@@ -50,13 +50,13 @@ class Sides(NamedTuple):
 def run_demo(config_name: str, workdir: Path) -> int:
     """Run the demo in `workdir`; a second call continues an unfinished first run.
 
-    Return 0 when at least `LEAST_EXACT` of the unseen numbers are right, and when a signal stopped
-    the training with everything saved; 1 when fewer are right. A `workdir` that cannot be used, or
-    holds a run of another configuration, is a `UserError`.
+    Return 0 if at least `LEAST_EXACT` of the unseen numbers are right, or if a signal stopped the
+    training, which is then saved; 1 if fewer are right. A `workdir` that cannot be used, or holds a
+    run of another configuration, raises a `UserError`.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, config_name), workdir / "run"
-    config_there(config, run)  # refuses the run of another demo
+    config_there(config, run)  # refuses a run of the other demo
     heading(1, "French numbers below a million, in words and in digits")
     known, unseen = (
         Sides(workdir / f"{name}.words.txt", workdir / f"{name}.digits.txt")
@@ -101,7 +101,8 @@ def run_demo(config_name: str, workdir: Path) -> int:
 def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
     """Make a vocabulary of number words and of digits, each a token of its own.
 
-    Hyphens are tokens, too. Digits after the first continue a word: numbers decode without spaces.
+    Hyphens are tokens, too. Digits after the first continue a word, so that a number decodes
+    without spaces.
     """
     words = sorted({word for text in texts for word in re.findall(r"\w+|-", text)})
     digits = "0123456789"
@@ -110,7 +111,7 @@ def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
 
 
 def _write_numbers(known: Sides, unseen: Sides) -> None:
-    """Write numbers for training and for the test, a line each; files appear when complete."""
+    """Write numbers for training and for the test, one per line; keep files that exist."""
     numbers = draw_numbers(NUM_TRAIN, NUM_UNSEEN, _SEED, FIRST_DRAWN)
     for sides, drawn in ((known, numbers.train), (unseen, numbers.unseen)):
         for path, spell in ((sides.words, french_words), (sides.digits, str)):
@@ -136,9 +137,9 @@ def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> f
 
 
 def _verdict(share: float, count: int, workdir: Path) -> int:
-    """Print whether the run has learned enough, and what to try next."""
+    """Print whether the run has learned enough, and what to try next; return the exit code."""
     print(f"{share:.2%} of {count:,} unseen numbers exact (at least {LEAST_EXACT:.0%})")
-    guide = "docs/guide/translation.md goes on with your own pairs of texts."
+    guide = "To use your own pairs of texts, see docs/guide/translation.md."
     return verdict(share >= LEAST_EXACT, _next_commands(workdir), guide)
 
 

@@ -30,23 +30,23 @@ class PositionLosses:
     length: int
     """Tokens per row."""
     trained_length: int
-    """Longest row of training."""
+    """Number of tokens in the longest row of training."""
     num_rows: int
     unigram_entropy: float | None
-    """Loss of a model that ignores its input, nats."""
+    """Loss in nats of a model that ignores its input."""
     edges: tuple[int, ...]
-    """K + 1 edges of the buckets."""
+    """Edges of the buckets, K + 1 positions."""
     rates: tuple[float, ...]
-    """Shares of the tokens that are predicted."""
+    """Masking rates: shares of the tokens that are masked and predicted."""
     loss: np.ndarray
-    """(R, K) float64: sums of the losses, nats."""
+    """(R, K) float64: sums of the losses in nats."""
     correct: np.ndarray
-    """(R, K) float64: tokens predicted correctly."""
+    """(R, K) float64: numbers of tokens predicted correctly."""
     count: np.ndarray
-    """(R, K) float64: masked tokens."""
+    """(R, K) float64: numbers of masked tokens."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return means as JSON values; a bucket without masked tokens has None."""
+        """Return means as JSON values; the means of a bucket without masked tokens are None."""
         names = ("step", "length", "trained_length", "num_rows", "unigram_entropy")
         rates = []
         for r, rate in enumerate(self.rates):
@@ -77,7 +77,7 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
     objective = run.settings.objective
     if not isinstance(objective, MaskedLM):
         raise UserError(
-            "the run's objective is not masked_lm; losses by position are losses of masked words"
+            "the run's objective is not masked_lm; losses by position need masked words"
         )
     given = {field.name: getattr(objective, field.name) for field in fields(MaskedLM)}
     masking = replace(objective.masking, rate=max(rates), max_predictions=None)
@@ -106,7 +106,7 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
 
 
 def position_lines(losses: PositionLosses) -> list[str]:
-    """Tabulate loss, accuracy and number of masked tokens: a row a bucket, a column a rate."""
+    """Tabulate loss, accuracy and number of masked tokens, with a row per bucket of positions."""
     entropy = losses.unigram_entropy
     lines = [
         f"step {losses.step:,}: {losses.num_rows:,} held-out rows of {losses.length:,} tokens"

@@ -30,7 +30,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
-"""Number of tokens to read of a corpus that has more."""
+"""Number of tokens to read from a corpus that has more."""
 _BLOCK = 1 << 20
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
@@ -54,20 +54,20 @@ class CorpusLook:
     is_sample: bool
     """Whether only some documents were read; duplicates are then a lower bound."""
     lengths: np.ndarray
-    """(n,) int64: tokens of each document that was read."""
+    """(n,) int64: number of tokens in each document that was read."""
     longest: list[dict[str, Any]]
-    """Shard, number, tokens and beginning of documents."""
+    """Longest documents: shard, number in the shard, sentences, tokens and beginning."""
     shortest: list[dict[str, Any]]
     scripts: dict[str, dict[str, Any]]
-    """Tokens per word and further counts by script, of the whole store."""
+    """Tokens per word and further counts for each script, over the whole store."""
     duplicates: int
-    """Number of documents read that equal an earlier document read."""
+    """Number of documents that equal an earlier one, among the documents that were read."""
     duplicate_groups: list[dict[str, Any]]
-    """Most frequent documents: count, tokens and beginning."""
+    """Documents that occur most often: count, place, tokens and beginning."""
 
     @property
     def quantiles(self) -> dict[str, int]:
-        """Quantiles of the lengths, by name."""
+        """Quantiles of the lengths by share: "0.5" is the median."""
         found = np.quantile(self.lengths, _QUANTILES, method="inverted_cdf").tolist()
         return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
 
@@ -89,14 +89,14 @@ def inspect_corpus(
     full: bool = False,
     progress: bool = False,
 ) -> CorpusLook:
-    """Look at a corpus; nothing changes.
+    """Look at a corpus without changing it.
 
-    `path` is a directory of `bert-jax corpus`, or of one store, local or gs://BUCKET/DIRECTORY.
-    Without `pairing`, rows are single, or translations for a corpus of pairs. `documents` counts
-    the longest and the shortest documents; if `full`, all are read, however large the corpus is.
+    `path` is a directory that `bert-jax corpus` wrote, or one store in it, local or at gs://BUCKET.
+    Without `pairing`, rows are single texts, or translations in a corpus of pairs. `documents` is
+    how many longest and shortest documents to list; `full` reads all documents of a large corpus.
 
     Raises:
-        UserError: No such corpus, or the pairing or the length does not fit.
+        UserError: There is no such corpus or part, or the pairing or the length does not fit it.
     """
     store: TokenStore | None
     if scheme(path) is None:
@@ -170,9 +170,9 @@ def inspect_corpus(
 
 
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield documents of about a million tokens: shard, first document, (n + 1,) first tokens.
+    """Yield blocks of about a million tokens: shard, first document, (n + 1,) document starts.
 
-    In a store above `most` tokens, every k-th shard is read; with few shards, every k-th block.
+    If the store has more than `most` tokens, skip all but every k-th shard, or block of few shards.
     """
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1
@@ -244,7 +244,7 @@ def _document(one: dict[str, Any]) -> str:
 
 def _duplicates(look: CorpusLook) -> str:
     share = look.duplicates / look.documents_read
-    least = "at least, in a sample: --full reads all" if look.is_sample else "all were read"
+    least = "at least: this is a sample; --full reads all" if look.is_sample else "all were read"
     return (
         f"exact duplicates: {look.duplicates:,} of {look.documents_read:,} documents ({share:.2%}) "
         f"equal an earlier one ({least})"

@@ -31,7 +31,7 @@ from bert_jax.training.steps.state import StepConfig, state_shardings
 from bert_jax.training.steps.step import make_eval_step
 
 _TOKENS = 1 << 15
-"""Largest number of tokens in a batch, unless a single row has more."""
+"""Largest number of tokens in a batch, unless one row per device already has more."""
 
 _log = logging.getLogger("bert_jax")
 
@@ -42,9 +42,9 @@ class HeldOutRun(NamedTuple):
     step: int
     """Number of steps that trained the parameters."""
     length: int
-    """Tokens of a row."""
+    """Number of tokens in a row."""
     trained_length: int
-    """Longest row of the phases up to the step."""
+    """Number of tokens in the longest row of the phases up to the step."""
     settings: StepConfig
     params: Any
     """Parameters on `mesh`."""
@@ -62,19 +62,19 @@ def open_heldout(
 ) -> HeldOutRun:
     """Read a checkpoint and plan rows of held-out text.
 
-    Rows may be longer than in training: up to the learned positions of the model, or of any length
-    if `model.positions` is `rope`. A warning then names the longest row of training.
+    Rows may be longer than in training, in any length that the model's positions allow: learned
+    positions set a limit, others do not. A warning then names the longest row of training.
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
         corpus: Directory of another corpus; None: the run's own.
         max_rows: Largest number of rows; None: all.
-        length: Tokens of a row; None: as in the run's last phase.
+        length: Number of tokens in a row; None: as in the run's last phase.
         step: Step of the checkpoint; None: the newest intact one.
 
     Raises:
-        UserError: No checkpoint there, no held-out text, a corpus of another tokenizer, or rows
-            beyond the learned positions.
+        UserError: There is no such checkpoint or no held-out text, the corpus has another
+            tokenizer, or rows are shorter than 8 tokens or exceed the learned positions.
     """
     restored = pretrained_checkpoint(workdir, step)
     config = build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}")
@@ -107,13 +107,13 @@ def open_heldout(
 
 
 def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
-    """Put those parameters of a checkpoint that the objective uses onto a mesh."""
+    """Put the parameters that the objective uses onto a mesh; leave out the others."""
     shardings = state_shardings(settings, mesh).params
     return jax.device_put({name: params[name] for name in shardings}, shardings)
 
 
 def _with_positions(config: PretrainConfig, length: int, trained_length: int) -> PretrainConfig:
-    """Return the configuration with positions for rows of `length`."""
+    """Give the model positions for rows of `length` tokens; raise a UserError if it cannot."""
     model = config.model
     if length < 8:
         raise UserError(f"--length is {length}; it must be at least 8")
@@ -124,8 +124,8 @@ def _with_positions(config: PretrainConfig, length: int, trained_length: int) ->
         )
     if length > trained_length:
         _log.warning(
-            "rows have %d tokens, but training had at most %d: positions beyond are new to the "
-            "model", length, trained_length,
+            "rows have %d tokens, but training had at most %d: the model has not seen the "
+            "positions after that", length, trained_length,
         )  # fmt: skip
     return replace(config, model=replace(model, num_positions=max(length, model.num_positions)))
 
@@ -140,16 +140,16 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Return losses (nats) and accuracies of a checkpoint on held-out text.
 
-    Any corpus of the same tokenizer will do. Arguments and errors as in `open_heldout`. A directory
-    in Hugging Face's format, which names no corpus and has no steps, may replace the run; see
-    `heldout_metrics`.
+    Any corpus with the same tokenizer will do. Arguments and errors are as in `open_heldout`.
+    `workdir` may also be a model in Hugging Face's format (see `heldout_metrics`); `corpus` must
+    then be given, and `step` must not.
     """
     if not is_run(workdir):
         model = f"{workdir} is a model in Hugging Face's format"
         if corpus is None:
             raise UserError(f"{model}, which names no corpus; give --corpus")
         if step is not None:
-            raise UserError(f"--step is {step}; {model}")
+            raise UserError(f"--step is {step}, but {model}, which has no steps")
         stores, saved = open_corpus(corpus), read_model(workdir)
         check_measurable(saved, stores, "--corpus", corpus, f"{workdir}")
         values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
@@ -166,14 +166,13 @@ def evaluate_run(
 def compared_lines(
     names: Sequence[str], *, corpus: str | None = None, max_rows: int | None = None
 ) -> Iterator[str]:
-    """Yield a line for each of several checkpoints of one model, with its metrics on held-out text.
+    """Yield a line of held-out metrics for each of several checkpoints of one model.
 
-    All checkpoints are evaluated on the same rows: the last checkpoint's, from its corpus.
-
-    `names` are checkpoints as WORKDIR@STEP or WORKDIR; other arguments as in `open_heldout`.
+    All are evaluated on the same rows, which come from the last checkpoint's corpus. `names` are
+    checkpoints, WORKDIR@STEP or WORKDIR; the other arguments are as in `open_heldout`.
 
     Raises:
-        UserError: No checkpoint there, no held-out text, or a corpus of another tokenizer.
+        UserError: A checkpoint or held-out text is missing, or the corpus has another tokenizer.
     """
     workdir, step = split_name(names[-1])
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, step=step)

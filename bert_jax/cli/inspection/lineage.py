@@ -17,9 +17,9 @@ from bert_jax.files.remote import open_workdir
 from bert_jax.files.urls import scheme
 
 State = Literal["verified", "unrecorded", "differs", "missing", "unread"]
-"""Result of a check: `verified`: the content has the digest that the descendant has recorded.
-`unrecorded`: intact, but no digest was recorded. `missing`: nothing is there. `unread`: the content
-is there, but cannot be read or was not to be read."""
+"""Result of a check. `verified`: the content has the digest that the descendant recorded.
+`unrecorded`: it is intact, but no digest was recorded. `differs`: it is damaged or has another
+digest. `missing`: nothing is there. `unread`: it cannot be read, or was not to be read."""
 _MOST_FILES = 8
 _WORDS: dict[State, str] = {
     "verified": "verified",
@@ -64,14 +64,14 @@ def check_lineage(
     quick: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Checked:
-    """Trace a directory and compare its ancestors with their digests; nothing changes.
+    """Trace a directory and compare its ancestors with their recorded digests; change nothing.
 
-    `name` is a directory as `trace` takes it, or WORKDIR@STEP; `near` are further directories to
-    search for ancestors by name. If `quick`, only the records are compared. `say` is called with a
-    line before each read of content.
+    `name` is a directory that `trace` accepts, or WORKDIR@STEP; `near` are further directories to
+    search for ancestors by name. `quick` compares only the records. `say` is called with a line of
+    text before the content of an ancestor is read.
 
     Raises:
-        UserError: Nothing with a lineage is there, or a record is malformed.
+        UserError: The directory has no lineage, or a record is malformed.
     """
     directory, step = (name, None) if Path(name).exists() else split_name(name)
     root = trace(directory, step, near)
@@ -94,14 +94,14 @@ def _missing(ancestor: Ancestor) -> tuple[State, str]:
     if ancestor.note and ancestor.place and scheme(ancestor.place) is not None:
         return "unread", ancestor.note
     if ":" in ancestor.name and ancestor.kind == "file":  # tfds:, hf:
-        return "unread", "no file of this machine"
+        return "unread", "not a file on this machine"
     if ancestor.kind == "file" and ancestor.name == "python-docs":
-        return "unread", "text of the packages that were installed"
+        return "unread", "documentation of the packages that were installed"
     return "missing", f"at {ancestor.place}" if ancestor.place else "no place is recorded"
 
 
 def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tuple[State, str]:
-    """Compare an ancestor's content with its own record: verified, unread or differs."""
+    """Compare an ancestor's content with its own record: is it verified, unread or different?"""
     if quick:
         return "unread", ""
     say(f"reading {ancestor.place}")
@@ -126,14 +126,14 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
                 return "unread", "it cannot be read"
             return "verified", digest
         else:
-            return "verified", ""  # the digest matches the weights
+            return "verified", ""  # `trace` has computed the digest from the weights
     except (UserError, OSError) as error:
         fault = f"{error}"
     return ("differs", fault) if fault else ("verified", "")
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
-    """Compare an ancestor with its descendant's record."""
+    """Compare an ancestor, whose content has been checked, with its descendant's record."""
     digest = said if ancestor.kind == "file" and state == "verified" else ancestor.digest
     if state == "differs":
         return state, said
@@ -148,7 +148,7 @@ def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
 
 
 def lineage_lines(root: Checked) -> list[str]:
-    """Describe the chain for people: an ancestor a line, indented below its descendant."""
+    """Describe the chain for people, each ancestor on a line, indented below its descendant."""
     lines = list(_lines(root, 0))
     counts = Counter(each.state for each in root.walk())
     total = sum(counts.values())

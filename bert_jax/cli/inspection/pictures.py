@@ -14,9 +14,9 @@ _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
 
 
 def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
-    """Draw the loss over the buckets of positions as a matplotlib `Figure`, a line a masking rate.
+    """Draw the loss by bucket of positions, with a line per masking rate, as a matplotlib `Figure`.
 
-    Where rows are longer than in training, a vertical line marks the longest row of training.
+    If rows are longer than in training, a vertical line marks the longest row of training.
     """
     figure = new_figure((8.0, 4.4), title)
     axis = figure.subplots()
@@ -49,7 +49,7 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
 
 
 def lengths_figure(look: CorpusLook) -> Any:
-    """Draw the shares of documents, and of tokens, by a document's length, as a `Figure`."""
+    """Draw histograms of documents and of tokens by document length as a matplotlib `Figure`."""
     read = ", a sample" if look.is_sample else ""
     title = f"{look.path}: {look.documents_read:,} documents{read}"
     tokens, figure = look.lengths, new_figure((8.0, 4.8), title)

@@ -32,20 +32,18 @@ _WIDTH = 98
 LEGEND = (
     "{word} is masked, {word>other} replaced by a random token, {word=} kept; all are predicted."
 )
-TARGET_LEGEND = (
-    "A target (>) follows its source; its tokens after [CLS], and its end, are predicted."
-)
+TARGET_LEGEND = "A target (>) follows its source; its tokens after [CLS] and its end are predicted."
 
 
 def replay_batch(
     workdir: Path | str, step: int, *, corpus: str | None = None, max_rows: int | None = None
 ) -> str:
-    """Decode batch `step` of a pretraining run, with the masks that it had in training.
+    """Decode batch `step` of a pretraining run, with the masks that the batch had in training.
 
-    `corpus` replaces the directory that the step's phase used in training.
+    `corpus` is the present place of the corpus that the step's phase used in training.
 
     Raises:
-        UserError: No run there, a step outside the run, or a corpus other than the run's.
+        UserError: There is no run, the step is outside the run, or the corpus is not the run's.
     """
     work = open_workdir(workdir)
     config = read_config(work.local)
@@ -67,7 +65,7 @@ def replay_batch(
     stream.wait_for_checks()
     objective = step_config(config, stores, phase).objective
     shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
-    assert store.path is not None  # from `open_corpus`
+    assert store.path is not None  # `open_corpus` sets it
     tokenizer = load_tokenizer(store.path / "tokenizer")
     return describe_batch(
         batch,
@@ -80,12 +78,12 @@ def replay_batch(
 
 
 def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) -> str:
-    """Decode batch `step` of a fine-tuning run, once for each seed of its wave.
+    """Decode batch `step` of a fine-tuning run, once for each seed in the step's wave of trials.
 
-    Steps count from 0, through all waves; `max_rows` is for each seed.
+    `step` counts from 0 through all waves; `max_rows` limits the rows of each seed.
 
     Raises:
-        UserError: No run there, a step outside the run, or data or models that have changed.
+        UserError: There is no run, the step is outside the run, or data or models have changed.
     """
     work = open_workdir(workdir)
     record = read_record(work.local, "finetune")
@@ -105,7 +103,7 @@ def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) 
     for seed, equal in trials.items():
         rates = dict.fromkeys(f"{setup.schedule.waves[number][n].learning_rate:g}" for n in equal)
         trial = equal[0]
-        kept = int((batch["weights"][trial] > 0).sum())  # the rest only fills the batch
+        kept = int((batch["weights"][trial] > 0).sum())  # the other rows only fill the batch
         own = {name: array[trial, :kept] for name, array in batch.items()}
         labels = label_texts(task.objective, task.spec, task.tokenizer, own)
         group = own["tokens"].shape[1] if own["tokens"].ndim == 3 else 1
@@ -130,14 +128,14 @@ def describe_batch(
     first_row: int = 0,
     labels: Sequence[str] = (),
 ) -> str:
-    """Decode a batch row by row, masks marked, in lines of 98 characters if words allow.
+    """Decode a batch row by row, with masks marked, in lines of up to 98 characters or one word.
 
     Sentences A and B of a pair, packed segments, and the target of a source each start a line.
-    Tokens are joined to words where the tokenizer says so.
+    Tokens that the tokenizer marks as parts of one word are joined.
 
-    `batch` comes from `ExampleStream.batch`; `shown` has the input of the model and the predicted
-    positions, None for rows before masking. `first_row` is the number of the first row in the
-    stream of the run, `labels` the label of each row, if any.
+    `batch` comes from `ExampleStream.batch`. `shown` has the model's input and the predicted
+    positions; None: rows are shown as they are before masking. `first_row` is the number of the
+    first row in the run's stream; `labels` has the label of each row, or is empty.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
@@ -181,7 +179,7 @@ def _describe_row(
     *,
     is_shown: bool,
 ) -> list[str]:
-    """Return the row's title, then a paragraph for each sentence, segment or target."""
+    """Return the lines of a row: a title, then a paragraph per sentence, segment or target."""
     types, segments = row["type_ids"], row["segment_ids"]
     targets = row.get("target_segment_ids", np.zeros(0, segments.dtype))
     num_targets = int((targets != 0).sum())
@@ -225,7 +223,7 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Join the tokens of each name (a segment, or side of a pair) to a text."""
+    """Return the text of each segment, or of each side of a pair, by name, with masks marked."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -251,7 +249,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """Return a token without its word-start mark, unless the token is only the mark."""
+    """Return a token without a word-start or continuation mark, unless it is only that mark."""
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text
@@ -261,7 +259,7 @@ def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
 def label_texts(
     objective: HeadKind, spec: LabelSpec, tokenizer: Tokenizer, batch: Batch
 ) -> list[str]:
-    """Format the label of each row for people; "" where the rows have none.
+    """Format the label of each row for people; the texts are empty if the rows have no labels.
 
     `batch` has the rows of one trial, without padding rows: labels (B, ...), tokens (B, L).
     """

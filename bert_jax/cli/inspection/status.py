@@ -1,6 +1,6 @@
-"""Status of a run from its work directory, during the run and afterwards.
+"""Status of a run, read from its work directory during the run or afterwards.
 
-Only files are read: no device is opened, since a running job owns its devices.
+Only files are read; no device is opened, since a running job owns its devices.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ _ENDS: dict[str, State] = {
 _NO_ERRORS = ("start", "saved", "finished", "stopped")
 _MAX_ERRORS = 5
 _MAX_POINTS = 200
-_SOON = 60.0  # seconds; a run says every 10 that it lives, unless a step is longer
-_LONG = 1800.0  # seconds without a step after which a watchdog ends a run, where none is set
+_SOON = 60.0  # seconds; a run gives a sign of life every 10, or every step if that is longer
+_LONG = 1800.0  # seconds of silence after which a run without `stall_seconds` counts as killed
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class RunStatus:
 
     workdir: str
     version: str
-    """Version of bert_jax at the last start; "" where not known."""
+    """Version of bert_jax at the last start; empty if unknown."""
     num_steps: int | None
-    """Length of the run; None where not known."""
+    """Length of the run in steps; None if unknown."""
     step: int
     state: State
     heard: float | None
@@ -66,16 +66,16 @@ class RunStatus:
     steps_per_second: float | None
     seconds_left: float | None
     damaged: list[str]
-    """Checkpoints found damaged and put aside."""
+    """Names of checkpoints that were found damaged and put aside."""
     seconds: dict[str, float]
-    """Seconds of all starts: `productive`, and the lost seconds by reason (see `goodput`)."""
+    """Seconds spent on steps (`productive`) and lost by reason (see `goodput`), over all starts."""
     down_seconds: float
-    """Seconds between the starts."""
+    """Seconds between the starts, in which nothing ran."""
     num_starts: int
     num_killed: int
     """Number of starts that ended without a record of the end."""
     errors: list[dict[str, Any]]
-    """Latest events of trouble, the newest last."""
+    """Latest error events, the newest last."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PretrainStatus(RunStatus):
     vocab_size: int
     corpus: str
     corpus_tokens: int | None
-    """Tokens of the corpus; None: the corpus is not where it was."""
+    """Number of tokens in the corpus; None: the corpus is not where it was."""
     phases: tuple[Phase, ...]
     checkpoints: list[int]
     """Steps of the complete checkpoints, ascending."""
@@ -98,24 +98,24 @@ class PretrainStatus(RunStatus):
     metrics: tuple[Metric, ...]
     """Metrics of the run's objective; the curves show the first metric."""
     unigram_entropy: float | None
-    """Baseline of the first metric, where the metric has one and the corpus is known."""
+    """Baseline of the first metric; None if the metric has none or the baseline is unknown."""
     train: dict[str, Any]
-    """Last row of training metrics, with its `step`; empty when there is none."""
+    """Last row of training metrics, with its `step`; empty if there is none."""
     evaluation: dict[str, Any]
-    """Last evaluation."""
+    """Last row of held-out metrics; empty if there is none."""
     origin: str
-    """Checkpoint that the run branches from, or checkpoints that the model averages."""
+    """Checkpoint that the run branches from, or checkpoints that the model averages; or empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches, by the step that each began from, which stays for ever."""
+    """Work directories of branches by starting step; the checkpoint there is never deleted."""
     curve: list[tuple[float, float]]
-    """Points (step, first metric of training), thinned by means."""
+    """Points (step, first metric of training); neighbours are averaged if there are many."""
     heldout_curve: list[tuple[float, float]]
     corpora: list[CorpusCurve]
-    """Corpora of a mixture: text seen and held-out loss; empty for one corpus."""
+    """Text seen and held-out loss of each corpus in a mixture; empty for a single corpus."""
 
     @property
     def phase(self) -> int:
-        """Number of the phase, from 0, of the next step; in a finished run, of the last step."""
+        """Phase of the next step, counted from 0; the last phase if the run has finished."""
         ends = itertools.accumulate(phase.num_steps for phase in self.phases)
         current = (number for number, end in enumerate(ends) if self.step < end)
         return next(current, len(self.phases) - 1)
@@ -131,19 +131,19 @@ class FinetuneStatus(RunStatus):
     """Number of runs in the sweep."""
     num_epochs: float
     evaluation: dict[str, Any]
-    """Newest row of metrics; empty when there is none."""
+    """Newest row of metrics; empty if there is none."""
     model_saved: bool
     statistics: str
-    """Statistics of a finished run, as lines."""
+    """Statistics of a finished run, as text; empty before the end."""
 
 
 def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatus:
-    """Return the status of a pretraining run; nothing changes.
+    """Return the status of a pretraining run without changing the run.
 
     `now` is in seconds since 1970; None: the present.
 
     Raises:
-        UserError: No run there, or its configuration cannot be read.
+        UserError: There is no run, or its configuration cannot be read.
     """
     workdir = work.local
     config = read_config(workdir)
@@ -177,10 +177,10 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
 
 
 def finetune_status(work: WorkDir) -> FinetuneStatus:
-    """Return the status of a fine-tuning run; nothing changes.
+    """Return the status of a fine-tuning run without changing the run.
 
     Raises:
-        UserError: No fine-tuning run there.
+        UserError: There is no fine-tuning run, or its configuration cannot be read.
     """
     workdir = work.local
     record = read_record(workdir, "finetune")
@@ -215,7 +215,7 @@ def _run_values(
     saved: Sequence[int],
     now: float | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of `RunStatus`; `row` is the newest row with rates."""
+    """Return the values of the fields of `RunStatus`; `row` is the newest row with rates."""
     workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
     starts = read_starts(workdir / "goodput.json")
@@ -260,7 +260,7 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    """Name the checkpoints that a run or a model comes from, by its config.json."""
+    """Name the checkpoints that a run or a model comes from, as its config.json records them."""
     try:
         if "average" in record:
             made = record["average"]
@@ -276,7 +276,7 @@ def _origin(record: Mapping[str, Any]) -> str:
 
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
-    """Return tokens and baseline of the training corpus, as far as they are known."""
+    """Return the training corpus's number of tokens and baseline; None for what is unknown."""
     metric = config.metrics[0]
     with contextlib.suppress(UserError, OSError):
         store = open_corpus(config.data.corpus).train
@@ -287,7 +287,7 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
-    """Return the time of the last sign of life, from the files' content or else their times."""
+    """Return the time of the last recorded sign of life, or of the last change of metrics.jsonl."""
     times = [start.last for start in starts[-1:]]
     for event in events[-1:]:
         with contextlib.suppress(ValueError):
@@ -301,7 +301,7 @@ def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> 
 def _state(
     turns: Sequence[str], silent: float | None, *, soon: float, long: float, ended: bool
 ) -> State:
-    """Decide the state by the starts and ends in the log, and by the seconds of silence."""
+    """Decide the state from the starts and ends in the log and from the seconds of silence."""
     if turns and turns[-1] in _ENDS:
         return _ENDS[turns[-1]]
     if not turns and ended:
@@ -318,7 +318,7 @@ def _last(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Average neighbouring points, down to `_MAX_POINTS` at most."""
+    """Average neighbouring points, so that at most `_MAX_POINTS` remain."""
     if len(points) <= _MAX_POINTS:
         return points
     groups = np.array_split(np.array(points), _MAX_POINTS)

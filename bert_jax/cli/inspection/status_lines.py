@@ -70,7 +70,7 @@ def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = Tru
 
 
 def finetune_lines(status: FinetuneStatus, *, width: int = 80) -> list[str]:
-    """Describe a fine-tuning run: a subject a line, and the statistics of a finished run."""
+    """Describe a fine-tuning run: a subject on each line, and a finished run's statistics."""
     saved = "saved" if status.model_saved else "not yet saved"
     subjects = [
         ("task", f"{status.task}, starting from {status.init}"),
@@ -93,7 +93,7 @@ def finetune_lines(status: FinetuneStatus, *, width: int = 80) -> list[str]:
 def _lines(
     status: RunStatus, subjects: list[tuple[str, str]], body: list[str], width: int
 ) -> list[str]:
-    """Return a paragraph for each subject, the body, the time of all starts, the last errors."""
+    """Return a paragraph per subject, the body, the time of all starts, and the last errors."""
     made_by = f", by bert_jax {status.version}" if status.version else ""
     lines = []
     for name, text in [("run", f"{status.workdir}{made_by}: {_state(status)}"), *subjects]:
@@ -148,7 +148,7 @@ def _checkpoints(status: PretrainStatus) -> str:
     if not status.checkpoints:
         return "none yet"
     if not status.verified:
-        return f"none was read back; not read back: {_steps(others)}"
+        return f"none has been read back; written: {_steps(others)}"
     text = f"step {status.verified[-1]:,} is the newest that was read back"
     if status.verified[:-1]:
         text += f"; before it {_steps(status.verified[:-1])}"

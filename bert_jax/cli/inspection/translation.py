@@ -25,7 +25,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Smallest rise of the loss, in nats a token, by wrong sources if the decoder reads its source."""
+"""Nats per token; if wrong sources raise the loss by less, the decoder ignores its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -40,17 +40,17 @@ def evaluate_pairs(
 ) -> dict[str, Any]:
     """Translate a file and score the translations against another file, line by line.
 
-    Files have a sentence a line; `corpus` replaces the run's corpus, whose targets are the
-    candidates for the best constant caption.
+    Each line of a file is a sentence. `corpus` replaces the run's corpus; the targets in the corpus
+    are the candidates for the best constant caption.
 
     Returns:
-        `bleu`, `chrf` with intervals and signatures, `exact` (share of the translations that equal
-            the reference), `floors`, `ceiling`, losses in nats a target token, `by_length`; see
-            `translation_lines`.
+        `bleu` and `chrf` with intervals and signatures, `exact` (share of the translations that
+            equal the reference), `floors`, `ceiling`, losses in nats per target token, `by_length`
+            and counts; see `translation_lines`.
 
     Raises:
-        UserError: No translation run there, unequal numbers of lines, an empty line, or files that
-            cannot be read.
+        UserError: The model does not translate, the corpus has no pairs, a file cannot be read or
+            has no lines or an empty line, or the files have different numbers of lines.
     """
     sources, references = read_pairs(source_file, target_file)
     saved = on_device(read_model(workdir))
@@ -92,24 +92,24 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
         ends = found[f"{name}_interval"]
         said = "95%: {:.1f} to {:.1f}".format(*ends) if ends else "too few pairs for an interval"
         lines.append(f"{title:13} {found[name]:.1f}  ({said})  {signature}")
-    lines.append(f"{'exact':13} {100 * found['exact']:.1f}% of the translations are the reference")
+    lines.append(f"{'exact':13} {100 * found['exact']:.1f}% of translations equal the reference")
     floors = found["floors"]
-    copied = f"{floors['copy']:.1f} copies of the sources"
+    copied = f"{floors['copy']:.1f} for copies of the sources"
     if floors["constant"] is None:
-        fixed = "no constant caption is known: the training corpus is missing (name it: --corpus)"
+        fixed = "no constant caption is known: the training corpus is missing (give --corpus)"
     else:
-        fixed = f"{floors['constant']:.1f} one caption for all: {floors['constant_text']!r}"
+        fixed = f"{floors['constant']:.1f} for one caption for all: {floors['constant_text']!r}"
     lines.append(f"{'floors':13} {copied}; {fixed}")
     lines.append(
-        f"{'ceiling':13} {found['ceiling']:.1f} references, encoded and decoded by the tokenizer"
+        f"{'ceiling':13} {found['ceiling']:.1f} for references encoded and decoded by the tokenizer"
     )
     if not found["ceiling"]:
         lines.append(
-            "Note: BLEU needs texts of at least four words, and no reference has four; look at "
-            "exact and chrF"
+            "Note: BLEU needs texts of at least four words, but no reference has four; look at "
+            "exact and chrF instead"
         )
     loss, swapped = found["loss"], found["loss_swapped"]
-    lines.append(f"{'loss':13} {loss:.3f} nats a target token")
+    lines.append(f"{'loss':13} {loss:.3f} nats per target token")
     if swapped is not None:
         gap = swapped - loss
         lines.append(
@@ -117,7 +117,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
         )
         if gap < LEAST_GAP:
             lines.append(
-                f"Warning: wrong sources raise the loss by {gap:z.3f} nats a token, less than "
+                f"Warning: wrong sources raise the loss by {gap:z.3f} nats per token, less than "
                 f"{LEAST_GAP}: the decoder ignores its source"
             )
     if found["cut"]:
@@ -132,8 +132,8 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
     """Read two files of sentences, one a line, as `open_pairs` does.
 
     Raises:
-        UserError: A file cannot be read, the files have different numbers of lines, or a line is
-            empty on one side.
+        UserError: A file cannot be read, the files have different numbers of lines or none, or a
+            line is empty.
     """
     sources, targets = list[str](), list[str]()
     for number, source, target in open_pairs([source_file, target_file]).pairs():
@@ -149,13 +149,13 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
 def losses(
     saved: SavedModel, sources: Sequence[str], targets: Sequence[np.ndarray]
 ) -> tuple[float, float | None]:
-    """Compute the loss of the references, in nats a token, end tokens included, without smoothing.
+    """Compute the references' loss in nats per token, with end tokens but without smoothing.
 
     The model is on a device; `targets` are token ids without special tokens.
 
     Returns:
-        The loss, and the loss with each source moved to another pair (None for a single pair). The
-            two are equal if the decoder ignores its source.
+        The loss, and the loss with each source moved to another pair (None if there is one pair).
+            The two are equal if the decoder ignores its source.
     """
     special, limit = saved.tokenizer.special_ids, saved.max_length
     rows = [
@@ -167,7 +167,7 @@ def losses(
     own = _mean_loss(saved, rows, inputs, labels)
     if len(rows) == 1:
         return own, None
-    circle = np.random.default_rng(_SEED).permutation(len(rows))  # each source to the next pair
+    circle = np.random.default_rng(_SEED).permutation(len(rows))  # a source goes to the next pair
     moved = {int(to): rows[at] for at, to in zip(circle, np.roll(circle, 1), strict=True)}
     return own, _mean_loss(saved, [moved[n] for n in range(len(rows))], inputs, labels)
 
@@ -205,7 +205,7 @@ def _summed(
 
 
 def _padded(rows: Sequence[np.ndarray], size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and segment ids (B, L); padding rows fill the batch."""
+    """Return token ids and segment ids (B, L), with padding rows up to `size`."""
     tokens, segments = np.zeros((2, size, length), np.int32)
     for n, row in enumerate(rows):
         tokens[n, : len(row)] = row
@@ -214,7 +214,7 @@ def _padded(rows: Sequence[np.ndarray], size: int, length: int) -> tuple[np.ndar
 
 
 def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
-    """Return some training targets of the run; empty if the run's corpus is missing."""
+    """Return some training targets of the run; an empty list if the run's corpus is missing."""
     name = corpus or saved.origin.config.get("data", {}).get("corpus", "")
     try:
         store = open_corpus(name).train

@@ -1,4 +1,4 @@
-"""Verbs that account for text and models; imports are made when a verb runs."""
+"""Verbs that account for text and models; modules are imported when a verb runs."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -27,11 +27,10 @@ class Lineage(groups.Json):
     """Directory of a run (or WORKDIR@STEP), an export, an import, a grown or averaged model, a
     model in Hugging Face's format, or a corpus."""
     near: tuple[Directory, ...] = ()
-    """Further directory to search for ancestors, by name and digest, since an export does not
-    record the place of its source. The directory beside an export is always searched. May be
-    repeated."""
+    """Further directory to search for ancestors by name and digest, since an export does not record
+    the place of its source. The directory that holds an export is searched too. May be repeated."""
     quick: bool = False
-    """Compare only the records, without reading checkpoints, stores and files."""
+    """Compare only the records; do not read checkpoints, stores and files."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.lineage import check_lineage, lineage_lines
@@ -48,25 +47,25 @@ class Lineage(groups.Json):
 class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     """Look at a corpus: rows, documents, tokens per word, duplicates.
 
-    Rows are printed as a run sees them; --plot draws the lengths of the documents.
+    Rows are printed as a run sees them. --plot draws histograms of the documents' lengths.
 
     $ bert-jax inspect work/corpus
     $ bert-jax inspect work/corpus --pairing nsp --length 512 --seed 3 --plot lengths.png
     """
 
     corpus: Given[CorpusPlace]
-    """Directory of `bert-jax corpus`, or one store of it."""
+    """Output of `bert-jax corpus`, or one of its stores."""
     part: Literal["train", "heldout"] = "train"
     """Store to look at."""
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
-    """Pairing of the rows, as data.pairing (default: translation for a corpus of pairs, else
-    none)."""
+    """Pairing of the texts in a row, as in data.pairing (default: translation for a corpus of
+    pairs, else none)."""
     length: Count = 128
     """Number of tokens in a row."""
     documents: Count = 5
     """Number of longest documents, and of shortest documents, to print."""
     full: bool = False
-    """Read all documents of a corpus above 50 million tokens, not an evenly spaced sample."""
+    """Read all documents even above 50 million tokens, instead of an evenly spaced sample."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.corpus import corpus_lines, inspect_corpus
@@ -88,7 +87,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
 class Contamination(groups.Workers, groups.Json):
     """Find evaluation texts, or near-duplicates, in a corpus.
 
-    Evaluation texts are found by their n-grams of 13 words; held-out documents are found where they
+    Evaluation texts are found by their n-grams of 13 words; held-out documents are found if they
     are near-duplicates of training documents.
 
     $ bert-jax contamination work/corpus --against glue:data/glue --against squad:dev.json
@@ -97,11 +96,11 @@ class Contamination(groups.Workers, groups.Json):
     """
 
     corpus: Given[CorpusPlace]
-    """Directory of `bert-jax corpus`, whose store `train` is read, or text as `bert-jax corpus
-    --input` takes it."""
+    """Output of `bert-jax corpus`, whose store `train` is read, or text in a form that `bert-jax
+    corpus --input` takes."""
     against: tuple[Annotated[str, "FILE"], ...]
-    """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file:
-    .txt with an example a line, .tsv or .csv an example a row, .jsonl an example an object. May be
+    """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file
+    with one example per line (.txt), per row (.tsv, .csv) or per object (.jsonl). May be
     repeated."""
     similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
     """Lowest Jaccard similarity of word 5-shingles that counts as a near-duplicate."""
@@ -119,7 +118,7 @@ class Contamination(groups.Workers, groups.Json):
 
         specs = self.against
         if self.out is not None and len(specs) > 1:
-            raise UserError(f"--out is one file, and --against names {len(specs)}; rerun for each")
+            raise UserError(f"--out is one file, but --against names {len(specs)}; rerun for each")
         workers = worker_count(self.num_workers)
         corpus = Path(self.corpus)
         store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)
@@ -127,7 +126,7 @@ class Contamination(groups.Workers, groups.Json):
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
         if _HELDOUT in specs:
             if store is None:
-                raise UserError(f"--against heldout needs a corpus directory; {corpus} is none")
+                raise UserError(f"--against heldout needs a corpus directory; {corpus} is not one")
             directory = store.parent if store.name == "train" else store
             found = heldout_twins(
                 directory, threshold=self.similarity, num_workers=workers, show=_bar

@@ -1,4 +1,4 @@
-"""Steps that all verbs of `verbs.inference` share, from texts to answers."""
+"""Steps from texts to answers, which the verbs of `verbs.inference` share."""
 
 import os
 import sys
@@ -25,10 +25,10 @@ from bert_jax.tokenization.tokenizer import replace_surrogates
 def run_verb(
     asked: Asking, make: Callable[[SavedModel], Predictor[Any]], **same: str | None
 ) -> int:
-    """Answer the texts on the command line, or the lines of files; without both, standard input.
+    """Answer texts from the command line or files, or, if neither is given, from standard input.
 
-    `make` makes the predictor of a model that is on a device; `same` are fields with one value for
-    all records, None if not given.
+    `make` turns a model on a device into a predictor. `same` are fields that have one value for
+    all records; a field is not set if its value is None.
     """
     table = check_files(asked)
     saved = read_model(asked.model)
@@ -97,7 +97,7 @@ def run_verb(
 
 
 def check_files(asked: Asking) -> TableFormat:
-    """Refuse files that cannot be read or written as named, before a model is loaded."""
+    """Check the formats of all files before a model is loaded; return the format of tables."""
     for source in asked.input:
         _format(asked, source)
     check_out(asked.out, vectors=asked.VECTORS, plain=asked.PLAIN)

@@ -1,4 +1,4 @@
-"""Verbs that turn text into a tokenizer and a corpus; imports are made when a verb runs."""
+"""Verbs that turn text into a tokenizer and a corpus; modules are imported when a verb runs."""
 
 import math
 import sys
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Sources(groups.Columns):
-    """Text and pairs of texts."""
+    """Options that name the text, or the pairs of texts, to read."""
 
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """Text: a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a data set
     of the Hugging Face Hub, read in place), `tfds:NAME[:SPLIT]`, or `python-docs` (the
     documentation that Python and the installed packages carry). Files: .txt with a blank line
     between documents, .jsonl, .csv, .tsv, each also as .gz, .xz, .zst or .bz2, .parquet, .warc.gz,
-    .wet.gz, and dumps of Wikipedia (.xml.bz2). Tables and JSON lines have the text in the column
+    .wet.gz, and dumps of Wikipedia (.xml.bz2). The text of tables and JSON lines is in the column
     text. May be repeated."""
     pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
-    """Pairs of texts for translation: two files, where line n of the second translates line n of
-    the first, also as .gz, .xz or .zst; or one table with --columns source=COLUMN,target=COLUMN
-    (.tsv, .csv, .jsonl, .parquet, `tfds:NAME[:SPLIT]`). May be repeated."""
+    """Pairs of texts for translation: two files (also .gz, .xz or .zst), where line n of the second
+    translates line n of the first; or one table with --columns source=COLUMN,target=COLUMN (.tsv,
+    .csv, .jsonl, .parquet, `tfds:NAME[:SPLIT]`). May be repeated."""
     line_documents: bool = False
-    """Take each line of a text file as a document."""
+    """Read each line of a text file as a document of its own."""
 
     def reading(self, *keep: str) -> "ReadOptions":
         """Return the settings for reading text."""
@@ -41,13 +41,13 @@ class Sources(groups.Columns):
         return ReadOptions(field, keep, line_documents=self.line_documents)
 
     def opened(self, *files: tuple[str, ...], swap: bool = False) -> "list[PairSource]":
-        """Open pairs of texts."""
+        """Open the files, or the table, of each item as pairs of texts; `swap` swaps the sides."""
         from bert_jax.data.corpus.pairs import open_pairs
 
         names = self._columns()
         columns = [names[side] for side in ("source", "target") if side in names]
         if len(columns) == 1:
-            raise UserError(f"--columns is {','.join(self.columns)}; name source and target")
+            raise UserError(f"--columns is {','.join(self.columns)}; name both source and target")
         return [open_pairs(each, columns or None, swap=swap) for each in files]
 
     def _columns(self) -> dict[str, str]:
@@ -71,12 +71,12 @@ class Tokenizer(Sources, groups.IntoDirectory):
     vocab_size: int = 30522
     """Number of tokens."""
     cased: bool = False
-    """Keep case and accents (otherwise wordpiece lower-cases; the other kinds never do)."""
+    """Keep case and accents; if not set, wordpiece lower-cases, but the other kinds never do."""
     keep_accents: bool = False
-    """Keep accents in a wordpiece vocabulary without case."""
+    """Keep accents in a lower-cased wordpiece vocabulary."""
     character_coverage: float | None = None
-    """Share of the text's characters that get a token, the most frequent first; a word with any
-    other character becomes [UNK], or bytes in SentencePiece (default: at least 0.9995)."""
+    """Share of the text to cover by the most frequent characters, which get a token each. Any
+    other makes its word [UNK], or becomes bytes in SentencePiece (default: at least 0.9995)."""
     limit_alphabet: Annotated[int | None, "N"] = None
     """Largest number of characters that get a wordpiece token (default: from the coverage, at least
     1000)."""
@@ -114,16 +114,16 @@ class Tokenizer(Sources, groups.IntoDirectory):
         elif self.kind == "bytelevel":
             for name in given.keys() - {"min_frequency"}:
                 raise UserError(
-                    f"--{name.replace('_', '-')} does not belong to --kind bytelevel, which keeps "
-                    "all characters, as bytes, and all accents"
+                    f"--{name.replace('_', '-')} cannot be used with --kind bytelevel, which keeps "
+                    "all characters (as bytes) and all accents"
                 )
             tokenizer = train_bytelevel(texts, self.vocab_size, progress=show, **given)
         else:
             for name in given.keys() & set(options[1:]):
                 raise UserError(
-                    f"--{name.replace('_', '-')} belongs to --kind wordpiece. SentencePiece keeps "
-                    "all accents and has no least frequency; --character-coverage limits its "
-                    "characters"
+                    f"--{name.replace('_', '-')} works only with --kind wordpiece. SentencePiece "
+                    "keeps all accents and has no least frequency; --character-coverage limits "
+                    "its characters"
                 )
             tokenizer = train_sentencepiece(
                 texts, self.vocab_size, model=self.kind, progress=show, **given
@@ -153,13 +153,13 @@ class Cleaning(Verb):
     earlier paragraph. near: documents whose word 5-shingles have a Jaccard similarity of at least
     0.8 with an earlier document; near=0.7 sets another limit."""
     without: tuple[Annotated[str, "FILE"], ...] = ()
-    """Evaluation texts to keep out, as `bert-jax contamination --against` takes them: paragraphs
+    """Evaluation texts, as `bert-jax contamination --against` takes them, to keep out: paragraphs
     that share an n-gram of 13 words with them are left out. May be repeated."""
     keep_dropped: Directory | None = None
-    """Directory for samples of dropped documents, with the reason."""
+    """Directory for samples of dropped documents, each with the reason."""
 
     def cleaning(self) -> "CleaningConfig":
-        """Return the rules that the options set; a UserError for options without effect."""
+        """Return the rules that the options set; refuse wrong values and unused options."""
         from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 
         language, colon, threshold = self.language.partition(":")
@@ -202,11 +202,11 @@ class OfText(Cleaning):
     estimate: bool = False
     """Read a sample and estimate the cost of the build; nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
-    """Engine of the build. local: processes of this machine; ray: Ray on this machine;
-    ray:HOST:PORT: the cluster whose head is there; ray:auto: this node's cluster."""
+    """Engine of the build. local: processes on this machine; ray: Ray on this machine;
+    ray:HOST:PORT: the cluster whose head has this address; ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
-    """Size of the input files of one shard; each shard is a task of the engine. Input below twice
-    this size makes a single shard (default: 1024)."""
+    """Total size of the input files of a shard; each shard is a task of the engine. Input smaller
+    than twice this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
     """Directory that all nodes can reach, for the search for duplicates (default: beside --out)."""
 
@@ -217,9 +217,9 @@ class OfPairs(Verb):
     TITLE: ClassVar[str] = "pairs"
 
     heldout_pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
-    """Pairs for evaluation, given as --pairs (default: some of --pairs)."""
+    """Pairs for evaluation, given like --pairs (default: a share of --pairs)."""
     swap: bool = False
-    """Translate the other way, from the second side to the first."""
+    """Swap the sides of each pair, to translate from the second into the first."""
 
 
 class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
@@ -234,7 +234,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     """
 
     tokenizer: Annotated[Path, "TOKENIZER"]
-    """Directory of `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece model."""
+    """Output of `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece model."""
     out: Annotated[str | None, "CORPUS"] = None
     """Directory to write, or gs://BUCKET/DIRECTORY."""
     heldout_rate: Annotated[float | None, "SHARE"] = None
@@ -303,7 +303,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         return 0
 
     def _check_form(self) -> None:
-        """Refuse options for text in a corpus of pairs, and the reverse."""
+        """Refuse options for text in a corpus of pairs, the reverse, and missing options."""
         if bool(self.input) == bool(self.pairs):
             raise UserError(
                 "give --input for text, or --pairs for sources and targets"
@@ -311,7 +311,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             )
         if (self.out is None) != self.estimate:
             raise UserError(
-                "--estimate writes nothing; leave --out or --estimate out"
+                "--estimate writes nothing; leave out either --out or --estimate"
                 if self.estimate
                 else "give --out, the directory to write, or --estimate"
             )
@@ -326,11 +326,11 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             form, other, wrong = "--input", "--pairs", self.given(OfPairs)
             wrong += [f"--columns {side}" for side in sorted(sides)]
         if wrong:
-            raise UserError(f"{wrong[0]} belongs to {other}, and this is a corpus of {form}")
+            raise UserError(f"{wrong[0]} works only with {other}; this corpus is from {form}")
         if sides and all(len(files) > 1 for files in (*self.pairs, *self.heldout_pairs)):
             raise UserError(
-                f"--columns {','.join(self.columns)} belongs to a table, and --pairs names files "
-                "of lines"
+                f"--columns {','.join(self.columns)} is for tables, but all files of --pairs are "
+                "files of lines"
             )
         if self.heldout_pairs and self.heldout_rate is not None:
             raise UserError(
@@ -361,4 +361,4 @@ def _number(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"{option}: {text!r} is no number") from None
+        raise UserError(f"{option}: {text!r} is not a number") from None

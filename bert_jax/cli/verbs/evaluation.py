@@ -1,4 +1,4 @@
-"""The verb that evaluates runs and models; imports are made when it runs."""
+"""The verb that evaluates runs and models; modules are imported when it runs."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from bert_jax.errors import UserError
 
 
 class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
-    """Evaluation on held-out text."""
+    """Options of the evaluation on held-out text."""
 
     TITLE: ClassVar[str] = "a pretraining run or a pretrained model, on held-out text"
 
@@ -25,49 +25,49 @@ class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
 
 
 class Labelled(Verb):
-    """Evaluation on labelled data."""
+    """Options of the evaluation on labelled data."""
 
     TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
 
     data: Annotated[str | None, "FILE"] = None
-    """Labelled file in the format of the run's files, for GLUE also a split; dev or test: that part
+    """Labelled file in the format of the run's files, or, for GLUE, a split; dev or test: this part
     of the run's own data (default: both). --columns sets fields of the task."""
     report: Directory | None = None
     """Directory for report.md and report.json (scores by class with intervals, confusion, the most
     confident mistakes) and a picture."""
     versus: RunPlace | None = None
-    """Another run to score on the same examples; prints differences with paired intervals."""
+    """Another run to score on the same examples, to print differences with paired intervals."""
     contamination: tuple[File, ...] = ()
     """Report of `bert-jax contamination` on the data, to score contaminated and clean examples
     separately (default: reports on the corpora that the model comes from). May be repeated."""
 
 
 class Pairs(groups.Beams):
-    """Evaluation of translations."""
+    """Options of the evaluation of translations."""
 
     TITLE: ClassVar[str] = "a model that translates, on pairs of files"
 
     pairs: tuple[Annotated[str, "FILE"], Annotated[str, "FILE"]] | None = None
-    """Files of source sentences and references, one a line; prints sacreBLEU's BLEU and chrF with
-    intervals, floors, losses, and a table by source length."""
+    """Files of source sentences and of references, one per line. Prints sacreBLEU's BLEU and chrF
+    with intervals, floors, losses, and a table by source length."""
 
 
 class Vectors(groups.Rerank):
-    """Evaluation of vectors."""
+    """Options of the evaluation of vectors."""
 
     TITLE: ClassVar[str] = "a model that makes vectors, on one of three test sets"
 
     retrieval: Directory | None = None
-    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or one of its
-    judgement files; prints nDCG@10, MRR@10, recall@100 and MAP beside the scores of BM25."""
+    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or a judgement file
+    in it. Prints nDCG@10, MRR@10, recall@100 and MAP, with BM25's scores for comparison."""
     sts: Annotated[str | None, "FILE"] = None
-    """Table of text pairs with scores (query, document, score); prints Spearman's correlation of
+    """Table of text pairs with scores (query, document, score). Prints Spearman's correlation of
     the scores with the cosines."""
     clustering: Annotated[str | None, "FILE"] = None
-    """Table of texts with classes (text, label); prints the V-measure of k-means, mean of 10
+    """Table of texts with classes (text, label). Prints the V-measure of k-means, averaged over 10
     runs."""
     dimensions: Commas[int] = ()
-    """Lengths of prefixes of the vectors to score as well, such as 256,128,64."""
+    """Lengths to cut vectors to, to score the cut vectors as well, such as 256,128,64."""
 
 
 class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns, groups.Json):
@@ -83,7 +83,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
     def __call__(self) -> int:
         if self.pairs is not None:
-            self._refuse("does not go with --pairs", Heldout, Labelled, Vectors, groups.Columns,
+            self._refuse("cannot be used with --pairs", Heldout, Labelled, Vectors, groups.Columns,
                          but="--corpus")  # fmt: skip
             return self._pairs(*self.pairs)
         if self.given(Vectors):
@@ -92,9 +92,9 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
             if len(chosen) != 1:
                 options = " and ".join(chosen or self.given(Vectors))
                 raise UserError(
-                    f"{options}: give one of --retrieval, --sts and --clustering at a time"
+                    f"{options}: give exactly one of --retrieval, --sts and --clustering"
                 )
-            self._refuse(f"does not go with {chosen[0]}", Heldout, Labelled, Pairs)
+            self._refuse(f"cannot be used with {chosen[0]}", Heldout, Labelled, Pairs)
             return self._vectors(chosen[0])
         from bert_jax.artefacts.saved.runs import is_finetuning, is_run
         from bert_jax.cli.inspection.evaluate import evaluate_run
@@ -104,13 +104,13 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         is_model = (local / "config.json").is_file() and not is_run(local)
         if is_finetuning(local) or (is_model and self.data is not None):
             self._refuse(
-                f"is for pretraining, and {self.model} holds a fine-tuning run. Name labelled data "
-                "with --data", Heldout, Pairs,
+                f"does not apply to {self.model}, a fine-tuned model. Name labelled data with "
+                "--data", Heldout, Pairs,
             )  # fmt: skip
             return self._finetuned()
         self._refuse(
-            f"is for a fine-tuning run, and {self.model} holds none. A pretrained model is "
-            "evaluated on a --corpus", Labelled, groups.Columns, Pairs,
+            f"does not apply to {self.model}, a pretrained model. Evaluate it on held-out text "
+            "(--corpus)", Labelled, groups.Columns, Pairs,
         )  # fmt: skip
         if self.by_position or self.masking_rates or self.plot:
             return self._by_position()
@@ -121,7 +121,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         return 0
 
     def _refuse(self, why: str, *groups: type[Verb], but: str = "") -> None:
-        """Refuse options of other kinds of evaluation."""
+        """Refuse the given options of other kinds of evaluation, except the option `but`."""
         for option in self.given(*groups):
             if option != but:
                 raise UserError(f"{option} {why}")
@@ -136,7 +136,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         names, written = self.named()
         if self.columns and self.data is None:
             raise UserError(
-                "--columns is set without --data; the run knows the columns of its own data"
+                "--columns needs --data, since the run knows the columns of its own data"
             )
         found = evaluate_finetuned(
             self.model, self.data, self.contamination, self.versus, {**names, **written}
@@ -165,7 +165,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
         if self.step is not None:
             raise UserError(
-                f"--step is {self.step}; --by-position evaluates the newest checkpoint, so leave "
+                f"--step is {self.step}, but --by-position evaluates the newest checkpoint; leave "
                 "--step out"
             )
         rates = [each / 100 for each in self.masking_rates or (5, 15, 30)]
@@ -194,7 +194,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         return 0
 
     def _vectors(self, chosen: str) -> int:
-        """Score vectors on the test set of an option."""
+        """Score vectors on the test set that the option `chosen` names."""
         from tqdm import tqdm
 
         from bert_jax.artefacts.saved.reading import read_model
@@ -204,10 +204,10 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.tasks.retrieval.collection import read_collection
 
         if self.rerank and not self.retrieval:
-            raise UserError(f"--rerank does not go with {chosen}; it goes with --retrieval")
+            raise UserError(f"--rerank works only with --retrieval, not with {chosen}")
         if self.columns and self.retrieval:
             raise UserError(
-                "--columns does not go with --retrieval, whose columns have fixed names"
+                "--columns cannot be used with --retrieval, whose columns have fixed names"
             )
         fields = ("query", "document", "score") if self.sts else ("text", "label")
         names, written = self.named(*fields)

@@ -1,4 +1,4 @@
-"""Verbs that take a model out or in; imports are made when a verb runs."""
+"""Verbs that export, import, average and grow models; modules are imported when a verb runs."""
 
 import logging
 import sys
@@ -20,12 +20,12 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
 
     to: Literal["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx", "peft"]
     """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: for an
-    encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU, for a translator with
-    its search. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft: only the
-    low-rank updates and the head of a run with lora.rank, for PEFT."""
+    encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU, which includes the
+    search of a translator. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft:
+    only the low-rank updates and the head of a run with lora.rank, for PEFT."""
     quantize: Literal["int8"] | None = None
-    """Quantization of matrices to 8 bits by ONNX Runtime, for onnx; the proof reports the loss of
-    precision."""
+    """Quantization of matrices to 8 bits by ONNX Runtime (only with --to onnx); the loss of
+    precision is measured."""
     name: Text = ""
     """Title of the model card (default: the name of MODEL)."""
     part: Literal["discriminator", "generator"] | None = None
@@ -67,30 +67,30 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
                 more += f", least cosine {cosine}" if cosine else ""
                 print(f"    {name}: largest difference {gap}{more}")
         for part in parity["untrained_parts"]:
-            print(f"  {part}: has initial values, the model has none of its own")
+            print(f"  {part}: has initial values, since the model has none of its own")
         for part in parity["left_out"]:
-            print(f"  {part}: left out, {parity['class']} has no such head")
+            print(f"  {part}: left out, since {parity['class']} has no such head")
         return 0
 
 
 class Average(groups.IntoDirectory, groups.StoreRows):
     """Average checkpoints of one or several runs into a model.
 
-    Every verb that reads a pretrained model reads the average.
+    Every verb that reads a pretrained model can read the average.
 
     $ bert-jax average work/tiny --last 5 --out work/mean --evaluate
     $ bert-jax average work/decay-a work/decay-b@19000 --out work/soup
     """
 
     checkpoints: Given[tuple[Annotated[str, "WORKDIR[@STEP]"], ...]]
-    """Checkpoints of pretraining runs; without @STEP the newest that was read back."""
+    """Checkpoints of pretraining runs; without @STEP, the newest that was read back."""
     last: Annotated[int | None, "K"] = None
     """Number of newest checkpoints of each WORKDIR to average."""
     method: Literal["mean", "ema"] = "mean"
     """Kind of average: mean with equal weights, or ema, an exponential moving average in the given
     order."""
     decay: Annotated[float | None, "D"] = None
-    """Weight that ema gives the average so far at each further checkpoint (default: 0.9)."""
+    """Weight that ema gives the average so far when it adds a checkpoint (default: 0.9)."""
     evaluate: bool = False
     """Print the held-out loss of each checkpoint and of the average."""
 
@@ -100,7 +100,7 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 
         rows, corpus = self.rows, self.corpus
         if not self.evaluate and (rows is not None or corpus is not None):
-            raise UserError("--rows and --corpus are for --evaluate, which is not given")
+            raise UserError("--rows and --corpus work only with --evaluate")
         made = average(
             self.checkpoints, self.out, method=self.method, decay=self.decay,
             last=self.last, progress=sys.stderr.isatty(),
@@ -132,11 +132,11 @@ class Import(groups.IntoDirectory, groups.Tolerance):
     """Directory in Hugging Face's format, TensorFlow checkpoint of the original code (its directory
     or prefix), or name on the Hugging Face Hub."""
     add_tokens: File | None = None
-    """File of tokens to add to the vocabulary, one a line; the embedding of each starts as the mean
-    of the tokens that spelled it before."""
+    """File of tokens to add to the vocabulary, one per line. A token's embedding starts as the mean
+    over the old tokens that spelled it."""
     gelu: Literal["tanh", "erf"] | None = None
-    """Meaning of gelu in a TensorFlow checkpoint: tanh as in the original code (default), or erf as
-    in its first release and in Transformers."""
+    """Meaning of gelu in a TensorFlow checkpoint: tanh, as in the original code (default), or erf,
+    as in the code's first release and in Transformers."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.exchange.importing import import_model
@@ -155,7 +155,7 @@ class Import(groups.IntoDirectory, groups.Tolerance):
             counts = [compared.get(f"texts_with_equal_{what}") for what in ("ids", "offsets")]
             print("  texts with equal token ids: {}; with equal offsets: {}".format(*counts))
             if compared.get("pairs_have_equal_ids") is False:
-                print("  a pair of texts has other special tokens here than in Transformers")
+                print("  pairs of texts have other special tokens here than in Transformers")
         else:
             print(f"  {compared}")
         return 0
@@ -164,8 +164,8 @@ class Import(groups.IntoDirectory, groups.Tolerance):
 class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     r"""Make the initial weights of a larger model from a smaller one.
 
-    MODEL is a run of pretraining (its newest intact checkpoint) or what `import` or `export` wrote.
-    --corpus: measure the masked-LM loss of both models on the held-out text of a corpus.
+    MODEL is a pretraining run (its newest intact checkpoint) or an output of `import` or `export`.
+    --corpus measures the masked-LM loss of both models on the held-out text of a corpus.
     --config.model.FIELD=VALUE sets the sizes.
 
     $ bert-jax grow work/small --out work/grown --config=modern_tiny \
@@ -206,8 +206,8 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
                 print(f"  model.{name}  {before:,} -> {after:,}")
         if "loss" in report:
             print(
-                f"  held-out masked-LM loss before step 1: {report['loss']:.3f} nats; of the "
-                f"source {report['source_loss']:.3f}; unigram entropy "
+                f"  held-out masked-LM loss before step 1: {report['loss']:.3f} nats (source: "
+                f"{report['source_loss']:.3f}); unigram entropy "
                 f"{report['unigram_entropy']:.3f}"
             )
         print(

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Groups of options that several verbs share."""
 
 import json
 import re
@@ -39,7 +39,7 @@ class Json(Verb):
     """Print JSON instead of lines for people."""
 
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
-        """Print `found` as JSON, with options `how` of `json.dumps`, or else the lines."""
+        """Print `found` as JSON (`how`: options of `json.dumps`) with --json, else the lines."""
         written = {"indent": 2, **how}
         print(json.dumps(found, **written) if self.json else "\n".join(lines))
 
@@ -55,7 +55,7 @@ class StoreRows(Rows):
     """Rows of a corpus."""
 
     corpus: CorpusPlace | None = None
-    """Directory of `bert-jax corpus`, with the same tokenizer (default: the run's corpus)."""
+    """Output of `bert-jax corpus`, with the same tokenizer (default: the run's corpus)."""
 
 
 class Checkpoint(Verb):
@@ -76,8 +76,8 @@ class Plot(Verb):
     """The picture that a verb draws."""
 
     plot: options.Picture | None = None
-    """File for the picture (default: loss.png or positions.png in a local run that `status` or
-    `evaluate --by-position` reads, else no picture)."""
+    """File for the picture (default: in a local run, loss.png for `status` and positions.png for
+    `evaluate --by-position`; else no picture)."""
 
     def draw(self, write: Callable[[Path], object], work: "WorkDir", name: str) -> Path | None:
         """Draw a picture of a run at --plot, or as `name` in a local run; return its place.
@@ -105,22 +105,22 @@ class IntoFile(Verb):
     """The file that a verb writes."""
 
     out: options.File
-    """File to write; replaced where it exists. `index` writes .parquet, `mine` JSON lines."""
+    """File to write; an existing file is replaced. `index` writes .parquet, `mine` JSON lines."""
 
 
 class License(Verb):
     """The licence of the output."""
 
     license: Text = ""
-    """Licence of the text or of the model, in the Hub's abbreviation, such as apache-2.0 or
+    """Licence of the text or of the model, abbreviated as on the Hub, such as apache-2.0 or
     cc-by-4.0 (default: unknown, except for documents with a field license or licence)."""
 
 
 class Tolerance(Verb):
-    """The proof of a converted model."""
+    """The comparison of a converted model with its source."""
 
     tolerance: NonNegative = 1e-4
-    """Largest permitted difference of a hidden state or logit from the source."""
+    """Largest permitted difference from the source in any hidden state or logit."""
 
 
 class Workers(Verb):
@@ -158,13 +158,13 @@ class Columns(Verb):
 
     columns: tuple[Annotated[Text, "FIELD=COLUMN,..."], ...] = ()
     """Names of columns in tables, or of fields in JSON lines, separated by commas:
-    text=review,label=stars; in a table without names, the column's number from 1. Also the format
-    of CSV and TSV files: header=False, delimiter=;, quoting=False."""
+    text=review,label=stars. If a table has no header, name a column by its number, from 1. Also the
+    format of CSV and TSV files: header=False, delimiter=;, quoting=False."""
 
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the columns by field, and the format of a table.
 
-        Fields must be among `known`, if given; other fields or values are a UserError.
+        Refuse fields that are not among `known`, if given, and wrong values.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
@@ -175,7 +175,7 @@ class Columns(Verb):
                 written[field] = column.replace("\\t", "\t")
             elif not column or field in ("header", "quoting") or (known and field not in known):
                 raise UserError(
-                    f"--columns has {part!r}; write FIELD=COLUMN with commas between, where FIELD "
+                    f"--columns has {part!r}; write FIELD=COLUMN, separated by commas, where FIELD "
                     f"is {' or '.join(known) or 'a field of the task, as in text=review'}, or "
                     "header=True, header=False, quoting=True, quoting=False, delimiter=CHARACTER"
                 )
@@ -188,10 +188,10 @@ class Texts(Verb):
     """Texts that a model reads."""
 
     texts: Given[tuple[Text, ...]] = ()
-    """Texts, questions or queries; - (or none) for standard input."""
+    """Texts, questions or queries; - (or no text at all) reads standard input."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """File to read: lines of text (.txt), JSON (.jsonl, .json) or a table (.csv, .tsv, .parquet),
-    also as .gz, .xz, .zst. May be repeated."""
+    also compressed (.gz, .xz, .zst). May be repeated."""
 
 
 class Device(Verb):
@@ -227,8 +227,8 @@ class Beams(Verb):
     num_beams: Count = 5
     """Number of hypotheses that each step keeps; 1 is greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha, by which a
-    hypothesis's score is divided."""
+    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha; a hypothesis's
+    score is divided by the penalty."""
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty, see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0
@@ -247,18 +247,18 @@ class Beams(Verb):
 
 
 class Asking(OfModel, Texts, Columns, Json, Device):
-    """A verb that answers texts."""
+    """A verb that gives an answer for each text."""
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Format of the files; auto: by the suffix, for standard input by the first line."""
+    """Format of the files; auto: taken from the suffix, or from standard input's first line."""
     out: options.File | None = None
-    """File for the answers: .jsonl, for `embed` also .npy or .parquet; `translate` writes a line
-    for each text. The file appears when it is complete (default: standard output)."""
+    """File for the answers: .jsonl, for `embed` also .npy or .parquet, for `translate` also text
+    with one line per answer. The file appears when it is complete (default: standard output)."""
     batch_tokens: Count | None = None
     """Largest number of tokens in a batch (default: 1024)."""
     on_error: Literal["fail", "skip"] = "fail"
-    """Reaction to a line that cannot be read or answered: stop, or write the error in place of the
-    answer."""
+    """Reaction to a line that cannot be read or answered. fail: stop; skip: write the error in
+    place of the answer."""
 
     PLAIN: ClassVar[bool] = False
     """Whether the verb turns lines of text into lines of text."""
@@ -272,7 +272,7 @@ class Asking(OfModel, Texts, Columns, Json, Device):
 
 
 class AskingRows(Asking):
-    """A verb that answers texts of a limited length."""
+    """A verb that gives an answer for each text and limits the length of rows."""
 
     max_length: Annotated[int | None, "N"] = None
     """Largest number of tokens in a row, special tokens included; longer texts are cut or read in

@@ -1,4 +1,4 @@
-"""Verbs that ask a model; imports are made when a verb runs."""
+"""Verbs that query a model; modules are imported when a verb runs."""
 
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ class Classify(groups.AskingRows, groups.SecondText, groups.Top):
     """
 
     threshold: Fraction | None = None
-    """Probability above which each of several labels is predicted (default: the model's own, else
-    0.5)."""
+    """Probability above which a label is predicted, if a text may have several (default: the
+    model's own, else 0.5)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.verbs.answering import run_verb
@@ -127,19 +127,19 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
             for option, given in (("--top", top > 1), ("--alignments", self.alignments)):
                 if given:
                     raise UserError(
-                        f"{option} does not fit into a line for each text: add --json, or name a "
-                        ".jsonl file as --out"
+                        f"{option} does not fit an output of one line per text: add --json, or "
+                        "name a .jsonl file as --out"
                     )
         make = partial(Translator, search=self.settings(top), alignments=self.alignments)
         return run_verb(self, make, prefix=self.prefix)
 
     def warning(self, predictor: "Translator") -> str:
-        """Count the translations that were cut."""
+        """Return a warning that counts the translations that were cut; empty if none were."""
         if not predictor.num_cut:
             return ""
         return (
-            f"{predictor.num_cut:,} translations reached the greatest length without an end and "
-            "were cut there; --max-length-rate and --max-length are the limits"
+            f"{predictor.num_cut:,} translations reached the length limit without an end and were "
+            "cut there; --max-length-rate and --max-length set the limit"
         )
 
 
@@ -189,7 +189,7 @@ class Attend(groups.OfModel, groups.SecondText):
     text: Given[Text]
     """Text; for each [MASK] the page shows the model's predictions."""
     out: File = Path("attention.html")
-    """File for the page; replaced where it exists."""
+    """HTML file to write; an existing file is replaced."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.reading import read_model

@@ -6,7 +6,7 @@
         step: int | None = None
         \"\"\"Step of the only checkpoint to read.\"\"\"
 
-A verb is called to run. The first line of its docstring stands in `bert-jax --help`.
+Calling a verb runs it. `bert-jax --help` shows the first line of its docstring.
 """
 
 import argparse
@@ -32,11 +32,11 @@ V = TypeVar("V", bound="Verb")
 
 _POSITIONAL, _COMMAS = object(), object()
 Given = Annotated[T, _POSITIONAL]
-"""An argument without a name."""
+"""A positional argument."""
 Commas = Annotated[tuple[T, ...], _COMMAS]
-"""Values separated by commas; other tuples are options that may be repeated."""
+"""Values separated by commas; an option of any other tuple type takes several or is repeated."""
 Text = Annotated[str, "TEXT"]
-"""Text in which a leading ~ is not expanded; a string in an annotation is an option's metavar."""
+"""Text whose leading ~ is not expanded; the string in the annotation is the option's metavar."""
 ModelPlace = Annotated[str, "MODEL"]
 RunPlace = Annotated[str, "WORKDIR"]
 CorpusPlace = Annotated[str, "CORPUS"]
@@ -62,15 +62,15 @@ _NUMBERS = {int: "a whole number", float: "a finite number"}
 @dataclass(frozen=True, kw_only=True)
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Verb:
-    """A verb with the values of its options, or options of several verbs; a frozen dataclass."""
+    """A verb with its options, or a group of options for several verbs; a frozen dataclass."""
 
     command_line: str = ""
-    """The whole command, for people."""
+    """The whole command, for messages and records."""
     overrides: tuple[str, ...] = ()
-    """Fields of a configuration, such as --config.model.num_layers=12."""
+    """Settings of configuration fields, such as --config.model.num_layers=12."""
 
     CONFIGURED: ClassVar[bool] = False
-    """Whether fields of a configuration are set on the command line."""
+    """Whether the command line may set fields of a configuration."""
 
     def __init_subclass__(cls) -> None:
         """Make a frozen dataclass of every subclass."""
@@ -81,17 +81,17 @@ class Verb:
         raise NotImplementedError
 
     def given(self, *groups: type["Verb"]) -> list[str]:
-        """Return the options of some groups that differ from their defaults."""
+        """Return the flags of options in some groups whose values are not the defaults."""
         found = (option for group in groups for option in options(group))
         return [each.flag for each in found if getattr(self, each.name) != each.default]
 
 
 class Option(NamedTuple):
-    """A field of a verb."""
+    """An option or positional argument of a verb."""
 
     name: str
     hint: Any
-    """Annotation, with marks."""
+    """Type annotation with its marks, such as a metavar."""
     default: Any
     title: str
     """Heading in the help."""
@@ -103,12 +103,12 @@ class Option(NamedTuple):
 
     @property
     def is_positional(self) -> bool:
-        """Whether values stand without a name."""
+        """Whether the argument is positional."""
         return _POSITIONAL in _opened(self.hint)[1]
 
     @property
     def is_several(self) -> bool:
-        """Whether any number of values may stand without a name."""
+        """Whether the argument is positional and takes any number of values."""
         return self.is_positional and typing.get_origin(_opened(self.hint)[0]) is tuple
 
     def add_to(self, group: Any) -> None:
@@ -144,9 +144,9 @@ class Option(NamedTuple):
 
 
 def options(verb: type[Verb]) -> list[Option]:
-    """Return a verb's options: named ones, its own before inherited ones, then positional ones.
+    """Return a verb's named options, its own before inherited ones, then positional arguments.
 
-    Inherited positional options come first, and one with any number of values last.
+    Inherited positional arguments come first; an argument with any number of values comes last.
     """
     hints = typing.get_type_hints(verb, include_extras=True)
     defaults = {field.name: field.default for field in fields(verb)}
@@ -163,10 +163,10 @@ def options(verb: type[Verb]) -> list[Option]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of one verb; the help is read from the source when somebody asks for it."""
+    """A parser for one verb; reads the help texts from the source only when they are shown."""
 
     def __init__(self, verb: type[Verb] | None = None, lax: bool = False, **more: Any) -> None:
-        """Add the options of a verb; a lax parser lets required ones be missing."""
+        """Add the options of a verb; a lax parser allows required options to be missing."""
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **more)
         self.verb = verb
@@ -179,7 +179,7 @@ class Parser(argparse.ArgumentParser):
             option.add_to(groups[option.title])
 
     def format_help(self) -> str:
-        """Format the help, with the notes of the fields and their defaults."""
+        """Format the help from the notes and the defaults of the verb's fields."""
         if self.verb is not None:
             self.description = inspect.cleandoc(self.verb.__doc__ or "")
             texts = notes(self.verb)
@@ -210,8 +210,8 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     """Make a verb from the arguments after its name.
 
     Raises:
-        UserError: An unknown option (names the nearest or new option), a missing option, or a value
-            of another type or out of bounds.
+        UserError: An option is unknown (the message suggests one), an argument is missing or
+            unexpected, or a value has the wrong type or is out of bounds.
     """
     parser = Parser(verb, prog=f"bert-jax {name}")
     for argument in argv[: argv.index("--") if "--" in argv else None]:
@@ -259,7 +259,7 @@ def _opened(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _value(option: str, hint: Any, text: Any) -> Any:
-    """Convert a text, or a list of texts, to the option's value."""
+    """Convert a text, or a list of texts, to the option's value; refuse wrong values."""
     kind, marks = _opened(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = typing.get_args(hint)[0]
@@ -287,6 +287,6 @@ def _value(option: str, hint: Any, text: Any) -> Any:
 def _home(text: str) -> str:
     """Expand a ~ at the beginning of a path or of a field's value.
 
-    A shell does so only at the beginning of a word, and not in `--out=~/x`.
+    A shell expands only a ~ that begins a word, so not the one in `--out=~/x`.
     """
     return os.path.expanduser(text) if text.startswith("~") else text

@@ -1,4 +1,4 @@
-"""Verbs that prepare, train and inspect runs; imports are made when a verb runs."""
+"""Verbs that prepare, train and inspect runs; modules are imported when a verb runs."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Demo(Verb):
-    """Train a small model without a download, and let it answer.
+    """Train a small model without a download, then let it answer.
 
     The BERT learns from Python's own documentation; the translator learns French number
     words from 20,000 pairs and translates 2,000 unseen numbers in about a minute.
@@ -33,7 +33,7 @@ class Demo(Verb):
     config: Annotated[str | None, "FILE"] = None
     """Configuration file in place of the recipe's."""
     workdir: Directory | None = None
-    """Directory to write (default: work/demo, for translation work/demo_translation)."""
+    """Directory to write (default: work/demo, or work/demo_translation for translation)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.demo import masked_words, number_words
@@ -51,8 +51,8 @@ class Configured(Verb):
     """A configuration of a run."""
 
     config: Annotated[str, "FILE"]
-    """Configuration: a name or a Python file, with an argument after a colon: bert_tiny,
-    my/bert.py, glue:mrpc. --config.SECTION.FIELD=VALUE sets any field."""
+    """Configuration: a name or a Python file, such as bert_tiny or my/bert.py; an argument may
+    follow a colon, as in glue:mrpc. --config.SECTION.FIELD=VALUE sets any field."""
     fields: bool = False
     """List all fields of a configuration with their defaults and stop."""
 
@@ -66,7 +66,7 @@ class Configured(Verb):
         return PretrainConfig
 
     def loaded(self) -> Any:
-        """Read the configuration; a UserError if it is wrong, or for the other kind of run."""
+        """Read the configuration; refuse one that is wrong or belongs to the other kind of run."""
         from bert_jax.config.command_line import load_config
 
         try:
@@ -88,18 +88,18 @@ class Run(Configured):
     """A run in a work directory."""
 
     workdir: RunPlace
-    """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; made if missing."""
+    """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; created if missing."""
     distributed: Literal["auto", "on", "off"] = "auto"
     """Whether to join the other processes of a pod, a Slurm job or launch/local.py; auto joins
-    where the environment names other processes."""
+    them if the environment names them."""
     join_timeout: Annotated[int, "SECONDS"] = 300
     """Time to wait for the other processes of the run."""
     stopped_code: Annotated[int, "CODE"] = 0
-    """Exit code of a run that SIGTERM stopped and saved before its last step. Launchers that
-    restart runs pass 75; Ctrl-C on one process ends with 130."""
+    """Exit code of a run that SIGTERM stops before its last step (the run is saved). Launchers
+    that restart runs pass 75. Ctrl-C on a run of one process always gives 130."""
 
     def trained(self, config: Any, clock: "Clock") -> str:
-        """Train; return the name of the signal that stopped the run, "" if none did."""
+        """Train; return the name of the signal that stopped the run, or the empty string."""
         raise NotImplementedError
 
     def __call__(self) -> int:
@@ -116,12 +116,12 @@ class Run(Configured):
             processes.join(self.distributed, self.join_timeout)
             stopped_by = self.trained(config, Clock(age=process_age()))
         except BaseException as error:
-            if label := processes.label():  # one of several, whose errors must not wait for others
+            if label := processes.label():  # of several processes: one must not wait for the others
                 if (code := report_error(error, f"{name}, {label}")) is None:
                     traceback.print_exc()
                 processes.leave(1 if code is None else code)
             raise
-        if stopped_by == "SIGINT":  # Ctrl-C; of several processes all stop by SIGTERM
+        if stopped_by == "SIGINT":  # Ctrl-C on a single process; several stop by SIGTERM
             saved = f"interrupted, saved. To continue:\n  {self.command_line}"
             print(f"bert-jax {name}: {saved}", file=sys.stderr)
             return 130
@@ -177,7 +177,7 @@ class Finetune(Run):
         return FinetuneConfig
 
     def trained(self, config: Any, clock: "Clock") -> str:
-        """Fine-tune, or continue an unfinished run."""
+        """Fine-tune, or continue an unfinished run; raise an error if nothing was learned."""
         from bert_jax.training.finetune.folds import cross_validate
         from bert_jax.training.finetune.train import finetune
         from bert_jax.training.finetune.voice import NothingLearnedError
@@ -204,7 +204,7 @@ class Plan(Configured, groups.Plot, groups.Json):
     """TPU slice: v5e:16x16, v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip),
     v5e:16x16,slices=2. May be repeated, for a comparison at the end."""
     phase: Annotated[str, "N"] = "0"
-    """Number of a phase in training.phases, or all."""
+    """Number of a phase in training.phases, counted from 0, or all."""
     batch_per_chip: Annotated[str, "N"] = ""
     """Rows per chip in a micro-batch, in place of the configured batch. fit: find the largest that
     fits. fast: compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches,
@@ -247,8 +247,8 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
         if is_finetuning(work.local):
             if self.plot is not None:
                 raise UserError(
-                    f"{self.workdir} holds a fine-tuning run; --plot is for pretraining. The "
-                    "picture of a fine-tuning run is statistics.png, made at the end"
+                    f"{self.workdir} holds a fine-tuning run; --plot is for pretraining. A "
+                    "fine-tuning run draws its picture, statistics.png, at its end"
                 )
             finetuning = finetune_status(work)
             self.show(dataclasses.asdict(finetuning), finetune_lines(finetuning, width=width))
@@ -259,7 +259,7 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
             print(json.dumps(dataclasses.asdict(found), indent=2))
         else:
             plain = not sys.stdout.isatty()
-            colours = getattr(sys.stdout, "unescaped", sys.stdout)  # of `terminal.Escaping`
+            colours = getattr(sys.stdout, "unescaped", sys.stdout)  # see `terminal.Escaping`
             print("\n".join(pretrain_lines(found, width=width, plain=plain)), file=colours)
             if picture:
                 print(f"\nloss curve  {picture}")
@@ -290,8 +290,8 @@ class Predict(groups.OfRun, groups.IntoDirectory):
     """
 
     data: Annotated[str, "FILE"]
-    """File with the columns that the model was trained on, labels optional; for GLUE also a
-    split."""
+    """File with the columns that the model was trained on, where labels are optional; or, for
+    GLUE, a split."""
 
     def __call__(self) -> int:
         from bert_jax.training.finetune.evaluate import predict_finetuned

@@ -1,4 +1,4 @@
-"""Verbs that search by vectors; imports are made when a verb runs."""
+"""Verbs that search by vectors; modules are imported when a verb runs."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ _QUERIES = 1024
 
 
 class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, groups.Device):
-    """Build a search index: the vectors of the passages of files.
+    """Build a search index of files: passages with their vectors.
 
     $ bert-jax index work/embedder notes/ --out notes.parquet
     $ bert-jax index work/embedder 'docs/**/*.md' faq.csv --columns text=answer --out docs.parquet
@@ -80,13 +80,13 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
             )  # fmt: skip
         if model.embedding is None:
             warning += ("\nWarning: " if warning else "") + (
-                f"{model.name} was not trained to make vectors, so the search finds little; "
-                "`bert-jax finetune --config=embed` trains one"
+                f"{model.name} was not trained to make vectors, so searches will find little; "
+                "`bert-jax finetune --config=embed` trains a model for that"
             )
         if warning:
             print(f"Warning: {warning}", file=sys.stderr)
         if passed:
-            print(f"{passed:,} hidden or empty files, or files of other kinds, were passed over")
+            print(f"{passed:,} empty files, or files of other kinds, were skipped")
         files = "1 file" if len(sources) == 1 else f"{len(sources):,} files"
         print(f"{count:,} passages of {files} in {self.out}")
         print(f'search them: bert-jax search {shlex.quote(f"{self.out}")} "..."')
@@ -102,9 +102,9 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     """
 
     index: Given[Annotated[Path, "INDEX"]]
-    """File of `bert-jax index`."""
+    """Index file, the output of `bert-jax index`."""
     model: ModelPlace | None = None
-    """Place of the index's model, if the model has moved since the index was made."""
+    """Place of the model that made the index, if the model has moved since then."""
 
     def __call__(self) -> int:
         from bert_jax.infer.embed import text_vectors
@@ -132,7 +132,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         return 0
 
     def _queries(self) -> Iterator[list["Record"]]:
-        """Read the queries in parts; from a pipe, as many lines as are there."""
+        """Yield the queries in groups; from a pipe, a group has the lines that have arrived."""
         from bert_jax.infer.predictor import Given, chunks, text_field
         from bert_jax.infer.records import STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -142,9 +142,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
             raise UserError("give queries or --input FILE, not both")
         if texts in ((), (STDIN,)) and not inputs:
             if sys.stdin.isatty():
-                print(
-                    "A query in each line; the end of the input ends the search.", file=sys.stderr
-                )
+                print("Type one query per line; end the input to end the search.", file=sys.stderr)
             texts, inputs = (), (STDIN,)
         if not all(map(str.strip, texts)):
             raise UserError("a query is empty; give some words")
@@ -181,7 +179,7 @@ def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
 class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     r"""Find hard negatives for pairs of queries and documents.
 
-    An embedding model or a reranker learns from them.
+    An embedding model or a reranker can be trained on them.
 
     $ bert-jax mine work/embedder pairs.jsonl --out mined.jsonl
     $ bert-jax finetune --config=embed --workdir=work/harder \
@@ -190,17 +188,17 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     """
 
     pairs: Given[Annotated[str, "FILE"]]
-    """Pairs of query and document: .csv, .tsv, .jsonl or .parquet."""
+    """File of pairs, each a query and a document: .csv, .tsv, .jsonl or .parquet."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
-    """More documents to choose from, as `bert-jax index` takes them. May be repeated."""
+    """Further documents to choose from, in a form that `bert-jax index` takes. May be repeated."""
     negatives: Count = 5
     """Largest number of negatives for each pair."""
     margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
-    """Smallest difference between the pair's cosine and a negative's cosine; may be below 0."""
+    """Smallest amount by which a negative's cosine lies below the pair's; may be below 0."""
     labelled: bool = False
-    """Write a line for each pair and each negative, labelled 1 or 0, to train a reranker."""
+    """Write a line for each pair (label 1) and each negative (label 0), to train a reranker."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"
-    """Ranks from which to take negatives, among the documents that do not answer the query."""
+    """Ranks to take negatives from, among the documents that are not paired with the query."""
 
     def __call__(self) -> int:
         from tqdm import tqdm
@@ -212,7 +210,7 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
         check_out(self.out, vectors=False)
         first, dash, last = self.ranks.partition("-")
         if not (dash and first.strip().isdigit() and last.strip().isdigit()):
-            raise UserError(f"--ranks is {self.ranks!r}; give a first and a last rank, as 1-100")
+            raise UserError(f"--ranks is {self.ranks!r}; give FIRST-LAST, such as 1-100")
         config = mining.MineConfig(self.negatives, self.margin, int(first), int(last))
         names, written = self.named("query", "document", "text")
         columns = (names.get(field, field) for field in ("query", "document"))

@@ -1,1 +1,1 @@
-"""Search over texts by their vectors: an index of files, hard negatives, scores on test sets."""
+"""Search over texts by vectors: an index of files, hard negatives, and scores on test sets."""

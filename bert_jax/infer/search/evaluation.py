@@ -1,4 +1,4 @@
-"""Scores of a model's vectors, whole and cut to their first numbers, on labelled data."""
+"""Scores of a model's vectors, at full width and cut to fewer dimensions, on labelled data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,22 +23,22 @@ from bert_jax.tasks.text.tables import read_labelled, read_texts
 from bert_jax.terminal import table_lines
 
 CLUSTERINGS = 10
-"""Number of runs of k-means, each from different first centres."""
+"""Number of runs of k-means, each with other initial centres."""
 
 Result = dict[str, Any]
-"""Counts of the data; "scores" by width (or method) and metric; "warning" about cut texts."""
+"""Counts of the data, "scores" by width (or method) and metric, and a "warning" about cut texts."""
 
 
 @dataclass
 class Evaluation:
-    """Scorer of a model's vectors, whole and cut to their first numbers."""
+    """Scorer of a model's vectors, at full width and cut to fewer dimensions."""
 
     model: SavedModel
     """Model on a device."""
     dimensions: Sequence[int]
-    """Widths to score beside the whole width."""
+    """Widths to score in addition to the full width."""
     advance: Callable[[int], object]
-    """Function that is called with the number of texts after each part."""
+    """Function that is called after each part of the texts with the number of texts in it."""
 
     def __post_init__(self) -> None:
         """Refuse widths that the vectors do not have."""
@@ -52,11 +52,11 @@ class Evaluation:
     def retrieval(
         self, collection: Collection, reranker: Reranker | None = None, candidates: int = 100
     ) -> Result:
-        """Score the rankings of a collection by cosine, and BM25's rankings for comparison.
+        """Score the rankings of a collection by cosine and, for comparison, by BM25.
 
         Documents with equal cosines keep the order of the corpus. A document with the id of the
         query is left out of the query's ranking, as in BEIR. The reranker reorders the first
-        `candidates` documents of the ranking by the whole width.
+        `candidates` documents of the ranking at full width.
         """
         texts, queries = [*collection.documents.values()], [*collection.queries.values()]
         known, asked = self._vectors(texts, "document"), self._vectors(queries, "query")
@@ -78,8 +78,8 @@ class Evaluation:
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Correlate the cosines of text pairs with human scores.
 
-        `columns` of the table `source` are the first text (a query), the second (a document) and
-        the score; `written` are fields of `TableConfig` such as `header`.
+        `columns` name the first text (a query), the second text (a document) and the score in the
+        table `source`; `written` are fields of `TableConfig` such as `header`.
 
         Raises:
             UserError: The file or a column cannot be read, or there are no scores.
@@ -100,8 +100,8 @@ class Evaluation:
     def clustering(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Compare k-means clusters of text vectors with labelled classes, by V-measure.
 
-        There are as many clusters as classes; the scores are mean and standard deviation over
-        `CLUSTERINGS` runs. `columns` are the text (a document) and the class; `source` and
+        There are as many clusters as classes; the scores are the mean and standard deviation over
+        `CLUSTERINGS` runs. `columns` name the text (a document) and the class; `source` and
         `written` are as in `similarity`.
 
         Raises:
@@ -158,11 +158,11 @@ def score_lines(result: Result) -> list[str]:
     rows: Mapping[str, Mapping[str, float]] = result["scores"]
     names = [*next(iter(rows.values()))]
     cells = [[name, *(f"{row[metric]:.4f}" for metric in names)] for name, row in rows.items()]
-    return [counts, *table_lines([["numbers of a vector", *names], *cells])]
+    return [counts, *table_lines([["dimensions", *names], *cells])]
 
 
 def _named(collection: Collection, numbers: Iterable[np.ndarray]) -> dict[str, list[str]]:
-    """Return rankings as lists of document ids by query id, without the query's own id."""
+    """Return each query's ranking as document ids, leaving out the query's own id."""
     ids = [*collection.documents]
     return {
         query: [ids[number] for number in row if ids[number] != query]

@@ -1,4 +1,4 @@
-"""Index of passages and vectors in one parquet file, exact search in it, and a reranker.
+"""Index of passages and vectors in one parquet file, exact search in the index, and a reranker.
 
 A reranker reads a query and a passage together and scores the pair (Nogueira and Cho 2019, Passage
 Re-ranking with BERT).
@@ -30,29 +30,29 @@ from bert_jax.infer.search.passages import Passage
 Item = TypeVar("Item")
 _KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
 LINK = ".model"
-"""Suffix of the link beside an index to its model. Only the link, which the user can see, decides
-where the model is read; a path inside the index does not."""
+"""Suffix of the symbolic link that lies beside an index and leads to its model. The model is read
+only from this link, which the user can see, never from the path inside the index."""
 _SUFFIX = ".parquet"
 
 
 @dataclass(frozen=True)
 class IndexedBy:
-    """Model that made the vectors of an index."""
+    """The model that made the vectors of an index."""
 
     model: str
-    """Absolute path of the model."""
+    """Absolute path of the model's directory."""
     digest: str
-    """Digest of the model; see `model_digest`."""
+    """Digest of the model (`model_digest`)."""
     dimensions: int
     """Width of a vector."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage found for a query."""
+    """A passage that was found for a query."""
 
     score: float
-    """Cosine of passage and query, or the reranker's score."""
+    """Cosine between passage and query, or the reranker's score."""
     passage: Passage
 
     def as_json(self) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def write_index(
         place: Directory of the model.
         passages: Passages to index.
         dimensions: Number of leading values of each vector to keep; None: all.
-        advance: Function that is called with the number of passages after each part.
+        advance: Function that is called after each part with the number of passages in it.
 
     Returns:
-        The number of passages, and a warning about cut passages, or "".
+        The number of passages, and a warning about cut passages, which may be empty.
 
     Raises:
         UserError: There is no passage, pyarrow is missing, or the file cannot be written.
@@ -113,17 +113,17 @@ def write_index(
             writer.add_key_value_metadata({_DIGESTS: json.dumps(digests)})
         if not count:
             raise UserError(f"there is no text to index, so {path} is not written")
-    with contextlib.suppress(OSError):  # without links `search` asks for --model
+    with contextlib.suppress(OSError):  # if links are impossible, `search` asks for --model
         Path(f"{path}{LINK}").unlink(missing_ok=True)
         Path(f"{path}{LINK}").symlink_to(by.model)
     return count, cuts.warning()
 
 
 class Index:
-    """An index of `write_index` on disk: vectors are read block by block, passages when found."""
+    """An index on disk; vectors are read block by block, passages only when they are found."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; a UserError says that it is missing, damaged or not an index."""
+        """Open the file; raise a UserError if it is missing, damaged or not an index."""
         pa, pq = _arrow()
         self.path = path
         self._damage = (pa.ArrowException, OSError, ValueError, LookupError, TypeError)
@@ -135,7 +135,7 @@ class Index:
             raise UserError(f"{path} is not a sound parquet file: {error}") from error
         found = (self._file.schema_arrow.metadata or {}).get(_KEY)
         if found is None:
-            raise UserError(f"{path} is a parquet file, but no index of `bert-jax index`")
+            raise UserError(f"{path} is a parquet file, but `bert-jax index` did not write it")
         where = f"{path}: metadata {_KEY.decode()}"
         self.by = build(IndexedBy, parse_json(found, where=where), where)
         width = self.by.dimensions
@@ -156,15 +156,15 @@ class Index:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
-        """Raise a UserError if a model other than `model` made the index's vectors."""
+        """Raise a UserError if a model other than `model` made the index."""
         if model_digest(model) != self.by.digest:
             raise UserError(
-                f"{self.path} has vectors of {self.by.model} as it was then, not of {model.name}; "
+                f"{self.path} was made with {self.by.model} as it was then, not with {model.name}; "
                 "name the model that made the index (--model), or rerun `bert-jax index`"
             )
 
     def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
-        """Find the `top` nearest passages of each query, best first; the search is exact.
+        """Find the `top` passages nearest to each query, best first, by exact search.
 
         Queries are vectors of length 1.
 
@@ -187,7 +187,7 @@ class Index:
             yield flat.reshape(-1, self.by.dimensions)
 
     def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
-        """Read passages by number; each row group with such passages is read once."""
+        """Read passages by number; read each row group that contains any of them once."""
         wanted = np.unique(numbers)
         groups = np.searchsorted(self._ends, wanted, side="right")
         found: dict[int, Passage] = {}
@@ -218,13 +218,13 @@ class Index:
 
 
 class Reranker:
-    """A model with one score, or with two classes, the second meaning that a passage answers."""
+    """A model with one score, or two classes (the second means that the passage answers)."""
 
     def __init__(self, model: SavedModel) -> None:
-        """Take a model on a device; a UserError says that its head has other outputs."""
+        """Take a model on a device; raise a UserError if its head has other outputs."""
         self._classifier = Classifier(model)
         outputs = model.outputs
-        assert outputs is not None  # of `Classifier`
+        assert outputs is not None  # `Classifier` checks it
         several = outputs.objective == "multi_label" or len(outputs.labels) > 2
         if several:
             raise UserError(
@@ -237,7 +237,7 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Score pairs, the higher the better: the model's score, or log odds of the second class.
+        """Score pairs, higher is better: the model's score, or the second class's log odds.
 
         `cuts` and `advance` are as in `Predictor.parts`.
         """
@@ -249,19 +249,19 @@ class Reranker:
         return np.concatenate(found)
 
     def order(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
-        """Return hits with new scores, best first."""
+        """Return the hits of a query with the reranker's scores, best first."""
         scores = self.scores([query] * len(hits), [hit.passage.text for hit in hits])
         scored = zip(scores, hits, strict=True)
         return reranked(scores, [Hit(float(score), hit.passage) for score, hit in scored])
 
 
 def reranked(scores: Float[np.ndarray, " N"], ranking: Sequence[Item]) -> list[Item]:
-    """Return a ranking by descending scores; entries with equal scores keep their order."""
+    """Sort a ranking by descending scores; entries with equal scores keep their order."""
     return [ranking[place] for place in np.argsort(-scores, kind="stable")]
 
 
 def model_digest(model: SavedModel) -> str:
-    """Compute the SHA-256 of weights, tokenizer, pooling and prefixes, which determine vectors."""
+    """Compute the SHA-256 of all that vectors depend on: weights, tokenizer, options, length."""
     own = None if model.embedding is None else asdict(model.embedding)
     told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
     parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}
@@ -277,7 +277,7 @@ def _digest(table: Any, name: str) -> str:
 
 
 def _schema(dimensions: int) -> Any:
-    """Return the Arrow schema of an index with vectors of a width."""
+    """Return the Arrow schema of an index whose vectors have `dimensions` numbers."""
     pa, _ = _arrow()
     texts = [(name, pa.string()) for name in Passage._fields]
     return pa.schema([*texts, ("vector", pa.list_(pa.float32(), dimensions))])

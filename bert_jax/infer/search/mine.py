@@ -1,7 +1,7 @@
 """Hard negatives: documents that are near a query but do not answer it.
 
-Source: Moreira et al. 2024 (NV-Retriever), section 4 (a threshold below the positive's score
-excludes documents that answer the query although nobody labelled them).
+Source: Moreira et al. 2024 (NV-Retriever), section 4: a threshold below the positive's score
+excludes documents that answer the query although nobody labelled them as answers.
 """
 
 import json
@@ -26,16 +26,16 @@ from bert_jax.tasks.text.tables import read_texts
 
 @dataclass(frozen=True)
 class MineConfig:
-    """Choice of the negatives."""
+    """Rules for choosing negatives."""
 
     negatives: int = 5
-    """Largest number of negatives per pair; the nearest are taken."""
+    """Largest number of negatives for each pair; the nearest are taken."""
     margin: float = 0.05
-    """Least distance of a negative's cosine below the pair's cosine; may be below 0."""
+    """Smallest amount by which a negative's cosine lies below the pair's; may be below 0."""
     first: int = 1
-    """First rank of a negative; above 1, the nearest documents, likely answers, are left out."""
+    """First rank of negatives; above 1, the nearest documents, likely answers, are left out."""
     last: int = 100
-    """Last rank of a negative."""
+    """Last rank of negatives."""
 
     def __post_init__(self) -> None:
         """Refuse ranks out of order."""
@@ -56,16 +56,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Mined:
-    """Pairs with their negatives, and counts for people."""
+    """Pairs with their negatives, and counts to print."""
 
     pairs: Sequence[Pair]
     negatives: Sequence[Sequence[str]]
     documents: int
     """Number of distinct documents that were searched."""
     too_near: int
-    """Number of documents that the margin excluded, over all pairs."""
+    """Number of documents that the margin excluded, summed over all pairs."""
     warning: str = ""
-    """Warning about cut texts, or ""."""
+    """Warning about cut texts; may be empty."""
 
     def lines(self) -> list[str]:
         """Format the counts for people."""
@@ -75,8 +75,8 @@ class Mined:
         most = max(times.values(), default=0)
         return [
             f"{len(self.pairs):,} pairs, {self.documents:,} distinct documents, {counts.sum():,} "
-            f"negatives ({counts.mean():.2f} a pair; {short:,} pairs have fewer than others)",
-            f"{len(times):,} different documents are negatives, one of them of {most:,} pairs",
+            f"negatives ({counts.mean():.2f} per pair; {short:,} pairs have fewer than others)",
+            f"{len(times):,} different documents are negatives, one of them for {most:,} pairs",
             f"{self.too_near:,} documents were left out: nearer than the margin allows",
         ]
 
@@ -84,9 +84,9 @@ class Mined:
 def read_pairs(
     source: str, query: str = "query", document: str = "document", **written: Any
 ) -> list[Pair]:
-    """Read the pairs of a CSV, TSV, JSON lines or parquet file, except rows with an empty text.
+    """Read the pairs of a CSV, TSV, JSON lines or parquet file; skip rows with an empty text.
 
-    `query` and `document` are columns; `written` are fields of `TableConfig` such as `header`.
+    `query` and `document` name columns; `written` are fields of `TableConfig` such as `header`.
 
     Raises:
         UserError: The file or a column cannot be read.
@@ -100,11 +100,11 @@ def mine(
     model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
 ) -> Mined:  # fmt: skip
-    """Find the hard negatives of pairs by exact search in the pairs' documents and a `corpus`.
+    """Find hard negatives for pairs by exact search in the pairs' documents and a `corpus`.
 
     The query's own text and all documents paired with the query are never negatives; texts that
     differ only in case and white space count as equal. The result is deterministic. `advance` is
-    called with the number of texts after each part.
+    called after each part with the number of texts in it.
     """
     documents: dict[bytes, str] = {}
     for text in (*(pair.document for pair in pairs), *corpus):

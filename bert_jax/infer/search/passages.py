@@ -15,27 +15,27 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 READ_SUFFIXES = (
     ".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".parquet",
 )  # fmt: skip
-"""Suffixes of the files of a directory that are read; other files are skipped."""
+"""Suffixes of the files that are read in a directory; other files are skipped."""
 
 
 class Passage(NamedTuple):
     """A text that has a vector in an index."""
 
     id: str
-    """Id of the document; from the second passage on, followed by #2, #3, ..."""
+    """Id of the document, followed by #2, #3, ... from the document's second passage on."""
     source: str
-    """File, or name of the source."""
+    """Name of the file or other source."""
     text: str
 
 
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources for files, directories and other names (see `corpus.sources`).
 
-    Empty files of a directory, and files of other kinds, are skipped; the second value is their
-    number. Hidden files are skipped too. `field` of JSON lines and tables holds the text.
+    The second value is the number of files skipped in directories: empty files and other kinds.
+    Hidden files are skipped but not counted. `field` of JSON lines and tables holds the text.
 
     Raises:
-        UserError: A directory has no file that is read, or a source is unknown.
+        UserError: There is no file to read, or a source is unknown.
     """
     files: list[str | Source] = []
     passed = 0
@@ -59,9 +59,9 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
 def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
     """Cut the documents of a source into passages of at most `room` tokens.
 
-    A passage ends at the end of a paragraph, else of a sentence, else between two words; it takes
-    as many paragraphs as fit. A text file is one document. A row of JSON lines or of a table is a
-    document of its own, with the id in its field `id`.
+    A passage ends after a paragraph; if a paragraph does not fit, after a sentence; else between
+    two words. It takes as much as fits. A text file is one document. Each row of JSON lines or of a
+    table is a document, whose id is in the field `id`.
     """
     for id, texts in _documents(source):
         pieces = (piece for text in texts for piece in _pieces(text, tokenizer, room))
@@ -80,7 +80,7 @@ def _documents(source: Source) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 class _Piece(NamedTuple):
-    """A part of a document that is not cut."""
+    """A part of a document that stays in one passage."""
 
     text: str
     size: int
@@ -90,7 +90,7 @@ class _Piece(NamedTuple):
 
 
 def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
-    """Join pieces to texts of at most `room` tokens."""
+    """Join pieces into texts of at most `room` tokens."""
     text, size = "", 0
     for piece in pieces:
         if text and size + piece.size > room:

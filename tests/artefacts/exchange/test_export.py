@@ -276,7 +276,7 @@ def test_a_head_for_pairs_is_left_out_of_a_modern_encoder(tmp_path, monkeypatch,
     monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: saved)
     out = tmp_path / "out"
     assert cli.main(["export", "run", "--to", "huggingface", "--out", str(out)]) == 0
-    assert "nsp: left out, ModernBertForMaskedLM has no such head" in capsys.readouterr().out
+    assert "nsp: left out, since ModernBertForMaskedLM has no such head" in capsys.readouterr().out
     assert json.loads((out / "parity.json").read_text())["left_out"] == ["nsp"]
     assert "heads nsp" in (out / "README.md").read_text()
     back = read_model(out)

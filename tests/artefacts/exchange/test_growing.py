@@ -55,7 +55,7 @@ def test_a_run_starts_from_a_grown_model(source, corpus, tmp_path, capsys):
     said, report = capsys.readouterr().out, json.loads((out / "growth.json").read_text())
     losses = (report["loss"], report["source_loss"])
     assert "model.num_layers  2 -> 3" in said
-    assert "before step 1: {:.3f} nats; of the source {:.3f};".format(*losses) in said
+    assert "before step 1: {:.3f} nats (source: {:.3f});".format(*losses) in said
     assert "the optimizer's moments start fresh" in said
     small, grown = read_model(source), read_model(out)
     assert (grown.config.num_layers, grown.config.mlp_dim) == (3, 40)

@@ -86,7 +86,7 @@ def test_targets_follow_their_sources(tokenizer):
     shown = Shown(batch["tokens"], np.zeros((1, 6), bool))
     assert describe(batch, shown, tokenizer, pairing="translation").splitlines() == [
         "1 rows of 6 + 7: 11 tokens, 2 padding, 5 to predict.",
-        "A target (>) follows its source; its tokens after [CLS], and its end, are predicted.",
+        "A target (>) follows its source; its tokens after [CLS] and its end are predicted.",
         "",
         "row 0, stream 40, 11 tokens, 2 segments, 5 to predict",
         "   1  [CLS] cat [SEP]",

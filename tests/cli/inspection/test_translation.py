@@ -142,7 +142,7 @@ def test_a_decoder_that_ignores_its_source_is_named(run, pairs, saved):
     deaf = dataclasses.replace(saved, network=DeafNetwork(saved.config))
     code, printed, _ = run("--pairs", *pairs, "--num-beams=1", model=deaf)
     assert code == 0
-    assert "wrong sources raise the loss by 0.000 nats a token" in printed
+    assert "wrong sources raise the loss by 0.000 nats per token" in printed
     assert "no constant caption is known" in printed  # without a corpus
 
 
@@ -150,4 +150,4 @@ def test_options_of_other_evaluations_are_refused(run, pairs):
     for option in ("--rows=3", "--by-position", "--data=x"):
         code, _, err = run("--pairs", *pairs, option)
         assert code == 2
-        assert f"{option.partition('=')[0]} does not go with --pairs" in err
+        assert f"{option.partition('=')[0]} cannot be used with --pairs" in err

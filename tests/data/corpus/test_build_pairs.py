@@ -333,14 +333,17 @@ def test_the_verb(files, vocabulary, tmp_path, capsys):
     for more, message in (
         ([], "give --input for text, or --pairs"),
         (["--input", files[0], "--pairs", *files], "not both"),
-        (["--pairs", *files, "--splitter=fast"], "--splitter belongs to --input"),
-        (["--pairs", *files, "--columns=text=a"], "--columns text belongs to --input"),
+        (["--pairs", *files, "--splitter=fast"], "--splitter works only with --input"),
+        (["--pairs", *files, "--columns=text=a"], "--columns text works only with --input"),
         (
             ["--pairs", *files, "--columns=source=1,target=2"],
-            "--columns source=1,target=2 belongs to a table",
+            "--columns source=1,target=2 is for tables",
         ),
-        (["--input", files[0], "--swap"], "--swap belongs to --pairs"),
-        (["--input", files[0], "--heldout-pairs", *files], "--heldout-pairs belongs to --pairs"),
+        (["--input", files[0], "--swap"], "--swap works only with --pairs"),
+        (
+            ["--input", files[0], "--heldout-pairs", *files],
+            "--heldout-pairs works only with --pairs",
+        ),
         ([*pairs[1:], "--heldout-rate=0.1"], "--heldout-pairs are given; leave one out"),
         (["--pairs", *files, "--heldout-rate=1"], "heldout_rate is 1"),
     ):

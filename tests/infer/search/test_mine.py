@@ -77,7 +77,7 @@ def test_files_in_and_out(tmp_path):
     assert [(row["query"], row["document"], row["label"]) for row in rows] == [
         ("q", "answer", 1), ("q", "other", 0), ("q", "far", 0),
     ]  # fmt: skip
-    assert found.lines()[1] == "2 different documents are negatives, one of them of 1 pairs"
+    assert found.lines()[1] == "2 different documents are negatives, one of them for 1 pairs"
     assert "1 pairs, 5 distinct documents, 2 negatives" in found.lines()[0]
 
 

@@ -180,7 +180,7 @@ def test_two_classes_rerank_by_the_second(home):
 def test_another_model_is_refused_and_a_moved_one_is_named(home, run, tmp_path):
     index = home / "index.parquet"
     refused = run("search", index, "a", "--model", home / "other")
-    assert (refused.code, "as it was then, not of " in refused.err) == (2, True)
+    assert (refused.code, "as it was then, not with " in refused.err) == (2, True)
     (home / "model").rename(home / "moved")
     try:
         refused = run("search", index, "a")
@@ -218,7 +218,7 @@ def test_what_is_no_index(home, run, tmp_path):
     assert "a row group has" in run("search", tmp_path / "large.parquet", "a").err
     assert "a query is empty" in run("search", index, "a", " ").err
     run("embed", home / "model", "a", "--out", tmp_path / "v.parquet")
-    assert "no index of `bert-jax index`" in run("search", tmp_path / "v.parquet", "a").err
+    assert "but `bert-jax index` did not write it" in run("search", tmp_path / "v.parquet", "a").err
     texts = home / "texts.jsonl"
     assert "ends in .parquet" in run("index", home / "model", texts, "--out", "x.npy").err
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
@@ -340,14 +340,14 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--sts=a.csv", "--clustering=b.csv"), "--sts and --clustering: give one of"),
-        (("--dimensions=8",), "give one of --retrieval, --sts and --clustering"),
-        (("--sts=a.csv", "--rows=8"), "--rows does not go with --sts"),
-        (("--sts=a.csv", "--rerank=x"), "--rerank does not go with --sts"),
-        (("--retrieval=x", "--columns=a=b"), "--columns does not go with --retrieval"),
+        (("--sts=a.csv", "--clustering=b.csv"), "--sts and --clustering: give exactly one of"),
+        (("--dimensions=8",), "give exactly one of --retrieval, --sts and --clustering"),
+        (("--sts=a.csv", "--rows=8"), "--rows cannot be used with --sts"),
+        (("--sts=a.csv", "--rerank=x"), "--rerank works only with --retrieval, not with --sts"),
+        (("--retrieval=x", "--columns=a=b"), "--columns cannot be used with --retrieval"),
         (("--retrieval=x", "--dimensions=8,a"), "--dimensions is a; it must be a whole number"),
         (("--retrieval=x",), "no directory in BEIR's layout"),
-        (("--sts=a.csv", "--columns=a,b"), "'a,b'; write FIELD=COLUMN with commas between, where"),
+        (("--sts=a.csv", "--columns=a,b"), "'a,b'; write FIELD=COLUMN, separated by commas, where"),
     ],
 )
 def test_evaluate_refuses(home, run, options, message):

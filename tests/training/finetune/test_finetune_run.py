@@ -155,7 +155,7 @@ def test_a_table_to_a_classifier(files, tmp_path, capsys):
     check_scores_apart(work, files["dev"], tmp_path, capsys)
     unlabelled = write_table(tmp_path / "new.csv", 9, 4, labels=False)
     for wrong, text in (
-        (["--corpus", "x"], "--corpus is for pretraining"),
+        (["--corpus", "x"], "--corpus does not apply to "),
         (["--data", unlabelled], "has no labels"),
     ):
         assert main(["evaluate", str(work), *wrong]) == 2
@@ -478,7 +478,7 @@ def test_fine_tuned_verbs_on_other_directories(files, tmp_path, capsys):
     assert main(["predict", f"{tmp_path}", "--data=x", f"--out={tmp_path / 'out'}"]) == 2
     assert "not a fine-tuning run" in capsys.readouterr().err
     assert main(["evaluate", f"{tmp_path}", "--data", files["dev"]]) == 2
-    assert "--data is for a fine-tuning run" in capsys.readouterr().err
+    assert "--data does not apply to " in capsys.readouterr().err
 
 
 def test_status_of_a_run_that_stopped(files, tmp_path, capsys):

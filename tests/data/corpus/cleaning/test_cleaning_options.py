@@ -38,7 +38,7 @@ def test_options_become_rules_and_their_record():
     ("arguments", "said"),
     [
         (["--drop-duplicates=near=0.3"], "--drop-duplicates near=0.3"),
-        (["--drop-duplicates=near=x"], "--drop-duplicates near: 'x' is no number"),
+        (["--drop-duplicates=near=x"], "--drop-duplicates near: 'x' is not a number"),
         (["--drop-duplicates=exact=1"], "--drop-duplicates has 'exact=1'"),
         (["--drop-near-duplicates=0.8"], "--drop-near-duplicates is now --drop-duplicates near"),
         (["--language=de:0"], "--language de:0: the probability"),
