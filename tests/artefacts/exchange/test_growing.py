@@ -133,7 +133,7 @@ def test_what_cannot_be_grown_leaves_nothing(source, corpus, tmp_path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     write_huggingface(small_saved("mlm"), other)
-    with pytest.raises(UserError, match=r"--corpus: the tokenizer of .* is not that of the corpus"):
+    with pytest.raises(UserError, match=r"--corpus: the tokenizer of .* is not the corpus's"):
         grow_model(other, tmp_path / "out", lambda config: config, corpus=f"{corpus}")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bare", "other", "tuned"]
 
