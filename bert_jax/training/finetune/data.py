@@ -23,15 +23,15 @@ from bert_jax.training.finetune.saves import describe_split
 
 
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
-    """Read a model that labelled data can score, with its task.
+    """Read a model together with its task, so that labelled data can score it.
 
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format whose
-            model has a head of a task: its labels and positions make the task.
-        columns: Fields of the task to change, such as text and label of a table.
+            model has a task head: the task follows from its labels and the model's positions.
+        columns: Fields of the task to change, such as the names of the text and label columns.
 
     Raises:
-        UserError: No such model, or there are no such fields.
+        UserError: There is no such model, it has no task head, or there are no such fields.
     """
     finetuned = is_finetuning(open_workdir(path).local)
     model = read_finetuned(path) if finetuned else read_model(path)
@@ -43,7 +43,7 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
 
 
 def _implied_task(model: SavedModel) -> Task:
-    """Make the task of a head from other software, with the default columns."""
+    """Make the task for a head that other software trained, with the default columns."""
     if model.outputs is None:
         raise UserError(
             f"{model.name}: this model has no head of a task, so labelled data cannot score it; it "
@@ -82,7 +82,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
 def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
     """Read the dev and the test data of a run, or one of them.
 
-    The training file is read only where the dev data were held out of it.
+    The training file is read only if the dev data were held out of it.
     """
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
     recorded = record["splits"]
@@ -135,13 +135,13 @@ def other_split(
 
 
 def _warn(*texts: str) -> None:
-    """Print warnings on standard error, other than empty ones."""
+    """Print the warnings that are not empty on standard error."""
     for text in filter(None, texts):
         print(f"Warning: {text}", file=sys.stderr)
 
 
 def train_texts(workdir: Path | str) -> np.ndarray:
-    """Return the keys of the texts that a run has trained on; none where the file is missing."""
+    """Return the keys of a run's training texts; an empty array if the file is missing."""
     path = open_workdir(workdir).local / TRAIN_TEXTS
     return np.fromfile(path, "<u8") if path.is_file() else np.zeros(0, "<u8")
 

@@ -89,7 +89,7 @@ def test_what_is_refused(runs, tmp_path):
         folds.cross_validate(dataclasses.replace(config, sweep=sweep), tmp_path)
     with pytest.raises(UserError, match="folds are pooled in a local directory"):
         folds.cross_validate(config, "gs://bucket/run")
-    with pytest.raises(UserError, match=r"is that of a run without task.folds"):
+    with pytest.raises(UserError, match=r"holds a run without task.folds"):
         folds.cross_validate(config, workdir / "fold-1")
     task = dataclasses.replace(config.task, folds=3)
     with pytest.raises(UserError, match=r"task\.folds"):
