@@ -268,7 +268,7 @@ def readout(
 
 
 def compare(metric: Metric, value: float, baseline: float | None) -> str:
-    """Describe a value and its distance from a baseline: `6.51 nats, 0.43 below unigram entropy`."""
+    """Describe a value relative to a baseline: `6.512 nats, 0.431 below unigram entropy`."""
     text = f"{value:.3f} {metric.unit.partition(' ')[0]}".rstrip()
     if baseline is None:
         return text
