@@ -215,7 +215,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
             if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
                 raise UserError(
                     f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
-                    f"from 0. Set the whole list, as --fields shows for {seen}, or in a file"
+                    f"from 0. Set the whole list as --fields shows for {seen}, or set it in a file"
                 )
             group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
             seen += part

@@ -181,5 +181,5 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 
 
 def _wrong_type(value: Any, wanted: str, where: str, path: tuple[str, ...]) -> UserError:
-    name = ".".join(path) or "the whole"
+    name = ".".join(path) or "the whole configuration"
     return UserError(f"{where}: {name} is {value!r} ({type(value).__name__}); it must be {wanted}")

@@ -25,7 +25,7 @@ _FAR_ABOVE = 0.3  # nats; a loss this far above the baseline is not the plateau
 _CLIMB = 0.3  # nats; a rise that is reported if it leads back above the baseline
 _FILLED = 0.4  # weight of the mean once half a window of losses is in it
 _SETTLED = 0.86  # after two windows; positions new in a phase are learnt sooner
-_FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less in so many stands still
+_FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less in this time stands still
 _STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm", "fallen", "fallen_at")
 
 
@@ -41,7 +41,7 @@ class LossMonitor:
     """Monitor of the training loss, the first metric of an objective.
 
     Plateau: judged once, a quarter of the run (at most 10,000 steps) after the warm-up, because
-    healthy runs begin at the baseline too. While the loss falls, this waits, at most until the end.
+    healthy runs begin at the baseline too. The check waits while the loss still falls.
 
     Divergence: judged at each step, by the distance of the smoothed loss from its lowest value. A
     running mean would follow a slow rise and miss it; the lowest value never follows. Both values

@@ -132,7 +132,7 @@ class Means:
         return bool(self._count.any())
 
     def median(self, name: str) -> float:
-        """Return a metric's median over trials at the last step; lost trials are the highest."""
+        """Return a metric's median over trials at the last step; lost trials rank highest."""
         value = self.last[name].astype(np.float64)
         return float(np.median(np.where(np.isfinite(value), value, np.inf)))
 
@@ -165,7 +165,7 @@ class DivergedError(RuntimeError):
 
 @dataclass
 class Moment:
-    """A run between two steps: the content of a save, from which a start continues."""
+    """State of a run between two steps; a save contains it, and a start continues from it."""
 
     stage: int
     step: int

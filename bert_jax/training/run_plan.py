@@ -119,7 +119,7 @@ class Saves(Protocol):
         """Save the state for a restart; if `last`, no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
-        """Save the model of the best trial at the end of a stage, if states are not models."""
+        """Save the best trial's model at the end of a stage; skip this if states are models."""
         return
 
     def newest(self) -> str:
@@ -157,7 +157,7 @@ class Policy:
     scores_start: bool = False
     """Whether a run without a save is scored before its first step."""
     metric: str = ""
-    """Name of the first scorer's score by which best parameters are kept; empty: none are."""
+    """Name of the first scorer's score that selects best parameters; empty: none are kept."""
     patience: int = 0
     save_every: int = 0
     """Number of steps between two saves; 0: save by time, after an evaluation."""

@@ -37,7 +37,7 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; the weights of `init`, `head` and teacher must stay."""
+"""Fields that a restart may change; `init`, `head` and teacher must give the same weights."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     num_epochs: Positive = 3.0
-    """Number of passes over the training examples, not necessarily whole."""
+    """Number of passes over the training examples; may be fractional."""
     batch_size: Count = 32
     """Rows in each step of a run, summed over devices and micro-batches."""
     accumulation: Count = 1
@@ -59,10 +59,10 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics; each evaluation writes a row, too."""
     max_buckets: Count = 4
-    """Largest number of lengths to which rows are padded; each is compiled once. 1: the longest."""
+    """Largest number of lengths to which rows are padded; each is compiled once. 1: only one."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in encoder and attention and before the head, except task.kind=squad's; None: as
-    in pretraining, with 0.1 before the head. A model with rotary positions that was pretrained
+    """Dropout rate in encoder and attention and before the head (not with task.kind=squad); None:
+    as in pretraining, with 0.1 before the head. A model with rotary positions that was pretrained
     without attention dropout has none here either."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes: none, all except matrix products, whole layers."""
@@ -72,7 +72,7 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     """Number of evaluations in a row without a better score after which a run stops by itself; the
     learning rate follows the full schedule. 0: make all passes."""
     freeze: str = ""
-    """Parts that stay frozen. embeddings; a number: the embeddings and so many of the lowest
+    """Parts that stay frozen. embeddings; a number: the embeddings and that many of the lowest
     layers; encoder: everything except the pooler and the head. Empty: none."""
     stall_seconds: NonNegative = 1800.0
     """Seconds without anything completed after which the process writes its threads' stacks and
@@ -95,7 +95,7 @@ class FinetuneTrainingConfig(Bounded, section="training"):
 
 @dataclass(frozen=True)
 class FinetuneOptimizerConfig(OptimizerConfig):
-    """AdamW with bias correction, which small data need (Mosbach et al. 2021)."""
+    """AdamW with bias correction, which training on small data needs (Mosbach et al. 2021)."""
 
     learning_rate: Positive = 3e-5
     warmup_rate: Rate = 0.1
@@ -108,7 +108,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class FinetuneGuardConfig(GuardConfig):
-    """Treatment of bad steps in each run: a stopped run has failed, but the other runs go on.
+    """Treatment of bad steps in each run: a stopped run counts as failed, but the others go on.
 
     If the sweep has only one run, the command ends with exit code 4.
     """
@@ -166,7 +166,7 @@ class FinetuneConfig:
     distil: DistillationConfig = field(default_factory=DistillationConfig)
     """Distillation: a fine-tuned teacher from which the runs learn, in addition to the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Mesh of the devices of one run; simultaneous runs first divide all devices among them."""
+    """Mesh of one run's devices; all devices are first divided among the simultaneous runs."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0

@@ -23,7 +23,7 @@ from bert_jax.training.finetune.saves import describe_split
 
 
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
-    """Read a model together with its task, so that labelled data can score it.
+    """Read a model together with its task, so that it can be scored on labelled data.
 
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format whose
@@ -46,8 +46,8 @@ def _implied_task(model: SavedModel) -> Task:
     """Make the task for a head that other software trained, with the default columns."""
     if model.outputs is None:
         raise UserError(
-            f"{model.name}: this model has no head of a task, so labelled data cannot score it; it "
-            f"supports {' and '.join(model.verbs)}"
+            f"{model.name}: this model has no task head, so it cannot be scored on labelled data; "
+            f"it supports {' and '.join(model.verbs)}"
         )
     kind, labels = model.outputs.objective, model.outputs.labels
     parts = [split_tag(label) for label in labels]
@@ -104,11 +104,11 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
         found = describe_split(split)
         then = recorded.get(split.name, found)
         if found != then:
-            why = f"{found['examples']:,} examples, {then['examples']:,} then"
+            why = f"{found['examples']:,} examples now, {then['examples']:,} then"
             if found["examples"] == then["examples"]:
-                why = f"{found['examples']:,} examples as then, with other texts or labels"
+                why = f"{found['examples']:,} examples, as before, but with other texts or labels"
             if trained := np.isin(example_keys(split.texts()), known).sum():
-                why += f"; {trained:,} of them were trained on"
+                why += f"; {trained:,} of them are training examples"
             raise UserError(_changed(workdir, f" of the split {split.name!r}", why))
         _warn(overlap_warning(split.name, split.texts(), known))
     return splits
@@ -117,7 +117,7 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
 def other_split(
     workdir: Path | str, model: SavedModel, data: str, *, labelled: bool = True
 ) -> Split:
-    """Read a file, or a split of GLUE.
+    """Read data to score or to predict: a file, or a split of GLUE.
 
     Warnings of faults in the file, and of examples seen in training, go to standard error.
 
@@ -149,5 +149,5 @@ def train_texts(workdir: Path | str) -> np.ndarray:
 def _changed(workdir: Path | str, which: str, why: str) -> str:
     return (
         f"the data{which} of {workdir} have changed since it was trained: {why}. Name the data to "
-        "be scored with --data FILE, or put back the file as it was"
+        "be scored with --data FILE, or restore the file"
     )

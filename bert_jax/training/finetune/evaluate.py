@@ -108,7 +108,7 @@ class Evaluation:
     """Scores of a fine-tuned model, with reports and differences."""
 
     scores: dict[str, float]
-    """Scores by name, which all splits except the first prefix with their own name. If a report on
+    """Scores by name, preceded by the name of the split except for the first split. If a report on
     contamination covers the examples, also scores of clean and of seen examples (`divide`)."""
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report`, by the name of the split."""
@@ -153,7 +153,7 @@ def evaluate_finetuned(
     for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
-        # Thresholds come from dev; the suffix tells a file's split from dev.
+        # Dev finds its own thresholds. A file is never taken for dev: its name has a suffix.
         mine, others = (
             None if each is None or split.name in dev else each.origin.metrics or None
             for each in (model, other)
@@ -216,7 +216,7 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     `data` is a file with the columns of the training data, or a split of GLUE; labels are ignored.
 
     Raises:
-        UserError: There is no such run, or data cannot be read, or the directory not be written.
+        UserError: There is no such run, the data cannot be read, or `out` cannot be written.
     """
     if scheme(out) is not None:
         raise UserError(f"--out is {out}; predictions are written to a local directory")
@@ -255,7 +255,7 @@ def divide(
 ) -> dict[str, list[int]]:
     """Group the numbers of the examples under the keys clean, seen and unjudged.
 
-    `texts` maps the key of a text to two counts: its n-grams, and those found in the run's corpora.
+    `texts` maps the key of a text to two counts: all its n-grams, and those in the run's corpora.
     If `texts` covers no example of the split, return an empty dict.
 
     Raises:
@@ -279,7 +279,7 @@ def scores_apart(
 ) -> dict[str, float]:
     """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
 
-    `scores`, of all examples, provide SQuAD's null threshold; `parts` comes from `divide`.
+    SQuAD's null threshold comes from `scores`, of all examples, and `parts` from `divide`.
     """
     found: dict[str, float] = {}
     for name, examples in parts.items():

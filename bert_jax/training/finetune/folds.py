@@ -74,8 +74,8 @@ def _check(config: FinetuneConfig, workdir: Path | str) -> None:
     """Refuse a sweep, and a work directory in a bucket or of another run."""
     if config.num_trials > 1:
         raise UserError(
-            f"task.folds is {config.task.folds}, which trains one run a fold; leave sweep out, or "
-            "run the folds once for each setting"
+            f"task.folds is {config.task.folds}, which trains one run per fold; leave sweep out, "
+            "or run the folds once for each setting"
         )
     if scheme(workdir) is not None:
         raise UserError(f"--workdir is {workdir}; folds are pooled in a local directory")

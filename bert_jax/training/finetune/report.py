@@ -140,7 +140,7 @@ class TaskScorer:
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:
-    """Return the trial whose model is saved; None if an earlier wave has it, or there is none."""
+    """Return the number of the trial whose model is saved; None if it is not in this wave."""
     own = setup.inits[0]
     before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
     found = best_trial(wave.progress, own)

@@ -30,7 +30,7 @@ class Schedule:
     epoch: int
     """Number of steps in an epoch."""
     interval: float
-    """Number of steps, not always whole, between two evaluations on dev; at least 1."""
+    """Number of steps between two evaluations on dev, at least 1; may be fractional."""
 
     @property
     def num_trials(self) -> int:
@@ -43,7 +43,7 @@ class Schedule:
         return len(self.waves) * self.num_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Return whether dev is scored after `step` steps of a wave; it is after the last step."""
+        """Return whether dev is scored after `step` steps of a wave, as after the last step."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
 

@@ -43,7 +43,7 @@ Read = Callable[..., SavedModel]
 def read_inits(
     config: FinetuneConfig, read: Read
 ) -> tuple[SavedModel, dict[str, SavedModel | None]]:
-    """Read `init`; return its model, and all initialisations by name (None: random weights).
+    """Read the model `init`; return it, and all initialisations by name (None: random weights).
 
     Raises:
         UserError: `init` is empty, or `sweep.baseline` is `init` or a different architecture.
@@ -190,7 +190,7 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
     """
     outputs = saved.outputs
     if outputs is None or "head" not in saved.params:
-        raise UserError(f"{saved.name} has no head of a task")
+        raise UserError(f"{saved.name} has no task head")
     if (outputs.objective, outputs.head.kind) != (task.objective, head.kind):
         raise UserError(
             f"the head of {saved.name} predicts {outputs.objective}, but this task {task.objective}"
@@ -265,7 +265,7 @@ def with_vectors(
 
 
 def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
-    """Return those of a model's parameters from which the training of vectors starts."""
+    """Return the parameters that the training of vectors takes from a saved model."""
     encoder = {name: entry for name, entry in params["encoder"].items() if name != "pooler"}
     start = {"encoder": encoder}
     if config.pooling == "weighted" and "pooling" in params:
@@ -276,7 +276,7 @@ def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
 def saved_objective(
     config: EmbeddingConfig, model: ModelConfig, task: TaskConfig, rows: Rows
 ) -> EmbeddingObjective:
-    """Make the objective by which a saved model computes vectors of rows."""
+    """Make the objective that computes the vectors of rows with a saved model."""
     assert isinstance(task, EmbeddingTaskConfig)
     comparison = _COMPARISONS[task.rows]
     length = query_length([rows])

@@ -125,7 +125,7 @@ def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
 
 
 def unlearned(bests: Sequence[float | None], metric: str, constant_score: float) -> str:
-    """Return a message if no run's best score exceeds a constant prediction's, else nothing."""
+    """Return a message if no run's best score exceeds a constant prediction's; else empty."""
     best = max((best for best in bests if best is not None), default=math.inf)
     if not best <= constant_score:
         return ""
@@ -243,10 +243,10 @@ def _head(setup: Setup) -> str:
     if head.kind == "classification" and not model.pooler:
         said.append(f"from {_POOLINGS[head.pooling]}")
     if "head" in setup.start.parts[0]:
-        said.append("its weights begin as those of init, whose labels are the same")
+        said.append("it begins as the head of init, which has the same labels")
     if has_transform(model, head):
         known = "transform" in setup.start.parts[0]
-        said.append(f"its map begins {'as that of the pretrained head' if known else 'at random'}")
+        said.append(f"its transform begins {'with pretrained weights' if known else 'at random'}")
     return "; ".join(said)
 
 

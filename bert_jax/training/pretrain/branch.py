@@ -216,7 +216,7 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
 
 
 def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Check all files of a checkpoint; return the entry `branch` and the other's config.json."""
+    """Check all files of a checkpoint; return the new entry `branch` and the other config.json."""
     record = read_record(source.local, "pretrain")
     if "average" in record:
         raise UserError(

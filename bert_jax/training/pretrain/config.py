@@ -176,7 +176,7 @@ class PretrainConfig(Bounded):
         return () if phase.corpus else phase.mixture or self.data.mixture
 
     def temperature_of(self, number: int) -> float | None:
-        """Return the exponent to which a phase's mixture raises sizes; None for no mixture."""
+        """Return the exponent of corpus sizes in a phase's mixture; None without a mixture."""
         own = self.training.phases[number].mixture_temperature
         if not self.mixture_of(number):
             return None

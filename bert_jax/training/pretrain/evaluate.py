@@ -76,7 +76,7 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(Scorer):
-    """Scorer that evaluates a run on held-out rows as long as those in training."""
+    """Scorer that evaluates a run on held-out rows as long as the phase's training rows."""
 
     settings: Sequence[StepConfig]
     """Settings of each phase's evaluation step."""
@@ -182,7 +182,7 @@ def heldout_metrics(
 ) -> dict[str, float]:
     """Compute masked-LM loss (nats) and accuracy on packed held-out rows, at 15% masking.
 
-    `check_measurable` must accept model and corpus. Rows have `length` or about `LENGTH` tokens.
+    `check_measurable` must accept model and corpus. `length` is at most `LENGTH` by default.
 
     Raises:
         UserError: The length is below 8 or beyond the model's.

@@ -60,7 +60,7 @@ def grow_model(
         say: Function that receives a line at each stage.
 
     Raises:
-        UserError: The source is no pretrained model, a size does not fit, the corpus has another
+        UserError: The source is not a pretrained model, a size does not fit, the corpus has another
             tokenizer or no held-out text, or no class of Transformers computes the model.
         ProofFailedError: The written model reads back differently.
     """

@@ -120,6 +120,6 @@ def _recipe(name: str, where: str) -> FinetuneConfig:
     if wrong or config.task.folds:
         raise UserError(
             f"{where}, which sets {' and '.join(wrong or ['task.folds'])}; a probe is one run from "
-            "the current encoder. Leave that out"
+            "the current encoder. Leave these fields out"
         )
     return dataclasses.replace(config, task=config.task.located())

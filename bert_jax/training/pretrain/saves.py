@@ -99,8 +99,8 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
     if there != store.tokenizer_fingerprint:
         raise UserError(
             f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than the corpus has "
-            f"({store.tokenizer_fingerprint[:12]}), and a run keeps its own there. Choose another "
-            "work directory"
+            f"({store.tokenizer_fingerprint[:12]}), but a run copies its tokenizer there. Choose "
+            "another work directory"
         )
 
 
@@ -114,7 +114,7 @@ def prepare_workdir(
     *,
     has_saved: bool = False,
 ) -> None:
-    """Begin a pretraining run in its work directory, or note a restart.
+    """Begin a pretraining run in its work directory, or update its record at a restart.
 
     `stores` is as in `check_workdir`; `branch` is the record of the checkpoint that the run
     branches from, if any. If the run has saved, the recorded ancestors stay.

@@ -19,7 +19,7 @@ class PretrainModelConfig(ModelConfig):
     """An encoder whose vocabulary size may be left to the corpus."""
 
     vocab_size: Natural = 0
-    """Number of tokens. 0: as many as the corpus's tokenizer has; other values must equal it."""
+    """Number of tokens. 0: the size of the corpus's tokenizer; any other value must equal it."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class TrainingConfig(Bounded, section="training"):
     accumulation: Count = 1
     """Micro-batches per step, which save memory and cost time; results agree within rounding."""
     batch_unit: Count = 1
-    """Unit of the batch sizes in a batch warm-up: they are multiples of it. If these batches do not
-    divide over the mesh, the first start raises the unit, and the run keeps it."""
+    """Common divisor of the batch sizes in a batch warm-up. If these batches do not divide over the
+    mesh, the first start raises the divisor, and the run keeps the new one."""
     gather: Literal["layer", "step"] = "layer"
     """Moment at which the parameters split by mesh.fsdp are gathered: for each layer of each
     micro-batch (`layer`), or once a step (`step`), with gradients reduced at its end. `step` needs
@@ -85,13 +85,13 @@ class TrainingConfig(Bounded, section="training"):
             if not name or names.count(name) > 1:
                 raise UserError(
                     f"training.probes: a recipe is named {name!r}; give each probe a recipe, and "
-                    "recipes of different names"
+                    "each recipe a different name"
                 )
         for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
             if steps < 1:
                 raise UserError(
                     f"training.phases[{number}]: a share of {phase.share:g} of "
-                    f"{self.num_steps} steps is no step; raise training.num_steps or the share"
+                    f"{self.num_steps} steps rounds to none; raise training.num_steps or the share"
                 )
 
     def _check_phase_steps(self) -> None:

@@ -1,7 +1,7 @@
 """Settings of a pretraining run's steps, as pure functions of its configuration.
 
 `plan`, `status`, `evaluate` and held-out losses read them without a run. A corpus, if given, adds
-special tokens, the ends of words, and the baseline.
+special tokens, word boundaries and the baseline.
 """
 
 import math

@@ -25,7 +25,7 @@ def resolve_start(
     there: There = EMPTY,
     branches_from: PretrainConfig | None = None,
 ) -> tuple[PretrainConfig, Start]:
-    """Return the configuration, with both architectures filled in, and the models themselves.
+    """Return the configuration, with the architectures of both models filled in, and the models.
 
     A run that has saved no longer reads its initial model, which may be gone. A branch never reads
     it: `branches_from`, the configuration of the run that it continues, has the architecture.
@@ -70,7 +70,7 @@ def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, dire
 def resolve_teacher(
     config: PretrainConfig, read: Callable[[str], SavedModel], fingerprint: str | None = None
 ) -> tuple[PretrainConfig, SavedModel | None]:
-    """Return the configuration with the teacher's architecture, and the teacher (None: none).
+    """Return the configuration with the teacher's architecture, and the teacher, if any.
 
     Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
 
@@ -107,7 +107,7 @@ def resolve_teacher(
 
 
 def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
-    """Return the student that `distil.from_teacher` asks for: some of the teacher's layers.
+    """Return the student that `distil.from_teacher` asks for, with some of the teacher's layers.
 
     Raises:
         UserError: The architectures differ in more than layers, positions and pooler.

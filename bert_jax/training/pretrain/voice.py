@@ -48,7 +48,7 @@ class PretrainVoice:
     objective: Objective
     phases: Sequence[Phase]
     seen: Callable[[int], dict[str, Any]]
-    """Function that returns the amounts read until a step (see `MixedCorpora.seen`)."""
+    """Function that returns the amounts of text read until a step (see `MixedCorpora.seen`)."""
     saves: Saves
     drawn: float = -math.inf
 

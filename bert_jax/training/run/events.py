@@ -2,7 +2,7 @@
 
 A line is a JSON object: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
 fields of the kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
-skipped_step, plateau, diverged, recovered, stalled, attention (its cost).
+skipped_step, plateau, diverged, recovered, stalled, attention (the cost of its implementation).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The loss curve of a run, as a picture and as text, with the loss of ignoring the input.
+"""The loss curve of a run, as a picture and as text, with the baseline of ignoring the input.
 
 If a run mixes corpora, rows with training metrics also have `data/LABEL/tokens` and
 `data/LABEL/epochs`, and rows with held-out metrics `eval/METRIC/LABEL`. In all runs, `data/rows`
@@ -233,7 +233,7 @@ def terminal_curve(
     end = max(1.0, *(x for x, _ in shown))
     low, high, margin = limits(shown, baseline)
 
-    figure = plotext.figure  # the only one
+    figure = plotext.figure  # plotext has only this one
     figure.clear()
     try:
         plotext.terminal.limit(False, False)

@@ -30,7 +30,7 @@ from bert_jax.training.run.telemetry import Telemetry, peak_flops
 from bert_jax.training.run.watchdog import Watchdog
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_asked = itertools.count(1)  # processes agree on a future number; steps jump and restart
+_asked = itertools.count(1)  # not the step, which jumps: processes agree on a future number
 
 
 class StopRequest:
@@ -202,7 +202,7 @@ class Session:
         self.sync()
 
     def sync(self) -> None:
-        """Flush metrics and upload files, as before a checkpoint is written."""
+        """Flush metrics and upload files; called before a checkpoint is written."""
         self.out.sync()
         self.work.sync()
 

@@ -26,7 +26,7 @@ from bert_jax.training.run.goodput import Goodput
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Return the peak FLOP/s of one JAX device, or None if it is unknown.
 
-    Only bfloat16 has a known peak: float32 products take other units, or three passes on the same.
+    Only bfloat16 has a known peak: float32 products take other units, or several passes.
     """
     accelerator = find_accelerator(device_kind)
     if accelerator is None or dtype != "bfloat16":

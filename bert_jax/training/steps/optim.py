@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     left: Float[Array, "*steps"]
     """Share of the decay's steps that is left, from 1 to 0."""
     decay_share: float
-    """Share of the steps, the last ones, in which shapes with a late decay fall."""
+    """Share of the steps, at the end, in which shapes with a late decay fall."""
     ratio: Float[Array, "*steps"]
     """Number of the update (from 1), divided by the number of updates before the decay."""
 

@@ -61,7 +61,7 @@ def bias_left(beta: float, count: Int[Array, ""], bias_correction: bool) -> Floa
 
 
 def decay(weight_decay: float) -> optax.GradientTransformation:
-    """Build decoupled weight decay (Loshchilov & Hutter 2019): add a share of the parameters."""
+    """Build decoupled weight decay (Loshchilov & Hutter 2019): add a share of each parameter."""
 
     def mask(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: is_decayed(joined(path)), params)

@@ -117,7 +117,7 @@ class Comparison:
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Learning rates of the first and the second, if each has only one; None: all rates."""
+    """Learning rates of the first and the second, if one each is compared; None: all."""
     chosen: bool
     """Whether the learning rates were chosen by their medians, on the same scores."""
     pairs: int
@@ -162,7 +162,7 @@ class Summary:
     """Largest number of evaluations in a run."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
-    """Groups of each initialisation: one per learning rate, then, of several rates, one for all."""
+    """Groups of each initialisation: one per learning rate and, if several, one for all."""
     best_learning_rates: dict[str, float]
     """Best rate of each initialisation: by the median, then by fewer lost runs, then the lower one.
     An initialisation is left out if at least half of the runs at every rate are lost."""

@@ -85,7 +85,7 @@ def test_what_is_refused(runs, tmp_path):
     import dataclasses
 
     sweep = dataclasses.replace(config.sweep, seeds=2)
-    with pytest.raises(UserError, match="which trains one run a fold; leave sweep out"):
+    with pytest.raises(UserError, match="which trains one run per fold; leave sweep out"):
         folds.cross_validate(dataclasses.replace(config, sweep=sweep), tmp_path)
     with pytest.raises(UserError, match="folds are pooled in a local directory"):
         folds.cross_validate(config, "gs://bucket/run")
