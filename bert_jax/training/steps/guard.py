@@ -1,4 +1,4 @@
-"""Reject steps with a non-finite loss or a loss spike.
+"""Rejection of steps with a non-finite loss or a loss spike.
 
 The step itself decides on the device, using only its state and its batch. So the decision is the
 same on every device and after every restart, and needs no transfer to the host.

@@ -201,7 +201,7 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     if limit is not None and needed > limit:
         raise UserError(
             f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for their "
-            f"weights and optimizer states; a device has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
+            f"weights and optimizer states; each has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
             f"to {max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
         )
 
