@@ -152,7 +152,7 @@ def test_plan_refuses_what_train_refuses_and_says_what_it_rounds(
     monkeypatch.setattr(planner, "compile_step", made_plan)
     plan = ["plan", "--config=modernbert_large", "--config.model.vocab_size=50368", *options]
     assert cli.main([*plan, "--topology=v5p:4x4x4", "--config.training.accumulation=2"]) == 0
-    said = "v5p:4x4x4: batch warm-up of phase 0: steps of 512, 1,152, 2,304 rows in place of 576"
+    said = "v5p:4x4x4: batch warm-up of phase 0: steps of 512, 1,152, 2,304 rows instead of 576"
     assert said in capsys.readouterr().err
     assert cli.main([*plan, "--topology=v5e:16x16"]) == 2
     assert "phases[1].batch_size is 640; it must be a multiple of 256" in capsys.readouterr().err

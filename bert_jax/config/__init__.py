@@ -1,4 +1,4 @@
 """Configurations: files, command lines, and the frozen dataclasses that they become.
 
-Imports nothing of the package but errors. Read first: mapping.py.
+Imports nothing from the package except errors. Read first: mapping.py.
 """

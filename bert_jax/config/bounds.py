@@ -1,6 +1,6 @@
 """Bounds of the fields of a configuration, as annotations: `Annotated[int, AtLeast(2)]`.
 
-Making a `Bounded` dataclass with a value out of bounds is a UserError; --fields prints the bounds.
+A `Bounded` dataclass raises a UserError for values out of bounds; --fields prints the bounds.
 """
 
 import dataclasses
@@ -48,12 +48,12 @@ class Distinct:
     least: int = 0
 
     def __str__(self) -> str:
-        return f"at least {self.least} values, each once" if self.least else "each once"
+        return f"at least {self.least} values, each once" if self.least else "without repetition"
 
 
 @dataclass(frozen=True)
 class Given:
-    """A non-empty text, and its meaning."""
+    """A requirement that a text is not empty, and the meaning of the text."""
 
     meaning: str
 

@@ -1,4 +1,4 @@
-"""Read `--config=FILE --config.a.b=value` on the command line into a frozen dataclass.
+"""Conversion of `--config=FILE --config.a.b=value` to a frozen dataclass.
 
 A configuration file names only the fields that it sets; the dataclass has defaults for the rest.
 The type of a field decides how its text on the command line is parsed.
@@ -41,11 +41,11 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     """Read a configuration file and apply overrides such as `--config.training.num_steps=100`.
 
     `spec` is the path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`.
-    A path that does not exist is looked for among the package's own configurations, where NAME_ARG
-    is NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
+    A path that does not exist is looked up among the package's own configurations. There NAME_ARG
+    also means NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
 
     Raises:
-        UserError: A file that is missing or fails, or an unknown or wrong field.
+        UserError: The file is missing or fails, or a field is unknown or wrong.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
@@ -58,7 +58,7 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
 
 def overridden(config: Config, overrides: Sequence[str]) -> Config:
-    """Apply overrides, such as `--config.model.num_layers=12`; UserError if one is wrong."""
+    """Apply overrides such as `--config.model.num_layers=12`; raise a UserError for a wrong one."""
     values = to_dict(config)
     _override(type(config), values, overrides)
     return build(type(config), values, where=_WHERE)
@@ -93,15 +93,15 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
         if right := wanted(bounded[name]):
             lines.append(f"{indent}{right}")
         if element in (str, float, int):
-            lines.append(f"{indent}several: with commas between them, as {_EXAMPLES[element]}")
+            lines.append(f"{indent}several values are separated by commas: {_EXAMPLES[element]}")
     return "\n".join(lines)
 
 
 def _find(named: str) -> tuple[Path, str]:
-    """Find the configuration file of a name; return it, and the argument at the end of the name."""
+    """Return the configuration file for a name, and the argument at the end of the name."""
     package = Path(__file__).parents[1]
-    shipped = [package / "configs", package.parent / "configs"]  # of a wheel, of a clone
-    # `bert_tiny` is pretrain/bert_tiny.py.
+    shipped = [package / "configs", package.parent / "configs"]  # in a wheel, in a clone
+    # `bert_tiny` stands for pretrain/bert_tiny.py.
     folders = ["", *(folder.name for root in shipped for folder in root.glob("*/"))]
     stem, _, last = named.removesuffix(".py").rpartition("_")
     for name, argument in ((named, ""), (stem, last)):
@@ -161,7 +161,7 @@ def _blaming(path: Path) -> Iterator[None]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Convert to plain dicts, inside tuples too, which `ConfigDict.to_dict` leaves unconverted."""
+    """Convert to plain dicts, also inside tuples, where `ConfigDict.to_dict` converts nothing."""
     if isinstance(value, ConfigDict | dict):
         return {name: _unwrapped(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -170,7 +170,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Set `--config.a.b=value`, or `--config.a.b value`, in nested values, in place."""
+    """Apply `--config.a.b=value`, or `--config.a.b value`, to nested values, in place."""
     arguments = iter(overrides)
     for argument in arguments:
         if not argument.startswith("-"):
@@ -195,7 +195,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
         holder[key] = value = _value(hint, given)
         if (after := chosen(group, holder)) is before:
             continue
-        # Another subclass is chosen: keep the fields that were set and that both classes have.
+        # Another subclass is chosen: keep the fields that were set if both classes have them.
         old, new = to_dict(before()), to_dict(after())
         kept = {name: v for name, v in holder.items() if name in new and v != old[name]}
         holder.clear()
@@ -205,7 +205,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
     """Find a field such as `training.phases[0].length`; return class, holder, key and type.
 
-    The class is the holder's, before a subclass is chosen; None for an entry of a list.
+    The class is the declared class of the holder, not its subclass; None for an entry of a list.
     """
     group, holder, key, hint = None, None, None, typing.cast(Any, cls)
     value: Any = values
@@ -215,7 +215,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
             if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
                 raise UserError(
                     f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
-                    f"from 0. Set the whole list, as --fields shows for {seen}, or in a file"
+                    f"from 0. Set the whole list as --fields shows for {seen}, or set it in a file"
                 )
             group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
             seen += part
@@ -238,13 +238,13 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
 
 
 def _value(hint: Any, text: str) -> Any:
-    """Parse text as a value of this type; unsuitable text stays as it is, for `build` to refuse."""
+    """Parse text as a value of a type; leave text that does not fit for `build` to refuse."""
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return None if text == "None" else _value(kinds[0], text)
     if typing.get_origin(hint) is tuple:
         if text[:1] in _QUOTED:
-            for read in (json.loads, ast.literal_eval):  # null as listed, None as in Python
+            for read in (json.loads, ast.literal_eval):  # null as in --fields, None as in Python
                 with contextlib.suppress(ValueError, SyntaxError):
                     found = read(text)
                     return found if isinstance(found, list | tuple) else [found]

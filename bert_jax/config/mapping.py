@@ -22,12 +22,12 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
 
     Whole numbers are accepted for floats and lists for tuples; nothing else is converted. A missing
     field takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
-    ...]`. A class may have `RENAMED`, new names by old names; `ELSEWHERE`, hints by fields that
-    users look for there; and `VARIANTS`, subclasses by the value of the field `CHOSEN_BY`.
+    ...]`. A class may have three dicts: `RENAMED`, from old to new names; `ELSEWHERE`, from names
+    of other classes' fields to hints; `VARIANTS`, from values of field `CHOSEN_BY` to subclasses.
 
     Raises:
-        UserError: An unknown field (names the nearest known one) or a value of the wrong type
-            (names the field, the value and the right type).
+        UserError: A field is unknown (the message names the nearest known one), or a value has the
+            wrong type (the message names the field, the value and the right type).
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
@@ -64,7 +64,7 @@ def unknown_field(
         hint = f"{prefix}{by}={' or '.join(having)} has it; set that first. "
     return UserError(
         f"{where}: unknown field {prefix}{name}; {hint}"
-        f"Known here: {', '.join(known) or 'no fields, it is a value'}"
+        f"Known here: {', '.join(known) or 'no fields, since this is a single value'}"
     )
 
 
@@ -75,7 +75,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
-    """List what differs as (dotted name, value in a, in b), but for `free` fields and sections."""
+    """List differences as (dotted name, value in a, value in b), leaving out what `free` names."""
     left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
@@ -87,7 +87,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Return the subclass that the values choose, `cls` if it has none; UserError if unknown."""
+    """Return the subclass that `mapping` chooses, or `cls`; raise a UserError if it is unknown."""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
         return cls
@@ -103,7 +103,7 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
 
 
 def notes(cls: type) -> dict[str, str]:
-    """Return the notes, strings below the fields in the source, of a dataclass and its bases."""
+    """Return the notes of a dataclass and its bases: the strings below fields in the source."""
     found: dict[str, str] = {}
     for kind in reversed(cls.__mro__[:-1]):
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -180,5 +180,5 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 
 
 def _wrong_type(value: Any, wanted: str, where: str, path: tuple[str, ...]) -> UserError:
-    name = ".".join(path) or "the whole"
+    name = ".".join(path) or "the whole configuration"
     return UserError(f"{where}: {name} is {value!r} ({type(value).__name__}); it must be {wanted}")

@@ -1,4 +1,4 @@
-"""The training loop of every run: reads a plan, and no configuration."""
+"""The training loop of all runs, which reads a plan and no configuration."""
 
 import contextlib
 import math
@@ -42,7 +42,7 @@ def carry_out(plan: RunPlan, session: Session) -> Result:
 
 
 class _Run:
-    """State of a run."""
+    """A plan that is being carried out."""
 
     now: Moment
 
@@ -67,8 +67,8 @@ class _Run:
         # The order: restore -> [read batch n -> dispatch step n -> log metrics of step n - 1 ->
         # score if due -> save if due]. Dispatch returns before the device has computed; the loop
         # waits for it only to read the metrics of the step before (so one step is always queued)
-        # and for evaluations and saves. A saved `step` is the number of updates made and of the
-        # next batch.
+        # and for evaluations and saves. A saved `step` counts the batches done and is the
+        # number of the next batch.
         plan, session = self.plan, self.session
         with session.open(partial(self.saves.prepare, session.report)) as closing:
             closing.callback(self.saves.close)
@@ -107,7 +107,7 @@ class _Run:
                 return result
 
     def _train(self, stop: StopRequest) -> bool:
-        """Train all stages; False where a signal came first."""
+        """Train all stages; return False if a signal came first."""
         self.next_batch, finished = -1, True
         with contextlib.ExitStack() as self.reading:
             while finished := self._train_stage(stop):
@@ -121,7 +121,7 @@ class _Run:
         return finished
 
     def _enter(self, number: int) -> None:
-        """Go on to a stage: with the same state, or with new trials."""
+        """Go on to a stage, with the state so far or with new trials."""
         before, stage = self.now, self.plan.stages[number]
         if stage.begins:
             with self.clock.spend("startup"):
@@ -151,7 +151,7 @@ class _Run:
         return True
 
     def _next_batch(self) -> Any:
-        if self.next_batch != self.now.step:  # the first; or trials have stopped before their end
+        if self.next_batch != self.now.step:  # the first batch, or after trials stopped early
             self.reading.close()
             rows = self.plan.batches.stream(self.now.step)
             self.rows = self.reading.enter_context(contextlib.closing(rows))
@@ -187,12 +187,12 @@ class _Run:
         return [scorer for scorer in self.plan.scorers if scorer.after(step)]
 
     def _columns(self, kind: str, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return columns of a row: a value where the run has one trial, else a list."""
+        """Return columns of a row: a value if the run has one trial, else a list."""
         alone = self.plan.num_trials < 2
         return {f"{kind}/{n}": each[0] if alone else list(each) for n, each in values.items()}
 
     def _median(self, values: Sequence[float | None]) -> float:
-        """Return the median of the trials that go on; one without a value is the highest."""
+        """Return the median over running trials; missing values count as the highest."""
         going = [values[n] for n, each in enumerate(self.now.progress) if not each.stopped]
         known = [math.inf if v is None or not math.isfinite(v) else v for v in going]
         return float(np.median(known))
@@ -230,7 +230,7 @@ class _Run:
         return better
 
     def _stop_early(self, went_on: Sequence[bool]) -> None:
-        """Report the trials stopped since the last evaluation, and keep their state."""
+        """Report the trials that have just stopped early, and freeze their state."""
         now, session = self.now, self.session
         stopped = [on and each.stopped for on, each in zip(went_on, now.progress, strict=True)]
         for number, each in enumerate(now.progress):
@@ -295,7 +295,7 @@ class _Run:
                 message = str(error)
             elif not alone:
                 message = f"{now.name_of(number)}: {bad.describe()}; "
-                message += "it has failed and stays as it was" if bad.halted else "skipped"
+                message += "it has failed, and its state is kept" if bad.halted else "skipped"
             whose = {"trial": number} if self.policy.metric else {}
             session.warn(
                 kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics
@@ -311,7 +311,7 @@ class _Run:
         return BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:
-        """Take the newest rows of earlier starts."""
+        """Take over the newest metrics of earlier starts."""
         for row in read_metrics(self.session.work.local / "metrics.jsonl"):
             if row["step"] > self.now.step:
                 break

@@ -1,7 +1,7 @@
-"""Checks of the training loss against its baseline and against a later rise.
+"""Checks of the training loss for a plateau at its baseline and for a later rise.
 
-A masked LM falls within minutes to the unigram entropy of its corpus, the loss of predicting each
-token by its frequency. Some runs never leave that level, and some climb back to it.
+The loss of a masked LM falls within minutes to the unigram entropy, the loss of predicting each
+token by its frequency in the corpus. Some runs never leave that level, and some climb back to it.
 """
 
 import bisect
@@ -17,20 +17,20 @@ from bert_jax.data.phases import Phase
 from bert_jax.objectives.objective import Metric
 
 MARGIN = 0.05
-"""Least distance below the baseline, in nats, at which a run has left it."""
+"""Distance below the baseline, in nats, beyond which a run has left the plateau."""
 RISE = 0.5
 """Rise of the smoothed loss above its lowest value, in nats, that is reported as a divergence."""
 
-_FAR_ABOVE = 0.3  # nats; a loss so far above the line is not the plateau
-_CLIMB = 0.3  # nats; rise that is reported where it leads back above the line
+_FAR_ABOVE = 0.3  # nats; a loss this far above the baseline is not the plateau
+_CLIMB = 0.3  # nats; a rise that is reported if it leads back above the baseline
 _FILLED = 0.4  # weight of the mean once half a window of losses is in it
-_SETTLED = 0.86  # after two windows; positions that are new in a phase are learnt within less
-_FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less stands
+_SETTLED = 0.86  # after two windows; positions new in a phase are learnt sooner
+_FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less in this time stands still
 _STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm", "fallen", "fallen_at")
 
 
 class Finding(NamedTuple):
-    """Result of a check of the loss, for people and for `events.jsonl`."""
+    """Result of a check of the loss, to be printed and written to `events.jsonl`."""
 
     kind: Literal["plateau", "diverged", "recovered"]
     message: str
@@ -38,20 +38,20 @@ class Finding(NamedTuple):
 
 @dataclass
 class LossMonitor:
-    """Monitor of the first metric of an objective in training, a loss.
+    """Monitor of the training loss, the first metric of an objective.
 
-    Plateau: judged once, a quarter of the run after the warm-up (at most 10,000 steps after it; and
-    later while the loss falls, before the end), because healthy runs begin at the baseline too.
+    Plateau: judged once, a quarter of the run (at most 10,000 steps) after the warm-up, because
+    healthy runs begin at the baseline too. The check waits while the loss still falls.
 
     Divergence: judged at each step, by the distance of the smoothed loss from its lowest value. A
-    mean that follows the loss upwards cannot see a slow rise; the lowest value never follows. Both
-    values start anew with each phase, and count once half a window of losses is in them.
+    running mean would follow a slow rise and miss it; the lowest value never follows. Both values
+    start anew with each phase, and count once half a window of losses is in them.
     """
 
     metric: Metric
     """The monitored metric."""
     baseline: float
-    """Value of the metric for a model that ignores its input, nats; infinite if not known."""
+    """Value of the metric for a model that ignores its input, in nats; infinite if unknown."""
     unknown_rate: float
     """Share of the corpus's tokens that are the unknown token."""
     phases: Sequence[Phase]
@@ -60,32 +60,32 @@ class LossMonitor:
     warmup_steps: int
     num_layers: int
     save_every: int
-    """Steps from one checkpoint to the next."""
+    """Number of steps between two checkpoints."""
     mean: float = 0.0
     weight: float = 0.0
     done: bool = False
-    """Whether the plateau was judged."""
+    """Whether the check for a plateau is done."""
     step: int = 0
     """Step of the newest loss."""
     lowest: float = sys.float_info.max
-    """Lowest smoothed loss of the phase, nats."""
+    """Lowest smoothed loss of the phase, in nats."""
     lowest_at: int = 0
     """Step of the lowest smoothed loss."""
     alarm: int = 0
-    """Divergence reported: 0 none, 1 a rise, 2 a rise to the baseline."""
+    """Divergence reported so far: 0 none, 1 a rise, 2 a rise above the baseline."""
     fallen: float = sys.float_info.max
-    """Smoothed loss of the phase at its last fall by `_FALL`, nats."""
+    """Smoothed loss, in nats, at its last fall by `_FALL` in the phase."""
     fallen_at: int = 0
-    """Step of that loss."""
+    """Step of the last fall by `_FALL`."""
 
     @cached_property
     def _bounds(self) -> list[int]:
-        """Updates made at the beginning of each phase, and at the end of the run."""
+        """Number of updates before each phase, and at the end of the run."""
         return list(accumulate((phase.num_steps for phase in self.phases), initial=0))
 
     @property
     def num_steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps in the run."""
         return self._bounds[-1]
 
     @property
@@ -95,13 +95,13 @@ class LossMonitor:
 
     @property
     def judged_at(self) -> int:
-        """Step at which the loss has to be below the baseline."""
+        """Step at which the loss should be below the baseline."""
         waits = max(self.window, min(self.num_steps // 4, 10_000))
         return min(self.warmup_steps + waits, self.num_steps)
 
     @property
     def smoothed(self) -> float:
-        """Smoothed loss, nats; NaN before the first step."""
+        """Smoothed loss, in nats; NaN before the first step."""
         return self.mean / self.weight if self.weight else math.nan
 
     def observe(self, step: int, loss: float) -> list[Finding]:
@@ -122,7 +122,7 @@ class LossMonitor:
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Continue from the values of `state` after `step` steps; older versions saved fewer."""
+        """Continue from the values of `state` after `step` steps; older versions have fewer."""
         for name, value in {"step": step, **state}.items():
             setattr(self, name, value)
 

@@ -17,7 +17,7 @@ _NO_MEANS = (*GUARD_METRICS, "num_tokens", "learning_rate")
 
 
 def null(value: float) -> float | None:
-    """Convert a value for JSON: None where it is not finite."""
+    """Return a value for JSON: None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -27,16 +27,16 @@ class Progress:
 
     member: Trial
     scores: list[dict[str, Any]] = field(default_factory=list)
-    """Scores of each evaluation; None is not a number."""
+    """Scores of each evaluation; None for a score that is not finite."""
     best: float | None = None
     best_step: int = -1
     finite: bool = True
-    """Whether all logits were numbers."""
+    """Whether all logits have been finite."""
     halted: bool = False
     """Whether the guard has stopped the trial."""
     best_epoch: float | None = None
     last: float | None = None
-    """Score of the newest evaluation; None where it is not finite."""
+    """Score of the newest evaluation; None if it is not finite."""
     stopped: bool = False
     """Whether the trial has stopped early, after `patience` evaluations without improvement."""
 
@@ -48,9 +48,9 @@ class Progress:
         metric: str,
         patience: int = 0,
     ) -> bool:
-        """Record an evaluation, and say whether it is the best so far.
+        """Record an evaluation; return whether it is the best so far.
 
-        The trial stops after `patience` evaluations in a row that were no better; 0: never.
+        The trial stops after `patience` evaluations in a row without a better score; 0: never.
         """
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
@@ -71,7 +71,7 @@ class Progress:
     ) -> Outcome:
         """Return the outcome so far, judged by `goal` (see `goal_score`).
 
-        `test` has the scores on the test data of the best parameters.
+        `test` has the scores of the best parameters on the test data.
         """
         return Outcome(
             member=self.member,
@@ -89,8 +89,8 @@ class Progress:
 def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:
     """Find the trial of an initialisation whose model is kept, as (best score, number).
 
-    Of equal trials the earliest wins, then the lowest number, so the model does not depend on the
-    time of saving. None where no trial has a finite score.
+    Among equal scores the earliest wins, then the lowest number, so the choice does not depend on
+    the time of saving. Return None if no trial has a finite score.
     """
     found = [
         (each.best, -each.best_step, -number)
@@ -104,16 +104,16 @@ def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | N
 
 
 class Means:
-    """Means over the steps since the last row, of each metric and trial.
+    """Means of each metric and trial over the steps since the last row.
 
-    A step that the guard rejected is in no mean; trials beyond the first `count` are left out.
+    Steps that the guard rejected and trials beyond the first `count` are left out.
     """
 
     def __init__(self, count: int):
         self._sums: dict[str, np.ndarray] = {}
         self._count = np.zeros(count, int)
         self.last: dict[str, np.ndarray] = {}
-        """Values of the last step."""
+        """Metrics of the last step."""
 
     def add(self, metrics: Mapping[str, np.ndarray]) -> None:
         """Add the metrics of a step, each (M,)."""
@@ -128,16 +128,16 @@ class Means:
         self._count += taken
 
     def __bool__(self) -> bool:
-        """Say whether a step was taken."""
+        """Return whether a step was taken since the last row."""
         return bool(self._count.any())
 
     def median(self, name: str) -> float:
-        """Return the median of the trials at the last step; a lost trial counts as the highest."""
+        """Return a metric's median over trials at the last step; lost trials rank highest."""
         value = self.last[name].astype(np.float64)
         return float(np.median(np.where(np.isfinite(value), value, np.inf)))
 
     def take(self) -> dict[str, list[float | None]]:
-        """Return the mean of each trial, None where no step was taken, and start anew."""
+        """Return the means of each trial, None if it took no step, and start anew."""
         counts = self._count.tolist()
         means = {
             name: [total / n if n else None for total, n in zip(sums.tolist(), counts, strict=True)]
@@ -158,25 +158,25 @@ class Means:
 
 
 class DivergedError(RuntimeError):
-    """Divergence of a run whose guard says to stop."""
+    """Error about a loss that has diverged, in a run whose guard is set to stop."""
 
     exit_code = 4
 
 
 @dataclass
 class Moment:
-    """A run between two steps: the content of a save, from which a start continues."""
+    """State of a run between two steps; a save contains it, and a start continues from it."""
 
     stage: int
     step: int
-    """Batches done in the whole run."""
+    """Number of batches done in the whole run."""
     state: TrainState
     progress: list[Progress]
-    """Progress of the stage's trials, without trials that only fill the program."""
+    """Progress of the stage's trials, without copies that only fill up the program."""
     means: Means
     wave: int = 0
     best: Any = None
-    """Trained parameters of each trial at its best evaluation; None: no selection."""
+    """Trained parameters of each trial at its best evaluation; None: none are kept."""
     monitor: LossMonitor | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the trials of earlier stages."""
@@ -189,11 +189,11 @@ class Moment:
     began: float = field(default_factory=time.monotonic)
 
     def elapsed(self) -> float:
-        """Return the seconds that all starts have spent on the stage."""
+        """Return the seconds spent on the stage, over all starts."""
         return self.seconds + time.monotonic() - self.began
 
     def name_of(self, number: int) -> str:
-        """Name a trial for a message."""
+        """Return the name of a trial for messages."""
         trial = self.progress[number].member
         return (
             f"run {number + 1} of wave {self.wave} (learning rate {trial.learning_rate:g}, seed "
@@ -209,11 +209,11 @@ class Moment:
 def failure_reason(
     best: float | None, last: float | None, goal: float, finite: bool, halted: bool = False
 ) -> str:
-    """Say why a run failed at the end of training; "" where it did not.
+    """Return the reason why a run has failed at the end of training; "" if it has not.
 
-    The last evaluation is judged, because the best of many evaluations of a model that learned
-    nothing is above `goal` (see `goal_score`) by chance. `best` and `last` are None where no score,
-    or not the last, was finite; `finite` says whether all logits were.
+    The last evaluation is judged: even if a model learned nothing, the best of many evaluations
+    exceeds `goal` (see `goal_score`) by chance. `best` is None if no score was finite, `last` if
+    the last one was not; `finite` says whether all logits were finite.
     """
     if best is None:
         return "no evaluation gave a finite score"

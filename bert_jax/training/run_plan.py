@@ -26,7 +26,7 @@ class Stage:
     """Steps that one compiled program makes."""
 
     steps: range
-    """Numbers of the batches, in the whole run."""
+    """Numbers of the stage's batches, counted over the whole run."""
     train: StepConfig
     trials: tuple[Trial, ...]
     """Trials on axis 0 of every array, without padding trials; pretraining has one."""
@@ -35,13 +35,13 @@ class Stage:
     wave: int = 0
     """Number of the group of trials; groups of a large sweep train one after another."""
     first: int = 0
-    """Number of the first batch of the trials."""
+    """Number of the first batch that the trials see."""
     ends: bool = False
     """Whether the trials end with this stage."""
 
     @property
     def begins(self) -> bool:
-        """Whether the stage starts with a fresh state; otherwise the state before continues."""
+        """Whether the stage starts with a fresh state; otherwise it continues the state so far."""
         return self.steps.start == self.first
 
 
@@ -52,7 +52,7 @@ class Batches:
     stream: Callable[[int], Generator[Mapping[str, Any], None, None]]
     """Function that yields the batches from a number on."""
     confirm: Callable[[], None] = lambda: None
-    """Function that waits until all text read so far is checked, and raises any fault found."""
+    """Function that waits until all text read so far is checked, and raises for a fault."""
 
 
 class Scores(NamedTuple):
@@ -60,13 +60,13 @@ class Scores(NamedTuple):
 
     values: Mapping[str, float]
     loss: float | None = None
-    """Mean loss of the labels, if known."""
+    """Mean loss over the labels, if known."""
     finite: bool = True
-    """Whether all outputs were numbers."""
+    """Whether all outputs were finite."""
 
 
 def together(found: Sequence[Scores | None]) -> Scores | None:
-    """Join what several scorers found of one trial; None for a trial that has stopped."""
+    """Merge one trial's scores from several scorers; None for a trial that has stopped."""
     known = [each for each in found if each is not None]
     if not known:
         return None
@@ -75,7 +75,7 @@ def together(found: Sequence[Scores | None]) -> Scores | None:
 
 
 def score_columns(scores: Sequence[Scores | None]) -> dict[str, list[float | None]]:
-    """Return the values of all trials by name; None where a trial has no such score."""
+    """Return the values of all trials, by name of the score; None for a missing value."""
     known = [each or Scores({}) for each in scores]
     columns: dict[str, list[float | None]] = {}
     if any(each.loss is not None for each in known):
@@ -90,7 +90,7 @@ class Scorer(Protocol):
     """Evaluation of all trials of a stage."""
 
     def after(self, step: int) -> bool:
-        """Say whether the trials are scored after `step`; steps count over all stages."""
+        """Return whether trials are scored after `step`, which counts over all stages."""
 
     def score(
         self, params: Any, at: Moment, alive: Callable[[str], None]
@@ -104,7 +104,7 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class Saves(Protocol):
-    """Files of a run. All methods are collective."""
+    """Saved states and models of a run. All methods are collective."""
 
     def prepare(self, report: Report) -> None:
         """Begin the run in its work directory, and open its checkpoints."""
@@ -113,31 +113,31 @@ class Saves(Protocol):
         """Initialise the state of a stage that starts fresh."""
 
     def restore(self) -> Moment | None:
-        """Return the newest save; None: the run has not saved."""
+        """Restore the newest save; return None if the run has not saved."""
 
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
-        """Save the state for a restart; `last`: no step follows in this process."""
+        """Save the state for a restart; if `last`, no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
-        """Keep the model of the best trial, at the end of a stage; else the state is the model."""
+        """Save the best trial's model at the end of a stage; skip this if states are models."""
         return
 
     def newest(self) -> str:
-        """Return the path of the newest save; empty: none."""
+        """Return the path of the newest save; empty if there is none."""
 
     def close(self) -> None:
-        """Wait for saves in progress; raises nothing."""
+        """Wait for saves in progress; raise nothing."""
 
 
 @runtime_checkable
 class Voice(Protocol):
-    """Lines for people, and the columns of the metrics of a run."""
+    """Reporter of a run: its lines, and further columns in its metrics."""
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
         """Return lines that describe the run, and the message of its event `start`."""
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
-        """Return the columns besides metrics, rates and scores, such as `epoch`.
+        """Return columns other than metrics, rates and scores, such as `epoch`.
 
         `step` is the newest step whose metrics were read; a later step may have been dispatched.
         """
@@ -146,7 +146,7 @@ class Voice(Protocol):
         """Describe an evaluation, whose columns are in `at.scores`."""
 
     def closing(self, result: "Result", clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
-        """Return the message of the last event, and lines."""
+        """Return the message of the last event, and the last lines."""
 
 
 @dataclass(frozen=True)
@@ -155,23 +155,23 @@ class Policy:
 
     log_every: int
     scores_start: bool = False
-    """Whether a run that has not saved is scored before its first step."""
+    """Whether a run without a save is scored before its first step."""
     metric: str = ""
-    """Score of the first scorer that chooses a trial's best parameters; empty: none are kept."""
+    """Name of the first scorer's score that selects best parameters; empty: none are kept."""
     patience: int = 0
     save_every: int = 0
-    """Steps from one save to the next; 0: by time, after an evaluation."""
+    """Number of steps between two saves; 0: save by time, after an evaluation."""
     save_seconds: float = 60.0
     saves_end: bool = False
     """Whether the state after the last step is saved."""
     stops_diverged: bool = False
     goal: float = -math.inf
-    """Score that a trial must exceed; otherwise it has failed."""
+    """Score that a trial must exceed, or else it has failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
-    """A run before its first step."""
+    """Plan of a run, complete before its first step."""
 
     name: Path | str
     """Work directory, as given."""
@@ -185,7 +185,7 @@ class RunPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of all stages."""
+        """Number of steps in all stages."""
         return self.stages[-1].steps.stop
 
     @property
@@ -195,7 +195,7 @@ class RunPlan:
 
     @property
     def num_trials(self) -> int:
-        """Trials of all stages that end."""
+        """Number of trials in a sweep; 0 in pretraining."""
         return sum(len(stage.trials) for stage in self.stages if stage.ends)
 
 
@@ -206,20 +206,20 @@ class Result:
     workdir: Path | str
     """Work directory, as given."""
     step: int
-    """Updates made."""
+    """Number of steps done."""
     finished: bool
     """Whether the run is at its end; else a signal stopped it, and the same command continues."""
     baseline: float | None = None
     """Value of the first metric for a model that ignores its input, if known."""
     train_metrics: dict[str, Any] = field(default_factory=dict)
-    """Last row of training metrics; empty when none was written."""
+    """Last row of training metrics; empty if none was written."""
     eval_metrics: dict[str, Any] = field(default_factory=dict)
-    """Last evaluation; empty when there was none."""
+    """Scores of the last evaluation; empty if there was none."""
     seconds: float = 0.0
-    """Wall time of this start."""
+    """Wall time of this start, in seconds."""
     outcomes: tuple[Outcome, ...] = ()
     """Outcomes of the trials that have ended."""
     stopped_by: str = ""
     """Name of the signal that stopped the run before its end."""
     unlearned: str = ""
-    """Reason why no trial learned anything, with advice; "" where one did, or the run goes on."""
+    """Message that no trial learned anything, with advice; "" if one did or the run goes on."""

@@ -1,6 +1,6 @@
-"""Where a run starts: the models that give it its first parameters, and its teacher.
+"""The models that a run starts from: sources of its first parameters, and a teacher.
 
-Both kinds of run read them before the first step; a restart needs only the frozen parts again.
+Pretraining and fine-tuning read them before the first step; a restart needs only frozen parts.
 """
 
 import dataclasses
@@ -22,25 +22,25 @@ from bert_jax.objectives.distillation import TEACHER
 from bert_jax.training.steps.state import TrainState
 
 GROWTH_FILE = "growth.json"
-"""File beside a model that `bert-jax grow` made."""
+"""Name of the file that `bert-jax grow` writes beside a model."""
 RANDOM = "random"
-"""Name of an initialisation by random parameters."""
+"""Name of the initialisation with random parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Models that a run takes parameters from; all are on the host."""
+    """Models from which a run takes parameters; all are on the host."""
 
     initial: SavedModel | None = None
-    """Model that `init` names; None: random parameters, or a checkpoint has them all."""
+    """Model that `init` names; None: parameters are random or come from a checkpoint."""
     teacher: SavedModel | None = None
-    """Teacher, with the parameters that the run holds and never saves."""
+    """Teacher, with the parameters that the run holds but never saves."""
     inits: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters that each initialisation of a sweep provides, {} for random ones, by its name."""
+    """Parameters that each initialisation of a sweep provides, by its name; {}: all are random."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Parameters that each initialisation provides, with the teacher's."""
+        """Parameters that each initialisation provides, together with the teacher's."""
         taught = {TEACHER: self.teacher.params} if self.teacher else {}
         return tuple({**given, **taught} for given in self.inits.values())
 
@@ -50,7 +50,7 @@ class Start:
         return digest_of(self.teacher.params) if self.teacher else ""
 
     def first_params(self, fresh: Any, axes: Any) -> Any:
-        """Return `fresh`, with the parameters of the initial model where it has them."""
+        """Replace parameters in `fresh` by the initial model's, as far as it has them."""
         return fresh if self.initial is None else initial_params(self.initial, fresh, axes)
 
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
@@ -60,7 +60,7 @@ class Start:
         logical axes of each parameter.
 
         Raises:
-            UserError: Parameters that the architecture names are missing.
+            UserError: The teacher lacks parameters of its architecture.
         """
         if (teacher := self.teacher) is None:
             return state
@@ -73,7 +73,7 @@ class Start:
         return state._replace(params={**state.params, TEACHER: placed})
 
     def lines(self, wanted: Any) -> list[str]:
-        """Name the teacher, the initial model, and the arrays of `wanted` copied or fresh."""
+        """Describe the teacher, the initial model, and which arrays of `wanted` are copied."""
         lines = []
         if teacher := self.teacher:
             count = sum(leaf.size for leaf in jax.tree.leaves(teacher.params))
@@ -89,7 +89,7 @@ class Start:
 
 
 def without_teacher(state: TrainState) -> TrainState:
-    """Return the part of a state to save: everything but the teacher."""
+    """Return a state without the teacher's parameters, which are not saved."""
     kept = {name: entry for name, entry in state.params.items() if name != TEACHER}
     return state._replace(params=kept)
 
@@ -98,32 +98,32 @@ def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
     """Return the architecture of a teacher with positions for rows of `longest` tokens.
 
     Raises:
-        UserError: The teacher has fewer learned positions; `rows` names the rows and the remedy.
+        UserError: The teacher has too few learned positions; the message ends with `rows`.
     """
     model = teacher.config
     if longest <= model.num_positions:
         return model
     if model.positions != "rope":
         raise UserError(
-            f"distil.teacher: {teacher.name} has {model.num_positions} positions, and {rows}"
+            f"distil.teacher: {teacher.name} has {model.num_positions} positions, but {rows}"
         )
     return dataclasses.replace(model, num_positions=longest)
 
 
 def _growth(initial: SavedModel) -> str:
-    """Name the source of a grown model, and the losses of both models before any step."""
+    """Describe the source of a grown model and both losses before any step; "" if not grown."""
     path = initial.tokenizer_files / GROWTH_FILE
     if initial.origin.kind != "huggingface" or not path.is_file():
         return ""
     found = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
     loss, before, said = found.get("loss"), found.get("source_loss"), ""
     if isinstance(loss, float) and isinstance(before, float):
-        said = f"; on held-out text its loss was {loss:.3f}, and {before:.3f} of its source"
+        said = f"; on held-out text its loss was {loss:.3f}, and its source's {before:.3f}"
     return f"; grown from {short(found.get('source'))}{said}"
 
 
 _Entries = dict[str, int]
-"""Paths of entries, and the numbers of arrays in them."""
+"""Numbers of arrays in entries, by the path of the entry."""
 
 
 def _origins(wanted: Any, found: Any, path: str = "") -> tuple[_Entries, _Entries]:
@@ -147,12 +147,12 @@ def _counted(entries: _Entries, word: str) -> str:
 
 
 def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
-    """Return the parameters of `initial` in the layout of `fresh`, which fills in missing ones.
+    """Return the parameters of `initial`, laid out as in `fresh`; take missing ones from `fresh`.
 
     Args:
-        initial: Model of the same architecture. Vocabulary rows without room in `fresh` stand
-            for no token and are left out.
-        fresh: Parameters from `Objective.init`, on a mesh; where none is lacking, their shapes and
+        initial: Model of the same architecture. Vocabulary rows beyond those of `fresh` stand for
+            no token and are left out.
+        fresh: Parameters from `Objective.init`, on a mesh; if `initial` has them all, shapes and
             shardings are enough.
         axes: Logical axes of each parameter.
     """

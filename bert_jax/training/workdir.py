@@ -29,7 +29,7 @@ class There(NamedTuple):
     """Content of a work directory before a start."""
 
     record: dict[str, Any] | None
-    """The run's config.json; None: no run was begun."""
+    """Content of the run's config.json; None if no run was begun."""
     steps: list[int]
     """Steps of the complete checkpoints, ascending."""
     file: Path
@@ -44,10 +44,10 @@ EMPTY = There(None, [], Path("config.json"))
 
 
 def look_into(work: WorkDir, kind: Kind) -> There:
-    """Look into a work directory, as process 0 sees it.
+    """Return the content of a work directory, as process 0 sees it.
 
     Raises:
-        UserError: A run of another kind, or checkpoints without a record.
+        UserError: The directory has a run of another kind, or checkpoints without config.json.
     """
 
     def look() -> tuple[Any, list[int]]:
@@ -55,7 +55,7 @@ def look_into(work: WorkDir, kind: Kind) -> There:
             return read_record(work.local, kind), saved_steps(work.checkpoints)
         if work.checkpoints.exists():
             raise UserError(
-                f"{work.name} has checkpoints and no config.json that says which run they belong "
+                f"{work.name} has checkpoints but no config.json that says which run they belong "
                 "to. Choose another work directory, or put config.json back"
             )
         return None, []
@@ -71,13 +71,13 @@ def refuse_other_run(
     free: Sequence[str],
     fingerprints: Mapping[str, tuple[Any, str]],
 ) -> None:
-    """Refuse to continue the run of configuration `began` with another one or with other data.
+    """Refuse to continue a run that began as `began` with another configuration or other data.
 
-    A restart may change the fields `free`. `fingerprints` has, by name of the content, the
+    A restart may change the fields `free`. `fingerprints` maps the name of each content to the
     fingerprint in the record and the fingerprint at this start.
 
     Raises:
-        UserError: There are differences.
+        UserError: There are differences, which the message lists.
     """
     rows = [
         f"{name}: {show(old)} there, {show(new)} given"
@@ -112,8 +112,8 @@ def begin_workdir(
     `ancestors` makes the records of the ancestors; None: the records in config.json stay.
 
     Raises:
-        UserError: The work directory cannot be written.
-        ElsewhereError: The same, in the other processes.
+        UserError: The work directory cannot be written, or the tokenizer is not its corpus's.
+        ElsewhereError: The same errors, in the other processes.
     """
     version = {"bert_jax": bert_jax.__version__, "format": RUN_FORMAT}
     record = {**version, "config": to_dict(config), **record}

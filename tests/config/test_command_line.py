@@ -63,9 +63,9 @@ def test_argument_of_a_configuration(tmp_path):
     [
         ("--config.model.hiden_dim=3", r"unknown field model\.hiden_dim; did you mean model\.hid"),
         ("--config.modell.hidden_dim=3", r"unknown field modell; did you mean model\?"),
-        ("--config.training.patience=3", r"training\.patience; early stopping is of the trials of"),
-        ("--config.training.freeze=2", "parts are frozen by `bert-jax finetune`; pretraining trai"),
-        ("--config.sweep.seeds=3", "unknown field sweep; trials are of `bert-jax finetune`; here "),
+        ("--config.training.patience=3", r"training\.patience; only `bert-jax finetune` has early"),
+        ("--config.training.freeze=2", "only `bert-jax finetune` freezes parts; pretraining "),
+        ("--config.sweep.seeds=3", "unknown field sweep; only `bert-jax finetune` sweeps; here "),
         ("--config.training.phases[1].length=3", r"no training\.phases\[1\]; .*holds 1, counted"),
         ("--config.training.phases[0].lenght=3", r"phases\[0\]\.lenght; did you mean .*length"),
         ("--config.model.hidden_dim.x=3", r"unknown field model\.hidden_dim\.x"),

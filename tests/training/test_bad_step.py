@@ -98,9 +98,9 @@ def test_what_is_said_when_a_run_stops(capsys):
     assert message in capsys.readouterr().err
 
     message = str(BadStepError(bad, OTHER, ""))
-    assert "it came out otherwise (bad 1, then 0; loss nan, then 3.25): suspect the" in message
+    assert "it came out different (bad 1, then 0; loss nan, then 3.25): suspect the" in message
     assert "hardware (TPU v5 lite, device ids 0, 1 of process 0)" in message
-    assert "add in another order" not in message
+    assert "add in a different order" not in message
     assert "The last good checkpoint: none was saved." in message
 
     row = BadStep(37, metrics_of(loss=np.nan, guard_skipped=10))
@@ -112,7 +112,7 @@ def test_what_is_said_when_a_run_stops(capsys):
 def test_a_gpu_may_differ_in_last_digits_without_a_fault():
     devices = "NVIDIA H100, device ids 0 of process 0"
     comparison = Comparison({"loss": (3.0, 3.0000002)}, devices, "gpu")
-    assert "where only last digits differ, this is no fault" in comparison.describe()
+    assert "if only the last digits differ, this is no fault" in comparison.describe()
 
 
 class _State:

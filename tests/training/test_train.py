@@ -178,7 +178,7 @@ def test_held_out_text_that_cannot_be_evaluated_is_refused(tmp_path, corpus):
 
 def test_checkpoints_without_a_configuration_are_refused(tmp_path, corpus):
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match=r"has checkpoints and no config\.json"):
+    with pytest.raises(UserError, match=r"has checkpoints but no config\.json"):
         train(small_config(**SHORT), tmp_path, corpus=corpus, echo=lambda _: None)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="is not the configuration of a run"):

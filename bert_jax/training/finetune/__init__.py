@@ -1,1 +1,1 @@
-"""Fine-tuning: a model that answers, and its scores, from labelled files and an encoder."""
+"""Fine-tuning: from an encoder and labelled files to a model for a task, with its scores."""

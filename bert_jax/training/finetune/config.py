@@ -37,7 +37,7 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; `init`, `head` and `distil.teacher` must keep their weights."""
+"""Fields that a restart may change; `init`, `head` and teacher must give the same weights."""
 
 
 @dataclass(frozen=True)
@@ -45,41 +45,41 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     num_epochs: Positive = 3.0
-    """Passes over the training examples; may be a fraction."""
+    """Number of passes over the training examples; may be fractional."""
     batch_size: Count = 32
-    """Rows per step of each run, over all devices and micro-batches."""
+    """Rows in each step of a run, summed over devices and micro-batches."""
     accumulation: Count = 1
     """Micro-batches per step, which save memory and cost time; results agree within rounding.
-    Vectors (task.kind=embedding) are then computed twice, once for comparison with the whole
-    batch."""
+    With task.kind=embedding, vectors are then computed twice, because each is compared with the
+    whole batch."""
     eval_batch_size: Count = 64
     """Rows per step of an evaluation."""
     evals_per_epoch: Count = 1
-    """Evaluations per pass; the best evaluation, by the task's metric, is the run's result."""
+    """Number of evaluations per pass; the best, by the task's metric, is the run's result."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics; each evaluation writes a row, too."""
     max_buckets: Count = 4
-    """Largest number of padded lengths; each is compiled once. 1: only the longest."""
+    """Largest number of lengths to which rows are padded; each is compiled once. 1: only one."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in encoder and attention and before the head (not squad's); None: as in
-    pretraining, and 0.1 before the head. A model with rotations pretrained without attention
-    dropout stays so."""
+    """Dropout rate in encoder and attention and before the head (not with task.kind=squad); None:
+    as in pretraining, with 0.1 before the head. A model with rotary positions that was pretrained
+    without attention dropout has none here either."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Values that the backward pass recomputes: none, all but matrix products, or whole layers."""
+    """Values that the backward pass recomputes: none, all except matrix products, whole layers."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
     """Number of evaluations in a row without a better score after which a run stops by itself; the
     learning rate follows the full schedule. 0: make all passes."""
     freeze: str = ""
-    """Parts that stay frozen: embeddings; a number, for the embeddings and that many lower layers;
-    encoder, for everything but the pooler and the head. Empty: none."""
+    """Parts that stay frozen. embeddings; a number: the embeddings and that many of the lowest
+    layers; encoder: everything except the pooler and the head. Empty: none."""
     stall_seconds: NonNegative = 1800.0
-    """Longest time in which nothing is completed; then the process writes its threads' stacks and
+    """Seconds without anything completed after which the process writes its threads' stacks and
     ends with exit code 6. 0: no limit."""
 
     def __post_init__(self) -> None:
-        """Refuse a run that trains nothing."""
+        """Refuse an unknown `freeze`, and micro-batches of unequal size."""
         super().__post_init__()
         if self.freeze not in ("", "embeddings", "encoder") and not self.freeze.isdecimal():
             raise UserError(
@@ -95,51 +95,51 @@ class FinetuneTrainingConfig(Bounded, section="training"):
 
 @dataclass(frozen=True)
 class FinetuneOptimizerConfig(OptimizerConfig):
-    """AdamW with bias correction, without which small data fails (Mosbach et al. 2021)."""
+    """AdamW with bias correction, which training on small data needs (Mosbach et al. 2021)."""
 
     learning_rate: Positive = 3e-5
     warmup_rate: Rate = 0.1
     layer_decay: Part = 1.0
-    """Factor of the learning rate from each layer to the layer below: the head has the full rate,
-    the top layer this share of it, the embeddings the lowest rate. 1: the same rate for all."""
+    """Factor by which the learning rate falls from layer to layer, downwards: the head has the full
+    rate, the top layer this share of it, the embeddings the lowest. 1: the same rate for all."""
     head_learning_rate: Positive | None = None
     """Peak learning rate of pooler, head transform and head; None: the encoder's."""
 
 
 @dataclass(frozen=True)
 class FinetuneGuardConfig(GuardConfig):
-    """Treatment of bad steps, run by run: a stopped run has failed, and the other runs go on.
+    """Treatment of bad steps in each run: a stopped run counts as failed, but the others go on.
 
-    A sweep of one run ends with exit code 4.
+    If the sweep has only one run, the command ends with exit code 4.
     """
 
     spike_sigmas: NonNegative = 0.0
-    """Least height of a spike above the mean of the recent losses, in standard deviations. 0: only
-    non-finite values are bad, since small batches of hard examples are normal."""
+    """Number of standard deviations above the mean of recent losses at which a loss is a spike. 0:
+    only non-finite values are bad, since small batches of hard examples are normal."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and options that only pretraining has."""
         super().__post_init__()
         if self.on_divergence != "report":
             raise UserError(
-                f"guard.on_divergence is {self.on_divergence!r}; fine-tuning has none to stop at: "
-                "the statistics call a run that learned nothing failed. Leave it at 'report'"
+                f"guard.on_divergence is {self.on_divergence!r}; fine-tuning cannot stop there: "
+                "the statistics count a run that learned nothing as failed. Leave it at 'report'"
             )
 
 
 @dataclass(frozen=True)
 class SweepConfig(Bounded, section="sweep"):
-    """Several runs at once: every learning rate with every seed, of every initialisation."""
+    """Several runs at once, one for each combination of learning rate, seed and initialisation."""
 
     seeds: Annotated[int, AtLeast(1), AtMost(1000)] = 1
-    """Runs for each learning rate; their seeds are `seed`, `seed` + 1, ..."""
+    """Number of runs for each learning rate, with the seeds `seed`, `seed` + 1, ..."""
     learning_rates: Annotated[tuple[Positive, ...], Distinct()] = ()
     """Learning rates of the sweep; empty: `optimizer.learning_rate`."""
     baseline: str = ""
-    """Second initialisation for comparison over the same seeds: `random`, or a directory like
-    `init` with the same architecture and vocabulary."""
+    """Second initialisation, compared with `init` over the same seeds: `random`, or the directory
+    of a model with the architecture and the tokenizer of `init`."""
     at_once: Natural = 0
-    """Number of runs in one program; 0: all. Other runs wait, and are not compiled again."""
+    """Number of runs in one program; 0: all. The others follow without another compilation."""
 
 
 @dataclass(frozen=True)
@@ -152,28 +152,28 @@ class FinetuneConfig:
     reinitialise: bool = False
     """Whether to take architecture and tokenizer from `init`, but random weights."""
     pooling: Literal["auto", "cls", "mean", "late"] = "auto"
-    """Pooling for classification by a model without a pooler (ModernBERT, EuroBERT): the first
-    token's state, the mean of the tokens' states, or, with `late`, the mean of the tokens' logits.
-    auto: `classifier_pooling` in the files of `init`, else mean."""
+    """Pooling for classification with a model that has no pooler (ModernBERT, EuroBERT). cls: the
+    first token's state; mean: the mean of the tokens' states; late: the mean of the tokens' logits;
+    auto: `classifier_pooling` in the files of `init`, or else mean."""
     embedding: ContrastConfig = field(default_factory=ContrastConfig)
     """Settings of vectors and their loss (task.kind=embedding)."""
     head: Literal["auto", "keep", "fresh"] = "auto"
-    """First weights of the head. keep: the head of `init`, whose labels must be the task's, in any
-    order. fresh: random weights. auto: keep where the labels are the same."""
+    """Initial weights of the head. keep: the head of `init`, whose labels must be the task's, in
+    any order; fresh: random weights; auto: keep if the labels are the same, else fresh."""
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     distil: DistillationConfig = field(default_factory=DistillationConfig)
-    """Distillation: the fine-tuned model that the runs learn from besides the labels."""
+    """Distillation: a fine-tuned teacher from which the runs learn, in addition to the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Mesh of devices for each run; simultaneous runs first spread over the other devices."""
+    """Mesh of one run's devices; all devices are first divided among the simultaneous runs."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0
-    """Seed of the head's first weights, the order of examples and dropout."""
+    """Seed for the head's initial weights, the order of examples and dropout."""
 
     def __post_init__(self) -> None:
-        """Refuse seeds that are not 32-bit numbers."""
+        """Refuse seeds beyond 32 bits, and settings that contradict each other."""
         if not 0 <= self.seed < 2**32 - self.sweep.seeds:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32 - sweep.seeds)")
         if self.lora.rank and self.training.freeze:
@@ -191,5 +191,5 @@ class FinetuneConfig:
 
     @property
     def num_trials(self) -> int:
-        """Runs of the sweep."""
+        """Number of runs in the sweep."""
         return self.sweep.seeds * len(self.learning_rates) * (2 if self.sweep.baseline else 1)

@@ -23,15 +23,15 @@ from bert_jax.training.finetune.saves import describe_split
 
 
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
-    """Read a model that labelled data can score, with its task.
+    """Read a model together with its task, so that it can be scored on labelled data.
 
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format whose
-            model has a head of a task: its labels and positions make the task.
-        columns: Fields of the task to change, such as text and label of a table.
+            model has a task head: the task follows from its labels and the model's positions.
+        columns: Fields of the task to change, such as the names of the text and label columns.
 
     Raises:
-        UserError: No such model, or there are no such fields.
+        UserError: There is no such model, it has no task head, or there are no such fields.
     """
     finetuned = is_finetuning(open_workdir(path).local)
     model = read_finetuned(path) if finetuned else read_model(path)
@@ -43,11 +43,11 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
 
 
 def _implied_task(model: SavedModel) -> Task:
-    """Make the task of a head from other software, with the default columns."""
+    """Make the task for a head that other software trained, with the default columns."""
     if model.outputs is None:
         raise UserError(
-            f"{model.name}: this model has no head of a task, so labelled data cannot score it; it "
-            f"supports {' and '.join(model.verbs)}"
+            f"{model.name}: this model has no task head, so it cannot be scored on labelled data; "
+            f"it supports {' and '.join(model.verbs)}"
         )
     kind, labels = model.outputs.objective, model.outputs.labels
     parts = [split_tag(label) for label in labels]
@@ -82,7 +82,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
 def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
     """Read the dev and the test data of a run, or one of them.
 
-    The training file is read only where the dev data were held out of it.
+    The training file is read only if the dev data were held out of it.
     """
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
     recorded = record["splits"]
@@ -104,11 +104,11 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
         found = describe_split(split)
         then = recorded.get(split.name, found)
         if found != then:
-            why = f"{found['examples']:,} examples, {then['examples']:,} then"
+            why = f"{found['examples']:,} examples now, {then['examples']:,} then"
             if found["examples"] == then["examples"]:
-                why = f"{found['examples']:,} examples as then, with other texts or labels"
+                why = f"{found['examples']:,} examples, as before, but with other texts or labels"
             if trained := np.isin(example_keys(split.texts()), known).sum():
-                why += f"; {trained:,} of them were trained on"
+                why += f"; {trained:,} of them are training examples"
             raise UserError(_changed(workdir, f" of the split {split.name!r}", why))
         _warn(overlap_warning(split.name, split.texts(), known))
     return splits
@@ -117,7 +117,7 @@ def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> lis
 def other_split(
     workdir: Path | str, model: SavedModel, data: str, *, labelled: bool = True
 ) -> Split:
-    """Read a file, or a split of GLUE.
+    """Read data to score or to predict: a file, or a split of GLUE.
 
     Warnings of faults in the file, and of examples seen in training, go to standard error.
 
@@ -135,13 +135,13 @@ def other_split(
 
 
 def _warn(*texts: str) -> None:
-    """Print warnings on standard error, other than empty ones."""
+    """Print the warnings that are not empty on standard error."""
     for text in filter(None, texts):
         print(f"Warning: {text}", file=sys.stderr)
 
 
 def train_texts(workdir: Path | str) -> np.ndarray:
-    """Return the keys of the texts that a run has trained on; none where the file is missing."""
+    """Return the keys of a run's training texts; an empty array if the file is missing."""
     path = open_workdir(workdir).local / TRAIN_TEXTS
     return np.fromfile(path, "<u8") if path.is_file() else np.zeros(0, "<u8")
 
@@ -149,5 +149,5 @@ def train_texts(workdir: Path | str) -> np.ndarray:
 def _changed(workdir: Path | str, which: str, why: str) -> str:
     return (
         f"the data{which} of {workdir} have changed since it was trained: {why}. Name the data to "
-        "be scored with --data FILE, or put back the file as it was"
+        "be scored with --data FILE, or restore the file"
     )

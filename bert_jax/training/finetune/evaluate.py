@@ -40,16 +40,16 @@ _BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Judged:
-    """Outputs of one trial for all rows of a split."""
+    """Outputs and loss of one trial on all rows of a split."""
 
     outputs: Outputs
-    """Logits, as `Split.score` takes them."""
+    """Logits in the form that `Split.score` takes."""
     loss: float | None
-    """Mean loss of the labels; None where the rows have none, or the loss is not finite."""
+    """Mean loss over the labels; None if the rows have none or the loss is not finite."""
 
     @property
     def finite(self) -> bool:
-        """Whether all logits are numbers."""
+        """Whether all logits are finite."""
         return all(bool(np.isfinite(row).all()) for row in self.outputs)
 
 
@@ -64,10 +64,10 @@ def score_rows(
     pad_id: int,
     done: Callable[[int], object] = lambda rows: None,
 ) -> list[Judged]:
-    """Compute each trial's outputs for every row, in one forward pass.
+    """Compute the outputs of all trials together, for every row.
 
-    `params` have trials on axis 0. `buckets` are padded lengths. `done` gets each batch's row
-    count.
+    Axis 0 of `params` runs over trials; `buckets` are the lengths to which rows are padded. After
+    each batch, `done` is called with its number of rows.
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}
@@ -78,7 +78,7 @@ def score_rows(
     for (index, _), forward in in_flight(dispatch, eval_batches(rows, buckets, batch_size, pad_id)):
         for name, value in forward.sums.items():
             sums[name] = sums.get(name, 0) + np.asarray(value, np.float64)
-        # Only the first rows: the other rows fill the batch.
+        # Keep the first rows; the others only fill the batch.
         values = forward.outputs[:, : len(index)]
         if not found:
             found.extend([None] * len(rows) for _ in values)
@@ -98,7 +98,7 @@ def score_rows(
 
 
 def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
-    """Name the scores of dev split `number`; all but the first split prefix their names."""
+    """Prefix the names of scores with the split's name, except for split number 0."""
     prefix = f"{split.name}/" if number else ""
     return {f"{prefix}{name}": value for name, value in scores.items()}
 
@@ -108,12 +108,12 @@ class Evaluation:
     """Scores of a fine-tuned model, with reports and differences."""
 
     scores: dict[str, float]
-    """Scores by name; a second dev split (MNLI) and test prefix their names. Where a report knows
-    the examples, also scores of clean and of seen examples (`divide`)."""
+    """Scores by name, preceded by the name of the split except for the first split. If a report on
+    contamination covers the examples, also scores of clean and of seen examples (`divide`)."""
     reports: dict[str, Mapping[str, Any]]
-    """Results of `Split.report` by the name of the split."""
+    """Results of `Split.report`, by the name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Differences to another model's scores, by split and score, with a paired 95% `interval`."""
+    """Differences from another model's scores, by split and score, with paired 95% intervals."""
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON values; scores that are not numbers are None."""
@@ -133,16 +133,15 @@ def evaluate_finetuned(
 
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
-        data: File with labels, for GLUE also a split, or dev or test; None: the run's dev and test
-            data.
-        reports: Files of `bert-jax contamination` on the data; none takes the reports beside the
-            corpora in the run's lineage.
-        versus: Another such directory, whose scores on the same examples are subtracted.
-        columns: Fields of the task's section to change, such as text and label of a table.
+        data: Labelled file, dev or test, or a split of GLUE; None: the run's dev and test data.
+        reports: Files that `bert-jax contamination` wrote about the data; empty: the reports beside
+            the corpora in the run's lineage.
+        versus: Directory of another model, whose scores on the same examples are subtracted.
+        columns: Fields of the task to change, such as the names of the text and label columns.
 
     Raises:
-        UserError: No such run, the data cannot be read, have changed or have no labels, a report is
-            on other data, or the other run has other labels or examples.
+        UserError: There is no such run; the data cannot be read, have changed or have no labels; a
+            report is about other data; or the other model has other labels or examples.
     """
     model = read_scored(workdir, columns)
     texts = merged([read_report(path) for path in reports] or reports_on_ancestors(workdir))
@@ -154,7 +153,7 @@ def evaluate_finetuned(
     for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
-        # Thresholds are found on dev; a file's name has a suffix.
+        # Dev finds its own thresholds. A file is never taken for dev: its name has a suffix.
         mine, others = (
             None if each is None or split.name in dev else each.origin.metrics or None
             for each in (model, other)
@@ -193,7 +192,7 @@ def _same_splits(
     """Return the splits as another model reads them, by name.
 
     Raises:
-        UserError: The models have other labels, or the splits other examples.
+        UserError: The models' labels differ, or the examples of a split do.
     """
     mine, theirs = (task_of(each).spec.labels for each in (model, other))
     if mine != theirs:
@@ -214,10 +213,10 @@ def _same_splits(
 def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     """Write the predictions of the best model of a run, and return their files.
 
-    `data` has the columns of the training data, for GLUE also a split; labels are not read.
+    `data` is a file with the columns of the training data, or a split of GLUE; labels are ignored.
 
     Raises:
-        UserError: No such run, the data cannot be read, or the directory cannot be written.
+        UserError: There is no such run, the data cannot be read, or `out` cannot be written.
     """
     if scheme(out) is not None:
         raise UserError(f"--out is {out}; predictions are written to a local directory")
@@ -229,7 +228,7 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 
 
 def split_outputs(model: SavedModel, split: Split) -> Outputs:
-    """Compute the logits of the rows of a split, as `Split.score` takes them, on all devices."""
+    """Compute the logits of a split on all devices, in the form that `Split.score` takes."""
     objective: Objective
     if model.embedding is not None:
         task = task_of(model).config
@@ -254,13 +253,13 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
 def divide(
     split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
 ) -> dict[str, list[int]]:
-    """Sort the numbers of the examples under the keys clean, seen and unjudged.
+    """Group the numbers of the examples under the keys clean, seen and unjudged.
 
-    `texts` has the numbers of each text's n-grams, and of its n-grams in the run's corpora, by text
-    key. A split without a known example is not divided; if `needed`, it is an error.
+    `texts` maps the key of a text to two counts: all its n-grams, and those in the run's corpora.
+    If `texts` covers no example of the split, return an empty dict.
 
     Raises:
-        UserError: See `needed`.
+        UserError: `texts` covers no example, although `needed`.
     """
     keys = [tuple(map(text_key, each)) for each in split.texts()]
     if not any(all(key in texts for key in each) for each in keys):
@@ -280,7 +279,7 @@ def scores_apart(
 ) -> dict[str, float]:
     """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
 
-    `scores` of all examples give a null threshold; `parts` are from `divide`.
+    SQuAD's null threshold comes from `scores`, of all examples, and `parts` from `divide`.
     """
     found: dict[str, float] = {}
     for name, examples in parts.items():

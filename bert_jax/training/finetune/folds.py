@@ -1,4 +1,4 @@
-"""Cross-validation: a run for each fold, and one score of all examples, each predicted unseen.
+"""Cross-validation: a run for each fold, and one score of all examples, held out in turn.
 
 workdir/fold-1 ... fold-K are ordinary runs; workdir has the pooled predictions and their report. A
 fold is scored once, after its last step, so that the held-out part never selects a checkpoint.
@@ -38,17 +38,17 @@ def cross_validate(
     clock: Clock | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
-    """Train the folds one after another, or continue; then score all predictions at once.
+    """Train the folds one after another, or continue; then score all predictions together.
 
-    `task.folds` is their number; `say` receives each line for people.
+    `task.folds` is the number of folds; `say` receives each line of the report.
 
     Returns:
         Name of the signal that stopped the folds; empty once all have ended.
 
     Raises:
-        UserError: The configuration asks for more than one run a fold, the directory belongs
+        UserError: The configuration asks for several runs per fold, the directory belongs
             to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
-        NothingLearnedError: No fold's model is above its constant prediction. All is written.
+        NothingLearnedError: No fold's model beats its constant prediction. All files are written.
     """
     _check(config, workdir)
     home, count = Path(workdir), config.task.folds
@@ -71,24 +71,24 @@ def cross_validate(
 
 
 def _check(config: FinetuneConfig, workdir: Path | str) -> None:
-    """Refuse sweeps, buckets, and the directory of a run."""
+    """Refuse a sweep, and a work directory in a bucket or of another run."""
     if config.num_trials > 1:
         raise UserError(
-            f"task.folds is {config.task.folds}, which trains one run a fold; leave sweep out, or "
-            "run the folds once for each setting"
+            f"task.folds is {config.task.folds}, which trains one run per fold; leave sweep out, "
+            "or run the folds once for each setting"
         )
     if scheme(workdir) is not None:
         raise UserError(f"--workdir is {workdir}; folds are pooled in a local directory")
     if (Path(workdir) / "config.json").exists():
         raise UserError(
-            f"--workdir {workdir} is that of a run without task.folds; name another directory"
+            f"--workdir {workdir} holds a run without task.folds; name another directory"
         )
 
 
 def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
     """Predict each example with the model that has not seen it, and report on all predictions.
 
-    Predictions, the report, and last the scores of the folds are written into `home`.
+    Write predictions, the report and, last, the scores of the folds into `home`.
     """
     split = whole.train_split()
     parts = fold_parts(split, len(places))

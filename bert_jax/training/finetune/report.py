@@ -32,12 +32,12 @@ REPORT_LINES = "report.md"
 _PICTURES = {
     "confusion": "confusion.png", "points": "scatter.png", "calibration": "calibration.png"
 }  # fmt: skip
-"""Files of pictures by the part of a report that each shows."""
+"""Names of picture files, by the part of a report that is drawn."""
 
 
 @contextlib.contextmanager
 def writing(what: str, work: WorkDir) -> Iterator[None]:
-    """Turn failures to write into a work directory into a `SaveFailedError` that names `what`."""
+    """Turn an error in writing to a work directory into a `SaveFailedError` that names `what`."""
     try:
         yield
     except (OSError, UserError) as error:
@@ -48,7 +48,7 @@ def writing(what: str, work: WorkDir) -> Iterator[None]:
 
 
 class TaskScorer:
-    """Scores of the dev splits and, at the end, of the test splits."""
+    """Scorer of the dev splits and, at the end, of the test splits."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         self._setup, self._mesh, self._work = setup, mesh, work
@@ -63,12 +63,12 @@ class TaskScorer:
         }
 
     def after(self, step: int) -> bool:
-        """Say whether an evaluation of the step's wave is due."""
+        """Return whether the step's wave is due for an evaluation."""
         schedule = self._setup.schedule
         return schedule.evaluates_after((step - 1) % schedule.num_steps + 1)
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores | None]:
-        """Score the dev splits."""
+        """Score the dev splits; None for a trial that has stopped."""
         answers = [self._answers(params, split, alive) for split in self._setup.dev]
         found: list[Scores | None] = []
         for trial, each in enumerate(at.progress):
@@ -84,10 +84,10 @@ class TaskScorer:
         return found
 
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[dict[str, float]]:
-        """Score the test data with the best parameters of each trial of a wave.
+        """Score the test data with the best parameters of each trial in a wave.
 
-        Where this wave has the first initialisation's best trial, whose model is saved, a report on
-        the trial's dev and test data is written. A lost trial has no scores.
+        If the saved model, the first initialisation's best so far, comes from this wave, also write
+        a report on its dev and test data. A lost trial has no scores.
 
         Raises:
             SaveFailedError: The report cannot be written.
@@ -140,7 +140,7 @@ class TaskScorer:
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:
-    """Return the wave's trial whose model is saved so far; None for a model of an earlier wave."""
+    """Return the number of the trial whose model is saved; None if it is not in this wave."""
     own = setup.inits[0]
     before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
     found = best_trial(wave.progress, own)
@@ -156,10 +156,10 @@ def write_reports(
     *,
     title: str = "",
 ) -> list[Path]:
-    """Write report.md, pictures (each of the last split that has it), and report.json; name them.
+    """Write report.md, report.json and pictures, each of the last split that has it; return paths.
 
-    `directory` is made where it is missing, and files of the same name in it are replaced.
-    `reports` are by the name of their split, `record` has the other entries of the JSON.
+    `directory` is made if it is missing, and files of the same name in it are replaced.
+    `reports` maps split names to reports; `record` has the other entries of the JSON.
 
     Raises:
         UserError: The directory cannot be written.

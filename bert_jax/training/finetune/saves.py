@@ -1,6 +1,6 @@
-"""The work directory of a fine-tuning run: its beginning, the best model, the state of all trials.
+"""The work directory of a fine-tuning run: first files, best model, and state of all trials.
 
-config.json  tokenizer/  checkpoints/ (the best model)  resume/ (all runs, while they last)
+config.json  tokenizer/  checkpoints/ (the best model)  resume/ (all trials, until they end)
 metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
 train_texts.u64 (`example_keys` of the training data)  report.json  report.md  confusion.png
 """
@@ -51,7 +51,7 @@ def check_finetune_workdir(
     """Refuse a work directory that belongs to another run; change nothing.
 
     Raises:
-        UserError: The run differs; the message lists the fields with both values.
+        UserError: The runs differ; the message lists the fields with both values.
     """
     there = look_into(work, "finetune")
     if there.record is None:
@@ -71,7 +71,7 @@ def prepare_finetune_workdir(
 ) -> None:
     """Begin a fine-tuning run in its work directory.
 
-    `init_step` is the step of the initial checkpoint; `splits` begin with the training data.
+    `init_step` is the step of the initial checkpoint; the first of `splits` is the training data.
     """
 
     def ancestors() -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ def prepare_finetune_workdir(
 
 
 def describe_split(split: Split) -> dict[str, Any]:
-    """Return the record that identifies a split later."""
+    """Return the size and fingerprint by which a split is recognised later."""
     return {"examples": len(split.texts()), "fingerprint": split.fingerprint}
 
 
@@ -103,17 +103,17 @@ def remove_resume(work: WorkDir) -> None:
 
 
 class FinetuneSaves:
-    """`checkpoints/` (the best model) and `resume/` (all trials) of a run."""
+    """Saves of a fine-tuning run: the best model (`checkpoints/`) and all trials (`resume/`)."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
         self._best: tuple[float, int] | None = None
-        """Score of the saved model, and its number."""
+        """Score of the saved model, and number of its checkpoint."""
         self._copied = NamedSharding(mesh, PartitionSpec())
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
     def prepare(self, report: Report) -> None:
-        """Begin the run in its work directory, and open the best model and the state."""
+        """Begin the run in its work directory, and open both directories of saves."""
         setup = self._setup
         prepare_finetune_workdir(
             self._work.local, self._config, setup.fingerprints, setup.initial.tokenizer_files,
@@ -123,7 +123,7 @@ class FinetuneSaves:
         self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
 
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
-        """Return one trial's parameters, all of them, at its best evaluation."""
+        """Return one trial's parameters at its best evaluation, frozen ones included."""
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
         return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 
@@ -134,14 +134,14 @@ class FinetuneSaves:
         return init_trials(self._setup.step, self._mesh, seeds, self._setup.start.parts, which)
 
     def begin(self, number: int, stage: Stage) -> Moment:
-        """Make the trials of a stage before their first step."""
+        """Make the state of a stage's trials before their first step."""
         state, progress = self._first_state(stage.wave), [Progress(each) for each in stage.trials]
         return Moment(
             number, stage.first, state.train, progress, Means(len(progress)), stage.wave, state.best
         )
 
     def restore(self) -> Moment | None:
-        """Return the interrupted stage; None: nothing saved."""
+        """Restore the interrupted stage; return None if nothing was saved."""
         abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.schedule.waves[0]))
         one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
@@ -192,15 +192,15 @@ class FinetuneSaves:
         self.choose(at, must=False)
 
     def newest(self) -> str:
-        """Name the newest save."""
+        """Return the newest save's path; empty if there is none."""
         saved = saved_steps(self._work.resume)
         return f"{self._work.resume / str(saved[-1])}" if saved else ""
 
     def choose(self, at: Moment, *, must: bool = True) -> None:
-        """Save the best trial of the first initialisation, if better than the saved model.
+        """Save the model of the first initialisation's best trial if it beats the saved model.
 
         Raises:
-            SaveFailedError: `must`, and it has failed several times.
+            SaveFailedError: Saving has failed several times, and `must` is true.
         """
         found = best_trial(at.progress, self._setup.inits[0])
         if found is None:
@@ -209,7 +209,7 @@ class FinetuneSaves:
         if self._best is not None:
             if best <= self._best[0]:
                 return
-            total = max(total, self._best[1] + 1)  # a start that was killed may have come further
+            total = max(total, self._best[1] + 1)  # a killed start may have got further
         each = at.progress[number]
         content = saved_content(
             self._config, self._setup.objective, self._setup.task,

@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning run: pure functions of its configuration, its model and its batches."""
+"""Settings of a fine-tuning run, as pure functions of its configuration, model and batches."""
 
 import dataclasses
 import itertools
@@ -20,17 +20,17 @@ _log = logging.getLogger("bert_jax")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Trials and steps of a run: waves of trials train one after another."""
+    """Schedule of trials and steps: groups of trials (waves) train one after another."""
 
     waves: tuple[tuple[Trial, ...], ...]
-    """Trials that train together; all waves have the same size, and copies of its last trial fill
-    the last wave."""
+    """Groups of trials that train together, all of one size: the last group is filled up with
+    copies of its last trial."""
     num_steps: int
-    """Steps of each wave."""
+    """Number of steps in each wave."""
     epoch: int
-    """Steps of an epoch."""
+    """Number of steps in an epoch."""
     interval: float
-    """Steps from one evaluation of the dev splits to the next; at least 1."""
+    """Number of steps between two evaluations on dev, at least 1; may be fractional."""
 
     @property
     def num_trials(self) -> int:
@@ -39,20 +39,20 @@ class Schedule:
 
     @property
     def total_steps(self) -> int:
-        """Steps of all waves."""
+        """Number of steps in all waves together."""
         return len(self.waves) * self.num_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Say whether the dev splits are scored after `step` steps of a wave, or after its last."""
+        """Return whether dev is scored after `step` steps of a wave, as after the last step."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
 
 
 def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Schedule:
-    """Return the schedule of a run with `epoch` batches an epoch, from each of `inits`.
+    """Return the schedule of a run with `epoch` batches per epoch, started from each of `inits`.
 
     Raises:
-        UserError: There are more steps than can be counted.
+        UserError: A wave has more than `MAX_STEPS` steps.
     """
     steps = config.training.num_epochs * epoch
     if steps > MAX_STEPS:
@@ -63,7 +63,7 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
         )
     num_steps, seeds = max(1, round(steps)), range(config.seed, config.seed + config.sweep.seeds)
     interval = epoch / config.training.evals_per_epoch
-    # A held-out fold scores only the last step and selects no checkpoint.
+    # A cross-validation fold is scored only after the last step, and selects no checkpoint.
     interval = float(num_steps) if config.task.fold else interval
     trials = tuple(Trial(*each) for each in itertools.product(inits, config.learning_rates, seeds))
     size = min(config.sweep.at_once or len(trials), len(trials))
@@ -73,10 +73,10 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
 
 
 def frozen_parts(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of an objective that `training.freeze` sets; LoRA freezes the encoder.
+    """Return the fields of an objective that name frozen parts; LoRA freezes the whole encoder.
 
     Raises:
-        UserError: More layers than the model has.
+        UserError: `training.freeze` is 0, or more layers than the model has.
     """
     freeze = config.training.freeze
     if config.lora.rank or freeze == "encoder":
@@ -89,7 +89,7 @@ def frozen_parts(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
     layers = int(freeze)
     if not 1 <= layers <= model.num_layers:
         raise UserError(
-            f"training.freeze is {layers}, and the model has {model.num_layers} layers; it must "
+            f"training.freeze is {layers}, but the model has {model.num_layers} layers; it must "
             f"be from 1 to {model.num_layers}, or 'embeddings'"
         )
     if layers == model.num_layers:
@@ -98,21 +98,21 @@ def frozen_parts(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
 
 
 def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
-    """Return the architecture with the settings of this run."""
+    """Return the configuration of the initial encoder, with the settings of this run."""
     training, model = config.training, initial.config
     model = dataclasses.replace(model, remat=training.remat, attention_impl=training.attention_impl)
     length, rotates = config.task.max_length, model.positions == "rope"
     if rotates and length > model.num_positions:
         _log.warning(
-            "task.max_length is %d, and %s was trained on rows of at most %d tokens: rotations go "
-            "on beyond that, but only this run teaches the model to use them",
+            "task.max_length is %d, but %s was trained on rows of at most %d tokens: rotary "
+            "positions go further, but only this run teaches the model to use them",
             length, initial.name, model.num_positions,
         )  # fmt: skip
         model = dataclasses.replace(model, num_positions=length)
     rate = training.dropout_rate
     if rate is None:
         return model
-    # Kernels of long rows and of windows have no dropout of the attention probabilities.
+    # Kernels for long rows and for windows have no dropout on attention probabilities.
     keeps = rotates and not model.attention_dropout_rate
     return dataclasses.replace(
         model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate

@@ -1,4 +1,4 @@
-"""Parts of a fine-tuning run; settings, data and models that do not fit together are refused."""
+"""The parts of a fine-tuning run: settings, data and models that are known to fit together."""
 
 import dataclasses
 import hashlib
@@ -27,15 +27,15 @@ from bert_jax.training.steps.state import StepConfig
 
 @dataclass(frozen=True)
 class Setup:
-    """A run before its first step."""
+    """Everything that a fine-tuning run needs before its first step."""
 
     step: StepConfig
     task: Task
     initial: SavedModel
-    """Model of `init`, which gives the tokenizer."""
+    """Model in `init`, whose tokenizer the run uses."""
     start: Start
     fingerprints: dict[str, str]
-    """Fingerprints of the content that fields of the configuration name, by field."""
+    """Fingerprints of the models and data that the configuration names, by field."""
     train: Split
     dev: tuple[Split, ...]
     test: tuple[Split, ...]
@@ -45,7 +45,7 @@ class Setup:
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
-        """Objective of evaluations and of the model: the step's without its teacher."""
+        """Objective for evaluations and the saved model: the one for training, without teacher."""
         return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
 
     @property
@@ -65,7 +65,7 @@ class Setup:
         return [said for other in others if (said := overlap_warning(*other, known))]
 
     def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
-        """Yield the batches of the members of a wave from number `step` on, without end."""
+        """Yield a wave's batches from number `step` on, without end."""
         seeds = [trial.seed for trial in self.schedule.waves[wave]]
         epoch, start = divmod(step, self.batches.num_batches)
         while True:
@@ -74,7 +74,7 @@ class Setup:
 
 
 def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
-    """Read the initialisations and the data.
+    """Read the models and the data of a run, and check that they fit together.
 
     Raises:
         UserError: Something does not fit; the message names the field of the configuration.

@@ -1,4 +1,4 @@
-"""Where a fine-tuning run starts: models, heads or vectors, frozen parts, a teacher."""
+"""The starting point of a fine-tuning run: models, heads or vectors, and a teacher."""
 
 import dataclasses
 import logging
@@ -43,10 +43,10 @@ Read = Callable[..., SavedModel]
 def read_inits(
     config: FinetuneConfig, read: Read
 ) -> tuple[SavedModel, dict[str, SavedModel | None]]:
-    """Read the model of `init`, and each initialisation by its name; None: random weights.
+    """Read the model `init`; return it, and all initialisations by name (None: random weights).
 
     Raises:
-        UserError: `init` is empty, or `sweep.baseline` is the same or another architecture.
+        UserError: `init` is empty, or `sweep.baseline` is `init` or a different architecture.
     """
     if not config.init:
         raise UserError(
@@ -72,7 +72,7 @@ def read_inits(
             rows.append("other tokenizers")
         if rows:
             raise UserError(
-                f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); members "
+                f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); runs "
                 "of a sweep share one. Fine-tune it in a run of its own"
             )
     return initial, given
@@ -84,9 +84,9 @@ def _read_start(name: str, read: Read) -> SavedModel:
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
-    """Drop the pooler of a model whose family's classifiers have none.
+    """Drop the pooler of a model if classifiers of its family have none.
 
-    A model with its own head keeps the head's input.
+    A model that has a head keeps whatever the head reads.
     """
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
     saved = dataclasses.replace(saved, config=own)
@@ -102,12 +102,12 @@ def with_head(
     frozen: Mapping[str, Any],
     read: Read,
 ) -> tuple[TaskObjective, dict[str, Any]]:
-    """Return the objective of a head, and the parameters that each initialisation provides.
+    """Return the objective for a head, and each initialisation's parameters.
 
-    `given` has each initialisation by name, None: random weights; `frozen` is from `frozen_parts`.
+    `given` maps names to initialisations (None: random); `frozen` comes from `frozen_parts`.
 
     Raises:
-        UserError: A setting does not fit the task, or `head` is "keep" and no head of it is known.
+        UserError: A setting does not fit the task, or `head` is "keep" but no head fits.
     """
     if config.embedding != ContrastConfig():
         raise UserError(
@@ -118,7 +118,7 @@ def with_head(
     pools = network == "classification" and model.pooler
     if pools and not (initial.has_pooler or config.reinitialise):
         _log.warning(
-            "%s has no pooler, which this task reads: it begins at random, as the head does",
+            "%s has no pooler, but this task needs one: it starts with random weights",
             initial.name,
         )
     why, pooling = "", config.pooling
@@ -134,7 +134,7 @@ def with_head(
     head = TaskHeadConfig(
         network,
         num_labels=task.num_outputs,
-        # BERT's SQuAD head reads the encoder's output as it is.
+        # BERT's SQuAD head reads the encoder's output without dropout.
         dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
         pooling=pooling,
     )
@@ -156,12 +156,12 @@ def _start_of(
     task: Task,
     read: Callable[[], SavedModel],
 ) -> Any:
-    """Return the encoder, the head transform and the head with which a task's training begins.
+    """Return the encoder, head transform and head with which training starts, without random parts.
 
-    Random parts are left out. A model in Hugging Face's format is read again if it has a head.
+    A model in Hugging Face's format is read again, with its head, if it has one.
 
     Raises:
-        UserError: `head` is "keep", and the head of `saved` does not fit the task.
+        UserError: `head` is "keep", but the head of `saved` does not fit the task.
     """
     if saved is None:
         return {}
@@ -190,13 +190,13 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
     """
     outputs = saved.outputs
     if outputs is None or "head" not in saved.params:
-        raise UserError(f"{saved.name} has no head of a task")
+        raise UserError(f"{saved.name} has no task head")
     if (outputs.objective, outputs.head.kind) != (task.objective, head.kind):
         raise UserError(
-            f"the head of {saved.name} predicts {outputs.objective}, and this task {task.objective}"
+            f"the head of {saved.name} predicts {outputs.objective}, but this task {task.objective}"
         )
     kernel, bias = (np.asarray(saved.params["head"][part]) for part in ("kernel", "bias"))
-    if task.objective == "regression":  # a saved head predicts scores, a run standardised ones
+    if task.objective == "regression":  # a saved head predicts raw scores
         mean, deviation = np.float32(task.spec.mean), np.float32(task.spec.deviation)
         return {"kernel": kernel / deviation, "bias": (bias - mean) / deviation}
     names, wanted = outputs.labels, task.spec.labels
@@ -221,19 +221,19 @@ def with_vectors(
     given: Mapping[str, SavedModel | None],
     frozen: Mapping[str, Any],
 ) -> tuple[EmbeddingObjective, dict[str, Any]]:
-    """Return the objective of vectors, and the parameters that each initialisation provides.
+    """Return the objective for vectors, and each initialisation's parameters.
 
     `given` and `frozen` are as in `with_head`.
 
     Raises:
-        UserError: A setting does not fit the kind of the rows, or the width of the model.
+        UserError: A setting does not fit the kind of rows or the model's width.
     """
     contrast, section = config.embedding, config.task
     assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
     comparison = _COMPARISONS[section.rows]
     if config.pooling != "auto":
         raise UserError(
-            f"pooling is {config.pooling!r}, which is for classes; say embedding.pooling (mean, "
+            f"pooling is {config.pooling!r}, which is for classes; set embedding.pooling (mean, "
             "cls, last or weighted)"
         )
     if config.head != "auto":
@@ -242,7 +242,7 @@ def with_vectors(
         )
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
-            f"embedding.symmetric is set, and task.rows is {section.rows!r}; only pairs "
+            f"embedding.symmetric is set, but task.rows is {section.rows!r}; only pairs "
             "and texts have two sides"
         )
     kept = contrast.of_model(section.query_prefix, section.document_prefix)
@@ -254,8 +254,8 @@ def with_vectors(
     )
     if section.rows == "texts" and not objective.has_dropout():
         raise UserError(
-            "task.rows is 'texts', which compares a text with itself under other "
-            "dropout, and the model has none; set training.dropout_rate above 0"
+            "task.rows is 'texts', which compares a text with itself under different "
+            "dropout, but the model has none; set training.dropout_rate above 0"
         )
     starts = {
         name: {} if each is None else starting_vectors(kept, each.params)
@@ -265,7 +265,7 @@ def with_vectors(
 
 
 def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
-    """Return the parts of a model's parameters with which the training of vectors begins."""
+    """Return the parameters that the training of vectors takes from a saved model."""
     encoder = {name: entry for name, entry in params["encoder"].items() if name != "pooler"}
     start = {"encoder": encoder}
     if config.pooling == "weighted" and "pooling" in params:
@@ -276,7 +276,7 @@ def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
 def saved_objective(
     config: EmbeddingConfig, model: ModelConfig, task: TaskConfig, rows: Rows
 ) -> EmbeddingObjective:
-    """Make the objective with which a saved model computes the vectors of rows."""
+    """Make the objective that computes the vectors of rows with a saved model."""
     assert isinstance(task, EmbeddingTaskConfig)
     comparison = _COMPARISONS[task.rows]
     length = query_length([rows])
@@ -284,7 +284,7 @@ def saved_objective(
 
 
 def query_length(splits: Iterable[Rows]) -> int:
-    """Return the padded length of each group's first row; 0: as the other rows."""
+    """Return the length to which the first rows of groups are padded; 0: there are no groups."""
     several = [rows for rows in splits if rows.group > 1]
     longest = [int(rows.row_lengths.reshape(-1, rows.group)[:, 0].max()) for rows in several]
     return -(-max(longest, default=0) // _MULTIPLE) * _MULTIPLE
@@ -297,18 +297,18 @@ def with_teacher(
     task: Task,
     read: Read,
 ) -> tuple[Distilled, SavedModel]:
-    """Return the objective of a student, and its teacher with the parameters that a run holds.
+    """Return a student's objective, and the teacher with only the parameters that a run needs.
 
-    The parameters are encoder, transform, if any, and head, with outputs in the order of the
-    labels.
+    These are the encoder, the transform, if any, and the head, whose outputs are in the order of
+    the task's labels.
 
     Raises:
-        UserError: The task has no teachers, or tokenizer, head, labels or positions do not fit.
+        UserError: The task allows no teacher, or the teacher's tokenizer, head or size is wrong.
     """
     assert config.teacher
     if not isinstance(objective, TaskObjective) or objective.kind in _UNTAUGHT:
         raise UserError(
-            f"distil.teacher is {config.teacher!r}, and task.kind is {task.config.kind!r}; only "
+            f"distil.teacher is {config.teacher!r}, but task.kind is {task.config.kind!r}; only "
             "classes, scores, tags and spans are learned from a teacher"
         )
     saved = read(config.teacher)

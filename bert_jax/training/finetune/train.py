@@ -1,4 +1,4 @@
-"""Fine-tuning: a plan from a configuration, and the loop."""
+"""Fine-tuning: the configuration becomes a plan, which the loop carries out."""
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping
@@ -34,7 +34,7 @@ from bert_jax.training.run_plan import Batches, Policy, Result, RunPlan, Stage
 from bert_jax.training.steps import trials
 
 _SAVE_SECONDS = 60.0
-"""Largest loss of work in seconds: an evaluation saves the run when the last save is older."""
+"""Age of the last save, in seconds, beyond which the next evaluation saves the run."""
 
 
 def finetune(
@@ -52,16 +52,16 @@ def finetune(
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
-        read: Function that reads the models that fields of the configuration name.
+        read: Function that reads the models named in the configuration.
         clock: Clock started at process start; None: a new clock.
-        echo: Function that receives each line for people; None: standard output, with a bar on a
-            terminal.
+        echo: Function that receives each line of the report; None: standard output, with a
+            progress bar on a terminal.
 
     Raises:
-        BadStepError: A step of the only run was not finite, and the guard says to stop.
-        UserError: The configuration, the data, the initialisation and the work directory do not fit
-            together. Nothing has been written.
-        NoModelError: No run of the first initialisation had a finite score; the statistics say so.
+        BadStepError: A step of the only run was not finite, and the guard is set to stop.
+        UserError: Configuration, data, initialisation and work directory do not fit together.
+            Nothing has been written.
+        NoModelError: No run of the first initialisation had a finite score. Statistics are written.
         SaveFailedError: Several saves in a row have failed.
         DamagedCheckpointError: None of the run's checkpoints is intact.
     """
@@ -94,7 +94,7 @@ def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any
 
 
 def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
-    """Make the plan of a run whose data and models were read."""
+    """Make the plan of a run from models and data that have been read."""
     size, num_steps, goal = len(setup.schedule.waves[0]), setup.schedule.num_steps, goal_of(setup)
     mesh = make_trial_mesh(config.mesh, size)
     trials.check_memory(setup.step, mesh, size)

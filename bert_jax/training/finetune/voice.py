@@ -1,4 +1,4 @@
-"""Words of a fine-tuning run: its lines at the start and the end, its columns, its statistics."""
+"""Reports of a fine-tuning run: its lines at start and end, metrics columns, and statistics."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,20 +42,20 @@ _POOLINGS = {
 
 
 class NoModelError(RuntimeError):
-    """End of a sweep in which no run of the initialisation has a finite score."""
+    """Error at the end of a sweep: no run of the first initialisation has a finite score."""
 
     exit_code = 1
 
 
 class NothingLearnedError(RuntimeError):
-    """End of a complete run that is no better than a constant prediction."""
+    """Error at the end of a complete run: it is no better than a constant prediction."""
 
     exit_code = 8
 
 
 @dataclass(eq=False)
 class FinetuneVoice:
-    """Words and columns of a run, and its statistics."""
+    """Reporter of a fine-tuning run: its lines, metrics columns and statistics."""
 
     summary: Callable[[], list[str]]
     """Function that describes data, batches and trials (see `summary`)."""
@@ -73,12 +73,12 @@ class FinetuneVoice:
         return [head, *self.summary()], head
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
-        """Return the wave, and its epoch."""
+        """Return the number of the wave, and the epoch within it."""
         schedule = self.setup.schedule
         return {"epoch": (step - wave * schedule.num_steps) / schedule.epoch, "wave": wave}
 
     def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
-        """Describe the scores of the trials that go on."""
+        """Describe the scores of the trials that are still running."""
         schedule, metric = self.setup.schedule, self.setup.task.metric
         step = at.step - at.wave * schedule.num_steps
         found = [each.values.get(metric) for each in scores if each is not None]
@@ -114,10 +114,10 @@ class FinetuneVoice:
 
 
 def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
-    """Refuse to finish a run that has no model.
+    """Raise an error if a finished run has no model.
 
     Raises:
-        NoModelError: No trial of the initialisation had a finite score.
+        NoModelError: No trial of the first initialisation had a finite score.
     """
     own = [outcome for outcome in outcomes if outcome.member.init == setup.inits[0]]
     if all(outcome.best is None for outcome in own):
@@ -125,7 +125,7 @@ def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
 
 
 def unlearned(bests: Sequence[float | None], metric: str, constant_score: float) -> str:
-    """Say that no run's best score is above the constant prediction's; "" if one is."""
+    """Return a message if no run's best score exceeds a constant prediction's; else empty."""
     best = max((best for best in bests if best is not None), default=math.inf)
     if not best <= constant_score:
         return ""
@@ -150,12 +150,12 @@ def score_range(scores: Sequence[float | None]) -> str:
 
 
 def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
-    """Compute the score that predictions without the text exceed in at most about 5% of cases.
+    """Compute the score that a guess without reading the text exceeds in at most about 5% of cases.
 
-    Their expected score is at most `constant_score`; for macro F1 it is 1 / `num_labels`, by
-    drawing labels as often as they occur. The mean of `rows` values in [0, 1] deviates from its
-    expectation no more than the share of successes of a binomial, whose bound is used: exact for
-    accuracy and generous for F1. For correlations the bound is Student's.
+    The expected score of such guesses is at most `constant_score`; for macro F1, drawing labels as
+    often as they occur gives 1 / `num_labels`. A mean of `rows` values in [0, 1] varies no more
+    than a binomial share of successes, whose quantile is the bound: exact for accuracy, generous
+    for F1. For correlations the bound comes from Student's t.
 
     `metric` is a fraction or a correlation; a `constant_score` of NaN gives minus infinity;
     `num_labels` counts the labels of a single-label task.
@@ -174,7 +174,7 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 
 
 def in_percent(setup: Setup) -> bool:
-    """Say whether scores are percentages."""
+    """Return whether scores are percentages."""
     return setup.objective.kind == "span"
 
 
@@ -186,7 +186,7 @@ def goal_of(setup: Setup) -> float:
 
 
 def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> list[str]:
-    """Describe data, batches and trials of a run: a line a subject."""
+    """Describe a run's data, batches and trials, one line for each subject."""
     notes = [text for split in setup.splits for text in split.warnings]
     lines = [f"Warning: {text}" for text in (*notes, *setup.overlaps())]
     shapes = ", ".join(f"{n} x {length}" for length, n in setup.batches.batches_of.items())
@@ -212,7 +212,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
         title = "vectors" if setup.task.objective == "embedding" else "head"
         lines.append(f"{title:8} {head}")
     if teacher := config.distil.teacher:
-        lines.append(f"teacher  {teacher}: each run at once holds a copy, no save does")
+        lines.append(f"teacher  {teacher}: each simultaneous run holds a copy, no save does")
     if not trains_all(setup.step.objective):
         state = state_sizes(setup.step)
         params, moments, saved = (
@@ -235,7 +235,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
 
 
 def _head(setup: Setup) -> str:
-    """Describe the vectors, or a pooler-less head's input and first weights."""
+    """Describe the pooling of vectors, or the input and the initial weights of a head."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
         return _POOLINGS[head.pooling]
@@ -243,10 +243,10 @@ def _head(setup: Setup) -> str:
     if head.kind == "classification" and not model.pooler:
         said.append(f"from {_POOLINGS[head.pooling]}")
     if "head" in setup.start.parts[0]:
-        said.append("its weights begin as those of init, whose labels are the same")
+        said.append("it begins as the head of init, which has the same labels")
     if has_transform(model, head):
         known = "transform" in setup.start.parts[0]
-        said.append(f"its map begins {'as that of the pretrained head' if known else 'at random'}")
+        said.append(f"its transform begins {'with pretrained weights' if known else 'at random'}")
     return "; ".join(said)
 
 

@@ -1,8 +1,8 @@
 """A run that continues a checkpoint of another run: `bert-jax pretrain --branch-from`.
 
-The branch takes over the whole state: parameters, moments, the number of the next batch, and with
-the seed all random numbers. The steps before the branch are therefore steps of both runs, and both
-configurations must agree on everything that decides them. A branch may change only later steps.
+The branch takes over the whole state: parameters, optimizer moments, the number of the next batch
+and, through the seed, all random numbers. Both runs therefore share the steps before the branch,
+and both configurations must agree on whatever decides these steps. A branch may change later steps.
 """
 
 import contextlib
@@ -41,24 +41,24 @@ _BY_PHASE = (
     "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
     "data.mixture_temperature",
 )  # fmt: skip
-"""Fields to compare in the phases before the branch."""
+"""Fields that must agree only in phases that begin before the branch."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The checkpoint of another run that a run continues."""
+    """A checkpoint of another run, from which a run continues."""
 
     record: Mapping[str, Any]
-    """Entry `branch` of config.json: workdir, step, digest of the checkpoint, and its own
-    `branch`."""
+    """Entry `branch` of config.json: `workdir`, `step` and `digest` of the checkpoint and, if the
+    other run is a branch too, that run's `branch`."""
     source: WorkDir | None
-    """Work directory of the other run; None once this run has saved, and no longer needs it."""
+    """Work directory of the other run; None once this run has saved and no longer needs it."""
     began: Mapping[str, Any]
-    """config.json of the other run; empty where `source` is None."""
+    """Content of the other run's config.json; empty if `source` is None."""
 
     @property
     def step(self) -> int:
-        """Updates made before the branch."""
+        """Number of steps before the branch."""
         return int(self.record["step"])
 
     @cached_property
@@ -78,10 +78,10 @@ class Branch:
     ) -> None:
         """Refuse a run that cannot continue the checkpoint; change nothing.
 
-        `stores` has the corpora of phases with their own, by number; `abstract` the abstract state.
+        `stores`: text of the phases that have their own, by number; `abstract`: the abstract state.
 
         Raises:
-            UserError: The runs differ; the message lists the fields with both runs' values.
+            UserError: The runs differ (the message lists both values), or this run is too short.
         """
         source, began = self.source, self.config
         if source is None or began is None:
@@ -89,8 +89,8 @@ class Branch:
         if config.training.num_steps <= self.step:
             raise UserError(
                 f"training.num_steps is {config.training.num_steps}; a branch from step "
-                f"{self.step} of {source.name} must have more steps, those before the branch "
-                "included"
+                f"{self.step} of {source.name} needs more, because the steps before the "
+                "branch count too"
             )
         rows = []
         tokenizer, given = self.began.get("tokenizer"), store.tokenizer_fingerprint
@@ -99,7 +99,7 @@ class Branch:
         rows += [
             f"{name}: {show(old)} there, {show(new)} given"
             for name, old, new in diff(began, config, (*FREE_FIELDS, *_BY_PHASE))
-            # The optimizer's settings may change, its kind may not.
+            # The optimizer's settings may change, but not its kind.
             if name == "optimizer.name" or not name.startswith("optimizer.")
         ]
         corpora = {number: each.fingerprint for number, each in stores.items()}
@@ -110,8 +110,8 @@ class Branch:
         )
         if rows:
             raise UserError(
-                f"a branch from step {self.step} of {source.name} has the steps before in common "
-                f"with that run, but differs in what decides them: {'; '.join(rows)}. A branch may "
+                f"a branch from step {self.step} of {source.name} shares the steps before with "
+                f"that run, but differs in what decides them: {'; '.join(rows)}. A branch may "
                 f"change training.num_steps, phases that begin at step {self.step} or later, "
                 "settings of the optimizer, and whatever a restart may change"
             )
@@ -121,9 +121,9 @@ class Branch:
 
     @contextlib.contextmanager
     def keeping(self, branch: str) -> Iterator[None]:
-        """Keep the checkpoint for ever, for the run in the work directory `branch`.
+        """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
 
-        The mark is removed if the body, which begins the run, fails.
+        The body of the `with` statement begins the run; if it fails, a new mark is removed.
 
         Raises:
             UserError: The other run's work directory cannot be written.
@@ -134,7 +134,7 @@ class Branch:
             return
 
         def mark() -> bool:
-            what = f"cannot note the branch, by which step {self.step} is kept, in"
+            what = f"cannot note the branch, which keeps step {self.step}, in"
             try:
                 with source.failures_named(what):
                     return keep_for_branch(source.checkpoints, self.step, branch)
@@ -153,7 +153,7 @@ class Branch:
             raise
 
     def restore(self, abstract: Any) -> Restored:
-        """Return the checkpoint, laid out as `abstract` says.
+        """Restore the checkpoint, laid out as `abstract` says.
 
         Raises:
             DamagedCheckpointError: The checkpoint was damaged or removed meanwhile.
@@ -162,7 +162,7 @@ class Branch:
         return restore_step(self.source.checkpoints, self.step, abstract)
 
     def line(self, config: PretrainConfig) -> str:
-        """Describe the branch for people, with the learning rates at its two sides."""
+        """Describe the branch in a line, with the learning rates just before and after it."""
         rates = ""
         if self.config is not None:
             before, after = _rate(self.config, self.step - 1), _rate(config, self.step)
@@ -173,13 +173,13 @@ class Branch:
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; None for a run that is no branch.
 
-    Collective. A run that has begun branches from the checkpoint in its config.json in any case.
+    Collective. A run that has begun keeps the checkpoint that its config.json names.
 
-    `name` is WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: no branch.
-    `there` is the content of the run's own directory `work`.
+    `name` is WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: not given.
+    `there` is the content of `work`, the run's own work directory.
 
     Raises:
-        UserError: No such run or step, a damaged checkpoint, or a run that branches from elsewhere.
+        UserError: The run or step is missing or damaged, or the run in `work` began differently.
     """
     known: Any = (there.record or {}).get("branch")
     fields = known if isinstance(known, dict) else {}
@@ -208,8 +208,7 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     here, own = (each.name if each.mirror else Path(each.name).resolve() for each in (source, work))
     if here == own:
         raise UserError(
-            f"--branch-from {name} is the work directory of the branch too; choose another "
-            "--workdir"
+            f"--branch-from and --workdir name the same directory, {name}; choose another --workdir"
         )
     step = known["step"] if known else step
     entry, record = by_first(lambda: _look(source, step, known))
@@ -217,11 +216,11 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
 
 
 def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Read a checkpoint completely; return the new run's `branch` and the other's config.json."""
+    """Check all files of a checkpoint; return the new entry `branch` and the other config.json."""
     record = read_record(source.local, "pretrain")
     if "average" in record:
         raise UserError(
-            f"{source.name} holds an average of checkpoints, which has no state to go on from. "
+            f"{source.name} holds an average of checkpoints, which has no state to continue from. "
             f"Start a run of its own with --config.init={source.name}"
         )
     (step,) = named_steps(source, step)
@@ -241,14 +240,14 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
     }
     if known and known["digest"] != entry["digest"]:
         raise UserError(
-            f"the checkpoint of step {step} in {source.name} has the digest {entry['digest']}, and "
+            f"the checkpoint of step {step} in {source.name} has the digest {entry['digest']}, but "
             f"the run began from one with {known['digest']}. Choose another --workdir"
         )
     return entry, record
 
 
 def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[str, Any]]:
-    """Yield the settings that decide the steps before `step`, for each phase that begins before."""
+    """Yield the settings that decide the steps before `step`, phase by phase."""
     starts = (0, *config.training.phase_starts)
     steps = config.training.phase_steps
     for number, (start, phase) in enumerate(zip(starts, config.training.phases, strict=True)):
@@ -272,14 +271,14 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
 def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
-    """Describe how phases before the branch differ; `share` is their share of the run's steps."""
+    """Describe how the phases before the branch differ; they are `share` of the run's steps."""
     old_steps, new_steps = (
         " + ".join(str(phase["steps"]) for phase in each) for each in (there, given)
     )
     if old_steps != new_steps:
         return [
             f"training.phases: before the branch they have {old_steps} steps there, {new_steps} "
-            "given (for a new phase from the branch on, the shares of the phases before sum to "
+            "given (to begin a phase at the branch, make the shares of the phases before sum to "
             f"{share:.10g})"
         ]
     return [

@@ -42,8 +42,8 @@ FREE_FIELDS = (
     "training.probes",
     "training.stall_seconds",
 )
-"""Fields (or whole sections) that a restart may change: places, intervals of writing, or the way to
-compute the same step, but not the examples or the function that they train."""
+"""Fields and whole sections that a restart may change: paths, intervals, evaluations, the guard and
+how a step is computed, but nothing that decides the examples or the objective."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class PretrainConfig(Bounded):
     """Everything that determines a pretraining run."""
 
     ELSEWHERE: ClassVar = {
-        "sweep": "trials are of `bert-jax finetune`; here each rate and seed is a run with a work "
+        "sweep": "only `bert-jax finetune` sweeps; here each rate and seed is a run with a work "
         "directory of its own",
-        "lora": "low-rank updates are of `bert-jax finetune`; pretraining trains all parameters",
-        "task": "tasks are of `bert-jax finetune`; training.probes scores a run by them",
+        "lora": "only `bert-jax finetune` has low-rank updates; pretraining trains all parameters",
+        "task": "only `bert-jax finetune` has a task; training.probes scores a run on tasks",
     }
     objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
     model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
@@ -66,12 +66,12 @@ class PretrainConfig(Bounded):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     distil: StudentConfig = field(default_factory=StudentConfig)
-    """Distillation: the model that the run learns from besides its text."""
+    """Distillation: a teacher from which the run learns, in addition to its text."""
     init: str = ""
-    """Directory of a model to continue training, from `bert-jax import` or another run; the model's
+    """Directory of a model to start from, made by `bert-jax import` or by another run; the model's
     architecture replaces the section `model`. Empty: random parameters."""
     seed: Annotated[int, AtLeast(0), Below(2**32)] = 0
-    """Seed of the initial parameters, the order and pairing of examples, masks and dropout."""
+    """Seed for the initial parameters, the order and pairing of examples, masks and dropout."""
 
     def __post_init__(self) -> None:
         """Refuse sections that contradict each other."""
@@ -103,14 +103,14 @@ class PretrainConfig(Bounded):
         if self.distil.teacher and not objective.TEACHER_HEAD:
             taught = " and ".join(name for name, kind in OBJECTIVES.items() if kind.TEACHER_HEAD)
             raise UserError(
-                f"distil.teacher is {self.distil.teacher!r}, and objective.name is "
+                f"distil.teacher is {self.distil.teacher!r}, but objective.name is "
                 f"{objective.name!r}; only {taught} can learn from a teacher"
             )
         if self.has_pairs and self.model.num_types == 1:
             raise UserError(
                 f"model.num_types is 1, but data.pairing {self.data.pairing!r} makes rows of two "
-                "sentence types; expected 2, 0 (separators alone tell sentences apart), or "
-                "data.pairing 'none'"
+                "sentence types; set it to 2, or to 0 (only separators tell sentences apart), "
+                "or set data.pairing 'none'"
             )
         if self.has_pairs and not self.model.pooler:
             raise UserError(
@@ -122,7 +122,7 @@ class PretrainConfig(Bounded):
             self.check_thetas()
 
     def check_thetas(self) -> None:
-        """Refuse phases that set the base of rotations that the model lacks.
+        """Refuse phases that set a rotary base (theta) that the model does not use.
 
         Raises:
             UserError: A phase sets such a base; the message names the phase and the field.
@@ -163,7 +163,7 @@ class PretrainConfig(Bounded):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases as the input pipeline takes them."""
+        """Phases in the form that the input pipeline takes."""
         training = self.training
         return tuple(
             Phase(p.length, p.batch_size, n, scaled(p.batch_warmup_steps, n), training.batch_unit)
@@ -171,19 +171,19 @@ class PretrainConfig(Bounded):
         )
 
     def mixture_of(self, number: int) -> tuple[MixtureConfig, ...]:
-        """Return the corpora that a phase mixes; none where the phase reads one corpus."""
+        """Return the corpora that a phase mixes; empty if it reads a single corpus."""
         phase = self.training.phases[number]
         return () if phase.corpus else phase.mixture or self.data.mixture
 
     def temperature_of(self, number: int) -> float | None:
-        """Return the exponent of sizes in the weights of a phase's mixture; None for no mixture."""
+        """Return the exponent of corpus sizes in a phase's mixture; None without a mixture."""
         own = self.training.phases[number].mixture_temperature
         if not self.mixture_of(number):
             return None
         return self.data.mixture_temperature if own is None else own
 
     def accumulation_of(self, number: int) -> int:
-        """Return the number of micro-batches of a step of a phase."""
+        """Return the number of micro-batches in each step of a phase."""
         return self.training.phases[number].accumulation or self.training.accumulation
 
     def masking_of(self, number: int) -> MaskingConfig:
@@ -192,14 +192,14 @@ class PretrainConfig(Bounded):
         return self.masking if rate is None else replace(self.masking, rate=rate)
 
     def model_of(self, number: int) -> PretrainModelConfig:
-        """Return the model with the thetas of a phase."""
+        """Return the model's configuration with the rotary bases (thetas) of a phase."""
         return replace(self.model, **self._thetas(number))
 
     def with_thetas_of(self, number: int) -> "PretrainConfig":
-        """Return this configuration, the same run, with the thetas of a phase in `model`.
+        """Return an equivalent configuration with the thetas of a phase in `model`.
 
-        A checkpoint's record has the thetas in `model`, where all readers of models look. Phases
-        that used the run's thetas get their own copy.
+        A checkpoint records this configuration, since all readers of models take thetas from
+        `model`. Phases that relied on the run's thetas get them as fields of their own.
         """
         set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
         if not set_:
@@ -225,7 +225,7 @@ class PretrainConfig(Bounded):
         return self.optimizer.learning_rate if own is None else own
 
     def phase_rate(self, number: int) -> PhaseRate | None:
-        """Return the learning rate of a phase; None where the phase has the run's."""
+        """Return a phase's own learning rate; None if the phase follows the run's."""
         phase, peak = self.training.phases[number], self.peak_rate(number)
         if not phase.decay:
             return None if phase.learning_rate is None else PhaseRate(peak)
@@ -245,13 +245,13 @@ class PretrainConfig(Bounded):
 
     @property
     def retention(self) -> CheckpointConfig:
-        """Retention with the metric that ranks checkpoints."""
+        """Section `checkpoint`, with the metric that ranks checkpoints filled in."""
         named = self.checkpoint.best_metric or f"eval/{self.metrics[0].name}"
         return replace(self.checkpoint, best_metric=named)
 
     @property
     def warmup_steps(self) -> int:
-        """Steps until the learning rate is at its peak."""
+        """Number of steps until the learning rate reaches its peak."""
         return self.optimizer.num_warmup_steps(self.training.num_steps)
 
     def with_vocabulary(self, vocab_size: int) -> "PretrainConfig":

@@ -1,4 +1,4 @@
-"""The token stores of a run, on disk or in a bucket: whole shards through a cache on disk."""
+"""The token stores of a run, on disk or in a bucket whose shards are cached whole on disk."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 _GOOD_WINDOW = 8
 _REMEDY = (
     "Give the directory that `bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and "
-    "replay: --corpus, where it has moved)"
+    "replay: --corpus, if it has moved)"
 )
 
 
@@ -41,12 +41,12 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 
     Args:
         path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
-        data: Settings of the cache, for shards checked in the background; None: the defaults,
-            for reading without windows.
+        data: Settings of a run, which reads windows of shards and checks them in the background;
+            None: the default settings of the cache, for reading without windows.
 
     Raises:
-        UserError: No such directory, no store in it, two stores of different tokenizers, or a
-            window that does not fit the cache.
+        UserError: The path is empty, missing, of an unsupported scheme or without a store; its two
+            stores have different tokenizers; or a window does not fit the cache.
         BucketAwayError: The bucket is out of reach.
     """
     if not path:
@@ -94,13 +94,13 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 def phase_stores(
     config: PretrainConfig, run: TokenStore, only: int | None = None
 ) -> dict[int, TokenStore | Mixture]:
-    """Open the training text of the phases that have their own, by the number of the phase.
+    """Open the training text of the phases that have their own, by phase number.
 
-    `run` is the text of the run's corpus; `only` the number of the only phase to open.
+    `run` is the store of the run's corpus. If `only` is given, open only the phase of that number.
 
     Raises:
-        UserError: A corpus is missing, has another tokenizer than the run's, or is named twice in a
-            mixture; or the windows of a mixture of buckets do not fit the cache together.
+        UserError: A corpus is missing, does not have the tokenizer of the run's corpus, or is named
+            twice in a mixture; or the cache cannot hold the windows of a mixture's buckets.
     """
     opened = {config.data.corpus: run}
 
@@ -114,7 +114,7 @@ def phase_stores(
         if store.tokenizer_fingerprint != run.tokenizer_fingerprint:
             raise UserError(
                 f"{where}: {name} was made with the tokenizer "
-                f"{store.tokenizer_fingerprint[:12]}, and the run's corpus with "
+                f"{store.tokenizer_fingerprint[:12]}, but the run's corpus with "
                 f"{run.tokenizer_fingerprint[:12]}; build the corpora with one tokenizer "
                 "(`bert-jax corpus --tokenizer`)"
             )
@@ -144,13 +144,13 @@ def phase_stores(
 
 
 def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
-    """Return the fingerprint of the training text of a phase, from a run's record."""
+    """Return the fingerprint of a phase's training text, as a run's record gives it."""
     return record.get("phase_corpora", {}).get(str(phase), record.get("corpus"))
 
 
 @dataclass(frozen=True)
 class MixedCorpora:
-    """Corpora of all phases of a run; none where no phase mixes several."""
+    """The corpora of all phases of a run; empty unless a phase has a mixture."""
 
     names: tuple[str, ...]
     """Directories, in the order of the phases."""
@@ -158,13 +158,13 @@ class MixedCorpora:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """Names in metrics, by directory."""
+        """Names of the corpora in metrics, by directory."""
         return dict(zip(self.names, corpus_labels(self.names), strict=True))
 
     def named(
         self, texts: Mapping[int, TokenStore | Mixture], phases: Sequence[PhaseConfig]
     ) -> dict[int, TokenStore | Mixture]:
-        """Return the text of the phases, with a phase's own corpus under its name."""
+        """Return the text of the phases; in a mixed run, a single corpus is a mixture of one."""
         return {
             number: Mixture((phases[number].corpus,), (text,), (1.0,))
             if self.names and isinstance(text, TokenStore)
@@ -173,7 +173,7 @@ class MixedCorpora:
         }
 
     def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
-        """Return the columns of metrics about the text that the first `step` steps have read."""
+        """Return the metrics columns that tell how much text the first `step` steps have read."""
         found = stream.progress(step)
         row: dict[str, Any] = {
             "data/rows": sum(each.rows for each in found),
@@ -207,10 +207,10 @@ def corpus_labels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class BucketCorpus:
-    """The stores of a corpus below a URL."""
+    """A corpus in a bucket, whose stores are read through a cache on disk."""
 
     def __init__(self, url: str, data: DataConfig) -> None:
-        """Read nothing yet.
+        """Set up the bucket and the cache; read nothing yet.
 
         Raises:
             UserError: gcsfs is not installed.
@@ -222,13 +222,13 @@ class BucketCorpus:
         self._cache = FileCache(self._root, data.cache_gb * 1e9)
 
     def open(self, part: str, *, windowed: bool) -> TokenStore | None:
-        """Open the store in a directory of the corpus; None where there is no store.
+        """Open the store in a directory of the corpus; None if there is no store.
 
         `part` is "train", "heldout", or "" for the directory itself. If `windowed`, the store is
         read in windows of shards, as training does.
 
         Raises:
-            UserError: A damaged store, or one whose window does not fit the cache.
+            UserError: The store is damaged, or its window does not fit the cache.
             BucketAwayError: The bucket is out of reach.
         """
         prefix = f"{part}/" if part else ""
@@ -257,7 +257,7 @@ class BucketCorpus:
         )
 
     def _directory(self, header: bytes, prefix: str) -> Path:
-        """Return the store's directory in the cache, named by its fingerprint."""
+        """Write a store's `corpus.json` to the cache; return the store's directory there."""
         try:
             fingerprint = json.loads(header)["fingerprint"]
             if not re.fullmatch("[0-9a-f]{64}", fingerprint):
@@ -271,7 +271,7 @@ class BucketCorpus:
         return directory
 
     def _check_window(self, sizes: list[int]) -> None:
-        """Refuse a window that does not fit the cache together with the next window."""
+        """Refuse a window if the cache cannot hold it together with the next window."""
         largest, limit, window = max(sizes), self._data.cache_gb * 1e9, self._data.window
         fitting = int(limit // (2 * largest))
         if len(sizes) == 1:
@@ -295,9 +295,9 @@ class BucketCorpus:
 
 
 def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) -> None:
-    """Refuse a mixture whose windows do not fit the cache together.
+    """Refuse a mixture if the cache cannot hold the windows of all its corpora.
 
-    `where` names the mixture; `stores` has its corpora in buckets by their URLs.
+    `where` names the mixture; `stores` maps the URLs of its corpora in buckets to their stores.
     """
     needed = 0
     for store in stores.values():
@@ -306,14 +306,14 @@ def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) 
     if len(stores) > 1 and needed > data.cache_gb * 1e9:
         raise UserError(
             f"{where}: two windows of data.window {data.window} of each of {', '.join(stores)} are "
-            f"{needed / 1e9:.2g} GB, and data.cache_gb is {data.cache_gb:g}, so that the corpora "
-            f"would drive each other out. Set data.cache_gb to {1.05 * needed / 1e9:.2g} or more, "
+            f"{needed / 1e9:.2g} GB, but data.cache_gb is {data.cache_gb:g}, so the corpora would "
+            f"evict each other. Set data.cache_gb to {1.05 * needed / 1e9:.2g} or more, "
             "or data.window to a lower number"
         )
 
 
 def _sizes(store: TokenStore, shard: ShardEntry) -> dict[str, int]:
-    """Return the bytes of each array of a shard."""
+    """Return the size in bytes of each array of a shard."""
     sizes = (
         shard.num_tokens * token_dtype(store.vocab_size).itemsize,
         (shard.num_sentences + 1) * OFFSET_DTYPE.itemsize,

@@ -39,9 +39,9 @@ from bert_jax.training.steps.state import StepConfig, made_once, param_placement
 from bert_jax.training.steps.step import make_eval_step
 
 EVAL_SEED = 20181011
-"""Seed of every evaluation: the same tokens of the same rows are corrupted, whatever the run."""
+"""Seed of every evaluation, so that all runs corrupt the same tokens of the same rows."""
 LENGTH = 128
-"""Tokens in a row of held-out text, or fewer where the model has fewer positions."""
+"""Number of tokens in a row of held-out text; fewer if the model has fewer positions."""
 
 
 def evaluate(
@@ -55,8 +55,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the means over all rows of `batches`, each row counted once.
 
-    Sums of batches are added on the host in float64, in their order. A mean of nothing (no sentence
-    pairs, no rows) is 0. All processes must bring equally many batches.
+    The sums of batches are added on the host in order, in float64. A mean over nothing (no sentence
+    pairs, no rows) is 0. All processes must bring the same number of batches.
     `eval_step` comes from `make_eval_step`; `alive` is called after each batch.
 
     Raises:
@@ -76,17 +76,17 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(Scorer):
-    """Held-out loss as the one score of a run, on rows of the length of each phase."""
+    """Scorer that evaluates a run on held-out rows as long as the phase's training rows."""
 
     settings: Sequence[StepConfig]
-    """Evaluation steps of the phases."""
+    """Settings of each phase's evaluation step."""
     mesh: Mesh
     rows: Sequence[EvalBatches]
-    """Rows of each phase."""
+    """Held-out rows for each phase."""
     corpora: Mapping[str, Sequence[EvalBatches]] = field(default_factory=dict)
-    """Rows of the corpora of a mixture, by label."""
+    """Held-out rows for each phase, by the label of a corpus in a mixture."""
     every: int = 0
-    """Steps from one evaluation to the next; 0: only at `marks`."""
+    """Number of steps between two evaluations; 0: evaluate only at `marks`."""
     marks: Collection[int] = ()
     """Steps at which a phase begins or the run ends."""
 
@@ -95,18 +95,18 @@ class HeldOut(Scorer):
         return made_once(self.settings, lambda each: make_eval_step(each, self.mesh, EVAL_SEED))
 
     def after(self, step: int) -> bool:
-        """Say whether an evaluation is due."""
+        """Return whether an evaluation is due after a step."""
         return bool(self.every and step % self.every == 0) or step in self.marks
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
-        """Evaluate on the rows of the stage."""
+        """Evaluate on the rows for the stage."""
         found = self.evaluate(params, at.stage, alive=partial(alive, "a batch of an evaluation"))
         return [Scores({name.removeprefix("eval/"): value for name, value in found.items()})]
 
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Evaluate on the rows of a phase; each corpus of a mixture gets only the first metric."""
+        """Evaluate on a phase's rows; for each corpus of a mixture, add only the first metric."""
         step, objective = self._steps[phase], self.settings[phase].objective
         params = objective.own(params)
 
@@ -123,15 +123,15 @@ class HeldOut(Scorer):
 def heldout_rows(
     config: PretrainConfig, store: TokenStore, mesh: Mesh, num_corpora: int = 1
 ) -> list[EvalBatches]:
-    """Plan the rows of a store for each phase; each of several corpora has a share of the rows.
+    """Plan a store's rows for each phase; `num_corpora` corpora share the number of rows.
 
     Raises:
-        UserError: The store is too small for a row.
+        UserError: The store is too small for a single row.
         BucketAwayError: The bucket is out of reach.
     """
     max_rows = config.training.eval_rows and -(-config.training.eval_rows // num_corpora)
     (index, count), shards = data_shard(mesh), num_batch_shards(mesh)
-    for _ in store.shards:  # what is not there, or away in its bucket, is said before a step
+    for _ in store.shards:  # raise for a missing or unreachable file before the first step
         pass
     try:
         return [
@@ -139,7 +139,7 @@ def heldout_rows(
                 store,
                 config.data,
                 phase.length,
-                # Rows of a micro-batch; finished phases need not divide.
+                # Rows of a micro-batch, rounded up: batches of finished phases need not divide.
                 -(-phase.batch_size // (shards * config.accumulation_of(number))) * shards,
                 max_rows=max_rows,
                 process_index=index,
@@ -159,10 +159,11 @@ def check_measurable(
 ) -> None:
     """Refuse a corpus without held-out text or with another tokenizer, and a model without head.
 
-    In messages `where` is the option that names the corpus `name`, and `directory` the model's.
+    In messages, `where` is the option that gave the corpus, `name` the corpus, and `directory` the
+    model's directory.
 
     Raises:
-        UserError: Corpus and model do not fit together; the message says why.
+        UserError: Corpus and model do not fit together, for the reason in the message.
     """
     if corpus.heldout is None:
         raise UserError(
@@ -179,12 +180,12 @@ def check_measurable(
 def heldout_metrics(
     saved: SavedModel, corpus: Corpus, *, length: int | None = None, max_rows: int | None = None
 ) -> dict[str, float]:
-    """Compute loss (nats) and accuracy of masked words at 15% masking on packed held-out rows.
+    """Compute masked-LM loss (nats) and accuracy on packed held-out rows, at 15% masking.
 
-    `check_measurable` must accept both. Without `length`, rows have `LENGTH` tokens.
+    `check_measurable` must accept model and corpus. `length` is at most `LENGTH` by default.
 
     Raises:
-        UserError: The length is beyond the model's.
+        UserError: The length is below 8 or beyond the model's.
     """
     assert corpus.heldout is not None
     limit = saved.config.num_positions

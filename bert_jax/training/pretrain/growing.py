@@ -2,8 +2,8 @@
 
 report = grow_model("work/small", Path("work/grown"), lambda small: replace(small, num_layers=28))
 
-The larger model is written in Hugging Face's format, read back bit for bit, and measured beside its
-source on the held-out text of a corpus. Optimizer states are not grown.
+The larger model is written in Hugging Face's format, read back bit for bit and, if a corpus is
+given, measured beside its source on held-out text. Optimizer states are not grown.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from bert_jax.training.start import GROWTH_FILE
 
 @dataclass(frozen=True)
 class Wanted:
-    """Configuration of a larger model by itself, for the command line."""
+    """Wrapper that gives the options of a larger model their prefix `model`."""
 
     model: ModelConfig
 
@@ -47,20 +47,20 @@ def grow_model(
     max_rows: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write a larger model, whole and read back or not at all; return the content of `growth.json`.
+    """Write and read back a larger model, or leave nothing; return the content of `growth.json`.
 
     Args:
-        source: Directory for `read_model`, of a pretrained model.
+        source: Directory of a pretrained model, of any kind that `read_model` reads.
         out: A directory that does not exist yet, or is empty.
         wanted: Function that turns the source's configuration into the larger model's.
-        preserve: Whether a wider model computes what the source does; see `grow_params`.
+        preserve: Whether a wider model computes the same as the source; see `grow_params`.
         seed: Seed of the noise that `preserve` adds.
-        corpus: Directory of a corpus whose held-out text measures both; None: no measurement.
+        corpus: Directory of a corpus on whose held-out text both are measured; None: neither is.
         max_rows: Largest number of rows of held-out text; None: all.
-        say: Gets a line at each stage.
+        say: Function that receives a line at each stage.
 
     Raises:
-        UserError: The source is no pretrained model, a size does not fit, the corpus has another
+        UserError: The source is not a pretrained model, a size does not fit, the corpus has another
             tokenizer or no held-out text, or no class of Transformers computes the model.
         ProofFailedError: The written model reads back differently.
     """

@@ -1,4 +1,4 @@
-"""Probes of a pretraining run: small tasks that are fine-tuned from its encoder, and scored."""
+"""Probes of a pretraining run: small tasks on which its encoder is fine-tuned and scored."""
 
 import dataclasses
 import math
@@ -36,18 +36,18 @@ from bert_jax.training.steps.step import make_train_step
 
 
 class Probe(Scorer):
-    """Scorer that fine-tunes the task of a recipe from the encoder of the moment."""
+    """Scorer that fine-tunes the current encoder by a recipe and scores it on dev."""
 
     def __init__(
         self, config: PretrainConfig, number: int, files: Path | None, params: Any, work: WorkDir
     ):
         """Read the recipe and the data of probe `number`.
 
-        `files` is the directory of the corpus's tokenizer, None for a corpus in memory; `params`
+        `files` is the directory of the corpus's tokenizer (None: the corpus is in memory); `params`
         are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:
-            UserError: The recipe cannot be read, or the model cannot learn its task.
+            UserError: The recipe cannot be read or used, or the model cannot learn its task.
         """
         self.given, self._run, self._work = config.training.probes[number], config, work
         self.name = Path(self.given.recipe).stem
@@ -71,7 +71,7 @@ class Probe(Scorer):
         self._of_stages = made_once(self._models, prepared)
 
     def _saved(self, model: ModelConfig, params: Any) -> SavedModel:
-        """Return the model of the run, as its checkpoint would be read."""
+        """Return the run's model as if it had been read from a checkpoint."""
         model, params = next(iter(self._run.objective.models(model, params).values()))
         model = dataclasses.replace(model, attention_impl="auto")
         origin = Origin("pretrain", config=to_dict(self._run))
@@ -81,11 +81,11 @@ class Probe(Scorer):
         )  # fmt: skip
 
     def after(self, step: int) -> bool:
-        """Say whether the probe is due; always after the last step."""
+        """Return whether the probe is due after a step; it always is after the last."""
         return step % self.given.every_steps == 0 or step == self._run.training.num_steps
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
-        """Fine-tune, and score dev; a logit that is not finite gives NaN."""
+        """Fine-tune the encoder and score it on dev; the score is NaN if a logit is not finite."""
         setup, plan, step = self._of_stages[at.stage]
         everywhere = jax.tree.map(lambda leaf: replicated(leaf.sharding.mesh), params)
         params = jax.device_get(jax.jit(lambda tree: tree, out_shardings=everywhere)(params))
@@ -107,7 +107,7 @@ class Probe(Scorer):
 
 
 def _recipe(name: str, where: str) -> FinetuneConfig:
-    """Read a recipe: a file, or the work directory of a fine-tuning run."""
+    """Read a recipe from a file or from the work directory of a fine-tuning run."""
     if Path(name).is_dir():
         record = read_record(Path(name), "finetune")
         config = build(FinetuneConfig, record["config"], where=f"{name}/config.json")
@@ -120,6 +120,6 @@ def _recipe(name: str, where: str) -> FinetuneConfig:
     if wrong or config.task.folds:
         raise UserError(
             f"{where}, which sets {' and '.join(wrong or ['task.folds'])}; a probe is one run from "
-            "the encoder of the moment: leave it out"
+            "the current encoder. Leave these fields out"
         )
     return dataclasses.replace(config, task=config.task.located())

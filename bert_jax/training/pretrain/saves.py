@@ -1,4 +1,4 @@
-"""The work directory of a pretraining run: the check that it fits, its beginning, and the saves."""
+"""The work directory of a pretraining run: its checks, its first files, and the saves."""
 
 import contextlib
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def read_config(workdir: Path) -> PretrainConfig:
     """Return the configuration of the pretraining run in a work directory.
 
     Raises:
-        UserError: No run there, or its configuration cannot be read.
+        UserError: There is no such run, or its configuration cannot be read.
     """
     record = read_record(workdir, "pretrain")
     return build(PretrainConfig, record["config"], where=str(workdir / "config.json"))
@@ -53,12 +53,12 @@ def check_workdir(
     stores: Mapping[int, TokenStore | Mixture],
     teacher: str = "",
 ) -> None:
-    """Refuse a work directory of another run, or with another tokenizer; change nothing.
+    """Refuse a work directory that holds another run or another tokenizer; change nothing.
 
-    `stores` has the corpora of phases with their own, by number; `teacher` is the teacher's digest.
+    `stores`: text of the phases that have their own, by number; `teacher`: the teacher's digest.
 
     Raises:
-        UserError: The run differs; the message lists the fields with both values.
+        UserError: The runs differ; the message lists the fields with both values.
     """
     record = there.record
     if record is None:
@@ -66,13 +66,13 @@ def check_workdir(
         return
     if "average" in record:
         raise UserError(
-            f"{work.name} holds an average of checkpoints, which is no run that can go on. To "
-            f"train it on, choose another work directory and --config.init={work.name}"
+            f"{work.name} holds an average of checkpoints, which cannot be continued. To "
+            f"train it further, choose another work directory and --config.init={work.name}"
         )
     corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
     if teacher:
         corpora["the teacher"] = record.get("teacher"), teacher
-    # Corpora may move, and a batch may be computed in other parts.
+    # Corpora may move, and a batch may be computed in more or fewer micro-batches.
     free = [*FREE_FIELDS, *(f"data.mixture[{n}].corpus" for n in range(len(config.data.mixture)))]
     for number, phase in enumerate(config.training.phases):
         name = f"training.phases[{number}]"
@@ -85,7 +85,7 @@ def check_workdir(
 
 
 def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
-    """Refuse a tokenizer that cannot be copied, or another tokenizer in the copy's place."""
+    """Refuse a store without a tokenizer, and a work directory that has another tokenizer."""
     if store.path is None:
         return
     if not (store.path / "tokenizer").is_dir():
@@ -99,8 +99,8 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
     if there != store.tokenizer_fingerprint:
         raise UserError(
             f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than the corpus has "
-            f"({store.tokenizer_fingerprint[:12]}), and a run keeps its own there. Choose another "
-            "work directory"
+            f"({store.tokenizer_fingerprint[:12]}), but a run copies its tokenizer there. Choose "
+            "another work directory"
         )
 
 
@@ -114,10 +114,10 @@ def prepare_workdir(
     *,
     has_saved: bool = False,
 ) -> None:
-    """Begin a pretraining run in its work directory.
+    """Begin a pretraining run in its work directory, or update its record at a restart.
 
-    `stores` are as in `check_workdir`; `branch` is the checkpoint that the run branches from, if
-    any. If the run has saved, the recorded ancestors stay.
+    `stores` is as in `check_workdir`; `branch` is the record of the checkpoint that the run
+    branches from, if any. If the run has saved, the recorded ancestors stay.
     """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
@@ -153,7 +153,7 @@ def prepare_workdir(
 
 @dataclass(eq=False)
 class PretrainSaves(Saves):
-    """`checkpoints/`: the state, which is also the model."""
+    """Saves of a pretraining run, in `checkpoints/`; the saved state contains the model."""
 
     config: PretrainConfig
     work: WorkDir
@@ -168,13 +168,13 @@ class PretrainSaves(Saves):
     last_saved: int | None = None
 
     def __post_init__(self) -> None:
-        """Derive the arrays of a checkpoint."""
+        """Derive the shapes and placement of the state and of a checkpoint."""
         self.axes = self.step.objective.axes()
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)
 
     def prepare(self, report: Report) -> None:
-        """Begin the run in its work directory, and open its checkpoints."""
+        """Begin or continue the run in its work directory, and open its checkpoints."""
         with contextlib.ExitStack() as keeping:
             if self.branch is not None:
                 keeping.enter_context(self.branch.keeping(self.work.name))
@@ -206,7 +206,7 @@ class PretrainSaves(Saves):
         return Moment(stage, step, state, [Progress(self.trial)], Means(1), monitor=monitor)
 
     def restore(self) -> Moment | None:
-        """Return the newest save, or the one that the run branches from."""
+        """Restore the newest save or, for a new branch, the checkpoint that it continues."""
         restored = self.checkpoints.restore(self.saved)
         if restored is not None:
             self.last_saved = restored.step
@@ -224,7 +224,7 @@ class PretrainSaves(Saves):
         return now
 
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
-        """Save the state; the last save of a run that has ended is read back."""
+        """Save the state; the last save of a finished run is read back."""
         assert at.monitor is not None
         extra = {
             "means": at.means.state(),
@@ -244,7 +244,7 @@ class PretrainSaves(Saves):
         self.last_saved = at.step
 
     def newest(self) -> str:
-        """Name the newest save."""
+        """Return the newest save's path; empty if there is none."""
         saved = self.last_saved
         return "" if saved is None else f"{self.work.name}/checkpoints/{saved}"
 

@@ -1,4 +1,4 @@
-"""Sections of the configuration of a pretraining run, which stand below the whole."""
+"""Sections of a pretraining configuration, without the checks that span sections."""
 
 import bisect
 import itertools
@@ -19,20 +19,20 @@ class PretrainModelConfig(ModelConfig):
     """An encoder whose vocabulary size may be left to the corpus."""
 
     vocab_size: Natural = 0
-    """Number of tokens; 0: the size of the corpus's tokenizer, which other numbers must equal."""
+    """Number of tokens. 0: the size of the corpus's tokenizer; any other value must equal it."""
 
 
 @dataclass(frozen=True)
 class ProbeConfig(Bounded, section="training.probes"):
-    """A small task that is fine-tuned from the encoder now and then, and scored on its dev data."""
+    """A task on which a copy of the encoder is fine-tuned and scored at regular intervals."""
 
     recipe: str = ""
-    """Recipe of `bert-jax finetune` (a file, or the work directory of a run); its `init` is not
-    read. The name without folder and ending names the probe."""
+    """Recipe for `bert-jax finetune`, a file or the work directory of a run; its `init` is ignored.
+    The name of the probe is the recipe's file name without the extension."""
     every_steps: Count = 1000
-    """Number of steps from one score to the next; the last step is scored, too."""
+    """Number of steps between two scores; the model is also scored after the last step."""
     num_steps: Count = 100
-    """Steps of each fine-tuning."""
+    """Number of fine-tuning steps before each score."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class TrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     ELSEWHERE: ClassVar = {
-        "patience": "early stopping is of the trials of `bert-jax finetune`; here "
+        "patience": "only `bert-jax finetune` has early stopping; here "
         "guard.on_divergence=stop ends a run whose loss stays up",
-        "freeze": "parts are frozen by `bert-jax finetune`; pretraining trains all of them",
+        "freeze": "only `bert-jax finetune` freezes parts; pretraining trains all of them",
     }
     num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000
     """Number of optimizer steps of the whole run."""
@@ -50,15 +50,15 @@ class TrainingConfig(Bounded, section="training"):
     accumulation: Count = 1
     """Micro-batches per step, which save memory and cost time; results agree within rounding."""
     batch_unit: Count = 1
-    """Divisor of the rows of each step in a batch warm-up. Where these rows do not divide over the
-    mesh, the first start raises the divisor, and the run keeps it."""
+    """Common divisor of the batch sizes in a batch warm-up. If these batches do not divide over the
+    mesh, the first start raises the divisor, and the run keeps the new one."""
     gather: Literal["layer", "step"] = "layer"
-    """Time of gathering the parameters that mesh.fsdp splits: for each layer of each micro-batch,
-    or once a step, with whole gradients reduced at the end of the step. `step` needs memory for
-    whole matrices in the compute type and whole gradients in float32."""
+    """Moment at which the parameters split by mesh.fsdp are gathered: for each layer of each
+    micro-batch (`layer`), or once a step (`step`), with gradients reduced at its end. `step` needs
+    memory for unsplit matrices in the compute type and unsplit gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the gradients that are summed over devices at the end of a step. `bfloat16` sends
-    half the bytes; the sums then have 8 bits."""
+    """Type in which gradients are summed over devices at the end of a step. `bfloat16` sends half
+    the bytes, but the sums keep only 8 significant bits."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
@@ -68,12 +68,12 @@ class TrainingConfig(Bounded, section="training"):
     probes: tuple[ProbeConfig, ...] = ()
     """Tasks that score the encoder: {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
-    """Longest time without a completed step, evaluation batch, restore or save; then the process
-    writes its threads' stacks and ends with exit code 6. Compiling is part of a step. 0: no
+    """Seconds without a completed step, evaluation batch, restore or save after which the process
+    writes its threads' stacks and ends with exit code 6. Compiling counts as part of a step. 0: no
     limit."""
 
     def __post_init__(self) -> None:
-        """Refuse phases that do not cover the run."""
+        """Refuse phases that do not cover the run, and probes without a distinct name."""
         super().__post_init__()
         if not self.phases:
             raise UserError("training.phases is empty; name at least one phase")
@@ -85,13 +85,13 @@ class TrainingConfig(Bounded, section="training"):
             if not name or names.count(name) > 1:
                 raise UserError(
                     f"training.probes: a recipe is named {name!r}; give each probe a recipe, and "
-                    "recipes of different names"
+                    "each recipe a different name"
                 )
         for number, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=True)):
             if steps < 1:
                 raise UserError(
                     f"training.phases[{number}]: a share of {phase.share:g} of "
-                    f"{self.num_steps} steps is no step; raise training.num_steps or the share"
+                    f"{self.num_steps} steps rounds to none; raise training.num_steps or the share"
                 )
 
     def _check_phase_steps(self) -> None:
@@ -99,13 +99,13 @@ class TrainingConfig(Bounded, section="training"):
         if 0 < len(given) < len(self.phases):
             number = next(n for n, phase in enumerate(self.phases) if phase.steps is None)
             raise UserError(
-                f"training.phases[{number}].steps is not set, and other phases have steps; give "
+                f"training.phases[{number}].steps is not set, but other phases have steps; give "
                 "steps in all phases or in none"
             )
         if given and sum(given) != self.num_steps:
             raise UserError(
                 f"training.phases: the steps sum to {sum(given)}; training.num_steps must be "
-                f"{sum(given)}, and is {self.num_steps}"
+                f"{sum(given)}, but is {self.num_steps}"
             )
         total = sum(phase.share for phase in self.phases)
         if not given and abs(total - 1) > 1e-6:
@@ -125,11 +125,11 @@ class TrainingConfig(Bounded, section="training"):
 
     @property
     def phase_starts(self) -> tuple[int, ...]:
-        """Numbers of the first batches of the phases after the first."""
+        """Number of the first batch of each phase after the first."""
         return tuple(itertools.accumulate(self.phase_steps))[:-1]
 
     def phase_of(self, step: int) -> int:
-        """Return the number of the phase that holds a batch."""
+        """Return the number of the phase to which batch `step` belongs."""
         return bisect.bisect_right(self.phase_starts, step)
 
 
@@ -140,4 +140,4 @@ class CheckpointConfig(Retention):
     save_every_steps: Count = 1000
     """Number of steps between two saves; the step at which a run ends or stops is saved, too."""
     max_failed_saves: Count = 3
-    """Number of failed saves in a row that stop the run, with exit code 3."""
+    """Number of failed saves in a row after which the run stops with exit code 3."""

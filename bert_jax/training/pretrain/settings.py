@@ -1,6 +1,7 @@
-"""Settings of the steps of a run: pure functions of its configuration.
+"""Settings of a pretraining run's steps, as pure functions of its configuration.
 
-`plan`, `status`, `evaluate` and held-out losses read them without a run; a corpus adds a few facts.
+`plan`, `status`, `evaluate` and held-out losses read them without a run. A corpus, if given, adds
+special tokens, word boundaries and the baseline.
 """
 
 import math
@@ -26,7 +27,7 @@ from bert_jax.training.steps.state import StepConfig
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
     """Return the configuration with the architecture of `model`.
 
-    The vocabulary size, the dropout rates and the computation of a step stay as configured.
+    Vocabulary size, dropout rates and the way to compute a step stay as configured.
     """
     fields = {name: getattr(model, name) for name in ARCHITECTURE}
     config = replace(config, model=replace(config.model, **fields))
@@ -37,14 +38,13 @@ def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainCon
 def step_config(
     config: PretrainConfig, corpus: Corpus | None, phase: int = 0, *, evaluates: bool = False
 ) -> StepConfig:
-    """Return the settings of the train step of a phase, or of its evaluations.
+    """Return the settings of a phase's train step or, if `evaluates`, of its evaluation step.
 
-    Evaluations have their own masking rate, and no teacher.
-
-    `config` has a vocabulary size. Without a corpus, special tokens and baseline are not known.
+    An evaluation step has a masking rate of its own and no teacher. `config` must have a vocabulary
+    size. Without a corpus, special tokens are placeholders and there is no baseline.
 
     Raises:
-        UserError: Whole words are masked, and the corpus is in memory, without a tokenizer.
+        UserError: Whole words are to be masked, but the corpus is in memory, without a tokenizer.
     """
     masking = config.masking_of(phase)
     if evaluates:
@@ -76,14 +76,14 @@ def step_config(
 
 
 def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
-    """Make the objective of a phase without its corpus, for the sizes."""
+    """Make the objective of a phase without a corpus, to read shapes from."""
     return step_config(config, None, phase).objective
 
 
 def loss_monitor(
     config: PretrainConfig, objective: Objective, store: TokenStore | None = None
 ) -> LossMonitor:
-    """Make the monitor of a run; without its text, no token counts as unknown."""
+    """Make the loss monitor of a run; without a store, no token counts as unknown."""
     unknown = 0 if store is None else int(store.unigram_counts[store.special_ids.unk])
     return LossMonitor(
         metric=objective.metrics[0],
@@ -98,7 +98,7 @@ def loss_monitor(
 
 
 def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
-    """List the corpora of all phases, in their order; none where no phase mixes several."""
+    """List the corpora of all phases, in order; empty unless a phase has a mixture."""
     phases = enumerate(config.training.phases)
     parts = [(config.mixture_of(number), phase.corpus) for number, phase in phases]
     if not any(mixture for mixture, _ in parts):
@@ -112,7 +112,7 @@ def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
 
 
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
-    """Set a batch unit whose batches divide over the mesh's shards, or the unit `kept`."""
+    """Set a batch unit whose multiples divide over `shards`, or the unit `kept` by the run."""
     training = config.training
     unit = training.batch_unit
     if kept:
@@ -133,7 +133,7 @@ def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
 
 
 def warmup_lines(config: PretrainConfig) -> list[str]:
-    """Name the warm-ups scaled to the run, and the warm-ups rounded to `training.batch_unit`."""
+    """Describe the warm-ups that were shortened to fit or rounded to `training.batch_unit`."""
     unit, given = config.training.batch_unit, config.training.phases
     steps, warmup = config.training.num_steps, config.optimizer.warmup_steps or 0
     lines = scaling("optimizer.warmup_steps", warmup, steps)
@@ -145,6 +145,6 @@ def warmup_lines(config: PretrainConfig) -> list[str]:
             for each in (phase, replace(phase, unit=1))
         )
         if rows != wanted:
-            said = f"steps of {rows} rows in place of {wanted}, multiples of training.batch_unit"
+            said = f"steps of {rows} rows instead of {wanted}, as multiples of training.batch_unit"
             lines.append(f"batch warm-up of phase {number}: {said} {unit}")
     return lines

@@ -1,4 +1,4 @@
-"""The models that a pretraining run starts from: `init`, and a teacher, read at each start."""
+"""The models that a pretraining run reads when it starts: `init` and a teacher."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,16 +25,16 @@ def resolve_start(
     there: There = EMPTY,
     branches_from: PretrainConfig | None = None,
 ) -> tuple[PretrainConfig, Start]:
-    """Return the configuration with the architectures of initial model and teacher, and both.
+    """Return the configuration, with the architectures of both models filled in, and the models.
 
-    A run that has saved no longer reads its initial model, which may be gone; nor does a branch of
-    a run with the configuration `branches_from`.
+    A run that has saved no longer reads its initial model, which may be gone. A branch never reads
+    it: `branches_from`, the configuration of the run that it continues, has the architecture.
 
-    `fingerprint` is of the corpus's tokenizer; None: not checked. `there` is from the work
-    directory.
+    `fingerprint` identifies the corpus's tokenizer (None: not checked); `there` is what the work
+    directory holds.
 
     Raises:
-        UserError: A model has another tokenizer than the corpus, or a teacher does not fit.
+        UserError: A model's tokenizer is not the corpus's, or a teacher does not fit.
     """
     initial, before = None, branches_from
     if there.steps:
@@ -54,29 +54,29 @@ def resolve_start(
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:
-    """Refuse a model whose tokenizer has another fingerprint than a corpus, if that is known.
+    """Refuse a model whose tokenizer is not the corpus's; skip the check if `fingerprint` is None.
 
-    In the message `where` names the field or option, and `directory` the model's directory.
+    In the message, `where` is the field or option that names the model in `directory`.
     """
     there = model.tokenizer.fingerprint
     if fingerprint is not None and there != fingerprint:
         raise UserError(
             f"{where}: the tokenizer of {model.name} ({there[:12]}) is not "
-            f"that of the corpus ({fingerprint[:12]}). Build the corpus with `bert-jax "
-            f"corpus --tokenizer {directory}`, or where that is a run, {directory}/tokenizer"
+            f"the corpus's ({fingerprint[:12]}). Build the corpus with `bert-jax "
+            f"corpus --tokenizer {directory}` (for a run: {directory}/tokenizer)"
         )
 
 
 def resolve_teacher(
     config: PretrainConfig, read: Callable[[str], SavedModel], fingerprint: str | None = None
 ) -> tuple[PretrainConfig, SavedModel | None]:
-    """Return the configuration with the architecture of the teacher, and the teacher, if any.
+    """Return the configuration with the teacher's architecture, and the teacher, if any.
 
     Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
 
     Raises:
-        UserError: The section is set without a teacher, or the teacher has another tokenizer than
-            the corpus, no head to learn from, or too few positions.
+        UserError: The section `distil` is set without a teacher; or the teacher's tokenizer is not
+            the corpus's, or the teacher has no head to learn from or too few positions.
     """
     config.distil.check_section()
     if not config.distil.teacher:
@@ -107,10 +107,10 @@ def resolve_teacher(
 
 
 def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
-    """Return the student that `distil.from_teacher` names: the teacher with fewer layers.
+    """Return the student that `distil.from_teacher` asks for, with some of the teacher's layers.
 
     Raises:
-        UserError: Sizes other than the number of layers differ.
+        UserError: The architectures differ in more than layers, positions and pooler.
     """
     student = config.model
     given = [

@@ -1,4 +1,4 @@
-"""Pretraining: a plan from a configuration, and the loop."""
+"""Pretraining: the configuration becomes a plan, which the loop carries out."""
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
@@ -58,19 +58,18 @@ def train(
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
-        corpus: Replacement for the corpus that `config.data.corpus` names.
-        read: Function that reads a model: the one that `config.init` names, at the first start,
-            and the teacher.
+        corpus: Corpus to read instead of `config.data.corpus`.
+        read: Function that reads the teacher and, at the first start, the model `config.init`.
         branch_from: Checkpoint of another run to continue, as `WORKDIR@STEP`, or WORKDIR for the
             newest that was read back; a run that has begun remembers it.
         clock: Clock started at process start; None: a new clock.
-        echo: Function that receives each line for people; None: standard output, with a bar on a
-            terminal.
+        echo: Function that receives each line of the report; None: standard output, with a
+            progress bar on a terminal.
 
     Raises:
-        UserError: The configuration, the corpus, the devices and the work directory do not fit
-            together. Nothing has been written.
-        BadStepError: A step was not finite or its loss a spike, and the guard says to stop.
+        UserError: Configuration, corpus, devices and work directory do not fit together. Nothing
+            has been written.
+        BadStepError: A step was not finite or its loss was a spike, and the guard is set to stop.
         DamagedCheckpointError: None of the run's checkpoints is intact.
         SaveFailedError: Several saves in a row have failed.
     """
@@ -96,7 +95,7 @@ def resolve_pretraining(
     read: Callable[[str], SavedModel] = read_model,
     branch_from: str = "",
 ) -> RunPlan:
-    """Read everything that the configuration names, and refuse everything that does not fit."""
+    """Resolve a configuration into a plan: read what it names, refuse what does not fit."""
     store, there = corpus.train, look_into(work, "pretrain")
     branch = open_branch(branch_from, work, there)
     branched = branch.config if branch else None

@@ -1,4 +1,4 @@
-"""Words of a pretraining run: its lines at the start and the end, its rows, and its picture."""
+"""Reports of a pretraining run: its lines at start and end, metrics columns, and loss curve."""
 
 import dataclasses
 import logging
@@ -38,7 +38,7 @@ _log = logging.getLogger("bert_jax")
 
 @dataclass(eq=False)
 class PretrainVoice:
-    """Words, columns and the picture of a run."""
+    """Reporter of a pretraining run: its lines, metrics columns and loss curve."""
 
     summary: Sequence[str]
     """Lines about model, text, phases and devices."""
@@ -48,23 +48,23 @@ class PretrainVoice:
     objective: Objective
     phases: Sequence[Phase]
     seen: Callable[[int], dict[str, Any]]
-    """Function from a step to the amounts read from each corpus (see `MixedCorpora.seen`)."""
+    """Function that returns the amounts of text read until a step (see `MixedCorpora.seen`)."""
     saves: Saves
     drawn: float = -math.inf
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
-        """Describe the run; a branch that has not saved starts, and does not continue."""
+        """Describe the run; a branch without a save of its own starts rather than continues."""
         goes_on = at.step and self.saves.newest()
         continued = [f"continues from step {at.step:,}"] if goes_on else []
         lines = [*self.summary, *continued, *self.origins]
         return lines, "; ".join([lines[0], *lines[-2:]])
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
-        """Return the amounts read from each corpus."""
+        """Return the amounts of text read until a step."""
         return self.seen(step)
 
     def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
-        """Describe a held-out loss, and the scores of probes."""
+        """Describe the held-out loss and the scores of probes."""
         if time.monotonic() - self.drawn > _REDRAW_SECONDS:
             self.draw()
         text = readout(self.objective.metrics, at.scores, "eval", self.objective.baseline)
@@ -76,7 +76,7 @@ class PretrainVoice:
         ]
 
     def closing(self, result: Result, clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
-        """Draw the losses, and describe how the run ended."""
+        """Draw the loss curve and describe how the run ended."""
         self.draw()
         metrics, num_steps = self.objective.metrics, sum(phase.num_steps for phase in self.phases)
         checkpoint = f"{result.workdir}/checkpoints/{result.step}"
@@ -106,7 +106,7 @@ class PretrainVoice:
         return lines[0], lines
 
     def draw(self) -> None:
-        """Draw the loss curve, in process 0."""
+        """Draw the loss curve (process 0 only)."""
         if jax.process_index() != 0:
             return
         self.drawn = time.monotonic()
@@ -128,7 +128,7 @@ def summary(
     mesh: Mesh,
     objective: Objective,
 ) -> list[str]:
-    """Describe a run: one line per subject."""
+    """Describe a run in a line for each subject."""
     model, store, device = config.model, corpus.train, jax.devices()[0]
     held_out = "no held-out text, so no evaluation"
     if corpus.heldout is not None:
@@ -156,7 +156,7 @@ def summary(
         f"Warning: {count:,.0f} epochs of {path or 'the corpus'}; above 40 a model "
         "learns the text by heart rather than the language. Add text or train fewer steps"
         for path, count in epochs.items()
-        if count > 40  # from there on repeated text adds next to nothing (Muennighoff et al. 2023)
+        if count > 40  # beyond, repeated text adds next to nothing (Muennighoff et al. 2023)
     ]
     goal = []
     if objective.baseline is not None:
@@ -183,7 +183,7 @@ def summary(
 
 
 def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
-    """List the export formats that the models of a run, named by part, lack, with reasons."""
+    """Describe to which formats a run's models, given by part, cannot be exported, and why."""
     refused: dict[str, list[str]] = {}
     if network := config.objective.network(config.model):
         try:

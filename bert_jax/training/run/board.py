@@ -1,7 +1,7 @@
 """Scalars for TensorBoard.
 
-Records are written here, with tensorboardX's protocol buffers and checksum. Its `SummaryWriter`
-hands them to a thread that a full disk ends; a training loop then waits for its queue for ever.
+This module writes event files itself, with tensorboardX's protocol buffers and checksum: the thread
+of tensorboardX's `SummaryWriter` dies on a full disk, and a training loop then waits forever.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ _log = logging.getLogger("bert_jax")
 
 
 class Board:
-    """One event file of a run; a failure to write ends the file, and raises nothing."""
+    """An event file of a run; an error in writing ends the file, and is not raised."""
 
     def __init__(self, directory: Path, *, purge_step: int):
-        """Open a new file; from `purge_step` on TensorBoard hides the events of earlier files."""
+        """Open a new file; TensorBoard hides earlier files' events from `purge_step` on."""
         self._directory = directory
         self._file: int | None = None
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
@@ -42,7 +42,7 @@ class Board:
         )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add the values that are finite numbers; a list has one curve for each of its trials."""
+        """Add the values that are finite numbers; a list becomes one curve for each trial."""
         scalars = [
             Summary.Value(tag=tag, simple_value=value)
             for name, entry in values.items()
@@ -82,8 +82,8 @@ class Board:
             # A torn record stays the last record of its file, where TensorBoard expects one.
             self.close()
             _log.warning(
-                "%s cannot be written (%s); TensorBoard gets no more of this start of the run, "
-                "metrics.jsonl has it all", self._directory, error.strerror or error,
+                "%s cannot be written (%s); TensorBoard shows nothing more of this start of the "
+                "run, but metrics.jsonl has it all", self._directory, error.strerror or error,
             )  # fmt: skip
 
 

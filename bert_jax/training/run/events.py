@@ -1,8 +1,8 @@
 """`events.jsonl`: events of a run, over all its starts and processes.
 
-One JSON object a line: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
-values of the kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
-skipped_step, plateau, diverged, recovered, stalled, attention (what its implementation costs).
+A line is a JSON object: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
+fields of the kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
+skipped_step, plateau, diverged, recovered, stalled, attention (the cost of its implementation).
 """
 
 import contextlib
@@ -21,19 +21,19 @@ _MAX_READ = 64 << 20  # bytes; the end of a larger file is read
 
 
 class Events:
-    """Adds events to a file that all processes of a run share."""
+    """Writer of events to a file that all processes of a run share."""
 
     def __init__(self, path: Path, process: int = 0):
-        """Open nothing yet."""
+        """Prepare the log; open nothing yet."""
         self._log = LineLog(path, shared=True, limit=_MAX_WAITING)
         self._process = process
         self._lock = threading.Lock()  # a watchdog writes from its own thread
 
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
-        """Add an event after `step` updates; `message` is for people.
+        """Add an event after `step` updates; `message` describes it in words.
 
-        Nothing is raised, because a logging failure must never stop a run; `repr` replaces values
-        that JSON cannot hold.
+        Errors are not raised, because a logging failure must never stop a run. Values that JSON
+        cannot hold are replaced by their `repr`.
         """
         event = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -43,7 +43,7 @@ class Events:
             "message": message[:_MAX_MESSAGE],
             **{name: _plain(value) for name, value in values.items()},
         }
-        # The thread of a watchdog must get through when the main thread hangs in a write.
+        # A watchdog's thread must get through even if the main thread hangs in a write.
         held = self._lock.acquire(timeout=5)
         try:
             self._log.write(json.dumps(event))
@@ -55,7 +55,7 @@ class Events:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a file, the oldest first, leaving out torn lines.
 
-    An event has a `kind`, a `message` and a `time` that are text; a file that is missing has none.
+    Objects without text as `kind`, `message` and `time` are left out. A missing file has no events.
     """
     try:
         with path.open("rb") as file:

@@ -1,9 +1,9 @@
 """The use of a run's wall time, over all its starts.
 
-Goodput is the share of the time in which steps ran that are part of the result and did not wait for
-input. The rest is called badput and has reasons: `startup` (until the first step, without the other
-reasons), `compile`, `restore`, `save`, `evaluation`, `input`, and `lost`: steps after the last
-checkpoint of a start that died, done again. Time between starts is counted apart, as `down`.
+Goodput is the share of the time in which steps ran that count towards the result, without waits for
+input. The rest, badput, is divided by reason: `startup` (all other time before the first step),
+`compile`, `restore`, `save`, `evaluation`, `input`, and `lost` (steps after the last checkpoint of
+a start that died, which were repeated). Time between starts is counted separately, as `down`.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ _log = logging.getLogger("bert_jax")
 
 
 class Clock:
-    """The use of one start's wall time."""
+    """Clock that divides one start's wall time between steps and other reasons."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, age: float = 0.0):
-        """Start now; `age` seconds of start-up have gone by before."""
+        """Start now; `age` seconds of start-up have already gone by."""
         self._now = now
         self._mark = now()
         self._start = self._mark - age
@@ -42,7 +42,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Book the block's time on a reason other than steps; of nested blocks the inner counts."""
+        """Book the time of a `with` block on a reason; time in a nested block counts only there."""
         before = self._switch(on)
         try:
             yield
@@ -50,20 +50,20 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """Begin the steps: all time not booked so far was start-up."""
+        """Mark the beginning of the steps; book all other time so far as start-up."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[_PRODUCTIVE]
         self._seconds |= {"startup": startup, _PRODUCTIVE: 0.0}
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by reason, and `productive`; their sum is `elapsed`."""
+        """Seconds spent on each reason, and on steps (`productive`); the sum is `elapsed`."""
         self._switch(self._on)
         return dict(self._seconds)
 
     @property
     def spent(self) -> dict[str, float]:
-        """Seconds by reason, without the productive ones."""
+        """Seconds spent on each reason, without the steps."""
         return {name: s for name, s in self.seconds.items() if name != _PRODUCTIVE}
 
     @property
@@ -79,7 +79,7 @@ class Clock:
 
     @property
     def goodput(self) -> float:
-        """Share of the wall time in which steps ran and did not wait for input."""
+        """Share of the wall time in which steps ran without waiting for input."""
         return self.seconds[_PRODUCTIVE] / max(self.elapsed, 1e-9)
 
     def _switch(self, on: str) -> str:
@@ -90,7 +90,7 @@ class Clock:
 
 
 def process_age() -> float:
-    """Return the seconds since this process began, imports included; 0 where not known."""
+    """Return the seconds since this process began, imports included; 0 if it is unknown."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
@@ -101,20 +101,20 @@ def process_age() -> float:
 
 @dataclass
 class Start:
-    """One start of a run, or several old ones added up."""
+    """Record of one start of a run, or of several old starts added up."""
 
     begin: float
-    """Seconds since 1970."""
+    """Time of the start, in seconds since 1970."""
     last: float
-    """Time of the last sign of life."""
+    """Time of the last sign of life, in seconds since 1970."""
     first_step: int
-    """Updates made when it began."""
+    """Number of updates made before the start."""
     last_step: int
-    """Updates made at the last sign of life."""
+    """Number of updates made by the last sign of life."""
     kept_step: int
-    """Newest step from which a later start continued; later steps were lost."""
+    """Newest step that no later start has repeated."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds by reason, and `productive`."""
+    """Seconds spent on each reason and on steps (`productive`)."""
     count: int = 1
     """Number of starts added up here."""
     down: float = 0.0
@@ -122,7 +122,7 @@ class Start:
 
 
 class Goodput:
-    """The clock of this start, and the record of the starts before."""
+    """Record of the wall time of this start and of all starts before it."""
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class Goodput:
         *,
         wall: Callable[[], float] = time.time,
     ):
-        """Read the record of earlier starts; their steps beyond `restored_step` are lost.
+        """Read the record of earlier starts; count their steps beyond `restored_step` as lost.
 
-        `path` names `goodput.json`; None: nothing is kept (all processes but the first).
+        `path` is the path of `goodput.json`; None (all processes except 0): keep no file.
         """
         self.clock = clock
         self._path, self._wall = path, wall
@@ -170,12 +170,12 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int) -> None:
-        """`record` every few seconds, so that the work of a killed start is known."""
+        """Call `record` every few seconds, so that the work of a killed start is known."""
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)
 
     def shares(self) -> dict[str, float]:
-        """Metrics: `perf/goodput` over all starts, and `perf/badput_<reason>`; they sum to 1."""
+        """Return `perf/goodput` and `perf/badput_<reason>` over all starts; they sum to 1."""
         self._update(self._this.last_step)
         shares = time_shares([*self._earlier, self._this])
         return {
@@ -197,7 +197,7 @@ def read_starts(path: Path) -> list[Start]:
         rows = read_json(path, max_bytes=_MAX_BYTES)["starts"]
         return [_start(row) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        _log.warning("%s is not readable, and begins anew: %r", path, error)
+        _log.warning("%s cannot be read, so a new record begins: %r", path, error)
         return []
 
 
@@ -212,7 +212,7 @@ def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def time_shares(starts: Sequence[Start]) -> dict[str, float]:
-    """Divide `total_seconds` by their sum."""
+    """Return `total_seconds` as shares of their sum."""
     totals = total_seconds(starts)
     whole = max(sum(totals.values()), 1e-9)
     return {name: seconds / whole for name, seconds in totals.items()}

@@ -1,8 +1,8 @@
-"""The loss curve of a run, as a picture and as text, beside a model that ignores its input.
+"""The loss curve of a run, as a picture and as text, with the baseline of ignoring the input.
 
-Rows of a run that mixes corpora have `data/LABEL/tokens` and `data/LABEL/epochs` with the training
-metrics, and `eval/METRIC/LABEL` with the held-out metrics. All runs have `data/rows` and
-`data/tokens`, the sums over all text.
+If a run mixes corpora, rows with training metrics also have `data/LABEL/tokens` and
+`data/LABEL/epochs`, and rows with held-out metrics `eval/METRIC/LABEL`. In all runs, `data/rows`
+and `data/tokens` count the whole text.
 """
 
 import itertools
@@ -27,19 +27,19 @@ _TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||++++++
 _CORPORA = ("#2f855a", "#6b46c1", "#b7791f", "#0987a0", "#b83280", "#718096")
 _TRAIN, _EVAL = "#2b6cb0", "#c2410c"
 PROBE = "eval/probe/"
-"""Beginning of the names of columns with the scores of probes."""
+"""Prefix of the columns that have the scores of probes."""
 _EPOCHS = re.compile("data/(.*)/epochs")
 
 
 @dataclass(frozen=True)
 class CorpusCurve:
-    """One corpus of a mixture over a run."""
+    """Progress of one corpus of a mixture during a run."""
 
     label: str
     tokens: float
-    """Tokens of text that were read."""
+    """Number of tokens read."""
     epochs: float
-    """Passes over the text."""
+    """Number of passes over the corpus."""
     heldout: list[tuple[float, float]]
     """Points (step, first metric on the held-out text of the corpus)."""
 
@@ -50,7 +50,7 @@ class CorpusCurve:
 
 
 def corpus_curves(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[CorpusCurve]:
-    """Return the corpora that rows of `metrics.jsonl` name; none in a run of one corpus."""
+    """Return the curves of the corpora in rows of `metrics.jsonl`; none without a mixture."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = []
     for label in (parts[1] for name in names if (parts := _EPOCHS.fullmatch(name))):
@@ -63,7 +63,7 @@ def corpus_curves(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[Cor
 
 
 def amount(number: float) -> str:
-    """Write a number of tokens for people: 950, 1.2 M, 34.5 B."""
+    """Format a number of tokens for reading: 950, 1.2 M, 34.5 B."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g} {unit}"
@@ -93,10 +93,10 @@ def loss_figure(
     title: str = "",
     phases: Sequence[Phase] = (),
 ) -> Any:
-    """Draw the first metric of training and held-out text, and the other shown metrics below.
+    """Draw the first metric on training and held-out text; below, other metrics and probes.
 
-    Dashed lines are the values of a model that ignores its input: the baseline of the first metric
-    (for masked words the unigram entropy), and the share of the more frequent label. Probes follow.
+    Dashed lines show what a model reaches that ignores its input: the baseline of the first metric
+    (for masked words, the unigram entropy), and the share of the more frequent label.
 
     `rows` come from `metrics.jsonl`; a line marks each new phase. Returns a matplotlib `Figure`.
     """
@@ -177,7 +177,7 @@ def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tu
 
 
 def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
-    """Draw a share of 1, with the share of the best constant answer."""
+    """Draw a metric in [0, 1], with a line for the best constant answer."""
     if floor := points(rows, f"eval/{metric.floor}"):
         _, share = floor[-1]
         axis.axhline(share, color=MARK, linestyle="--", linewidth=1.0, zorder=1)
@@ -210,7 +210,7 @@ def _points(axis: Any, found: Points, label: str, colour: str) -> None:
 def limits(found: Points, baseline: float | None) -> tuple[float, float, float]:
     """Return the lowest and the highest loss to show, and a margin.
 
-    The fall of the first steps may leave the picture.
+    The steep fall of the first steps may be cut off.
     """
     values = np.array([value for _, value in found])
     marks = [] if baseline is None else [baseline]
@@ -221,7 +221,7 @@ def limits(found: Points, baseline: float | None) -> tuple[float, float, float]:
 def terminal_curve(
     train: Points, heldout: Points, baseline: float | None, *, width: int, plain: bool
 ) -> list[str]:
-    """Draw the losses as lines of text; no lines where there is no point.
+    """Draw the losses as lines of text; return no lines if there are no points.
 
     Points are (step, nats), ascending. `width` is in columns; `plain` means ASCII without colours.
     """
@@ -233,7 +233,7 @@ def terminal_curve(
     end = max(1.0, *(x for x, _ in shown))
     low, high, margin = limits(shown, baseline)
 
-    figure = plotext.figure  # there is one
+    figure = plotext.figure  # plotext has only this one
     figure.clear()
     try:
         plotext.terminal.limit(False, False)

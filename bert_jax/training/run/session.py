@@ -1,4 +1,4 @@
-"""The session of a run: a process's hold on a work directory, its signals and its resources."""
+"""The session of a run in a process: its hold on the work directory, signals, and resources."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ from bert_jax.training.run.telemetry import Telemetry, peak_flops
 from bert_jax.training.run.watchdog import Watchdog
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_asked = itertools.count(1)  # processes agree on a number to come: steps jump and begin anew
+_asked = itertools.count(1)  # not the step, which jumps: processes agree on a future number
 
 
 class StopRequest:
@@ -38,12 +38,12 @@ class StopRequest:
 
     A second signal ends the process at once. With several processes JAX's preemption service
     watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
-    It acts only in the main thread, because Python lets no other thread handle signals.
+    It has an effect only in the main thread, because Python lets no other thread handle signals.
     """
 
     def __init__(self) -> None:
         self.name = ""
-        """Name of the signal that came; "": none."""
+        """Name of the signal that was received; "" if none was."""
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -57,7 +57,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def due(self) -> bool:
-        """Say whether to stop now; collective, with one answer for all processes."""
+        """Return whether to stop now; collective, with the same answer in all processes."""
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
             self.name = "SIGTERM"
         return bool(self.name)
@@ -75,11 +75,11 @@ class StopRequest:
 def hold_workdir(
     path: Path | str, *, echo: Callable[[str], None] | None = None, times: Times | None = None
 ) -> Iterator[WorkDir]:
-    """Open a work directory that no other run writes to meanwhile.
+    """Open a work directory, and keep other runs from writing to it meanwhile.
 
     Collective: process 0 holds the lease for all processes.
 
-    The directory is made if missing. `echo` gets lines for people, in process 0; None: `print`.
+    The directory is made if missing. `echo` receives lines to print, in process 0; None: `print`.
 
     Raises:
         UserError: Another run holds the directory, or the directory cannot be written.
@@ -91,7 +91,7 @@ def hold_workdir(
         with work.failures_named("cannot write to the work directory"):
             return lease.take()
 
-    # A collective that lasted as long as the wait would time out in the other processes.
+    # Sleep outside the collective, which would time out in the other processes.
     while not by_first(take):
         time.sleep(times.poll)
     try:
@@ -107,7 +107,7 @@ class Session:
     """Events, watchdog, clock, goodput and telemetry of one start of a run."""
 
     out: Telemetry
-    """Outputs, inside `telling`."""
+    """Outputs of the run; set inside `telling`."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Session:
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
     ):
-        """Open nothing yet; the watchdog has no limit where `stall_seconds` is 0."""
+        """Open no outputs yet; if `stall_seconds` is 0, the watchdog has no limit."""
         self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)
@@ -125,13 +125,13 @@ class Session:
         self._watchdog = Watchdog(stall_seconds, stacks, events=self.events)
         self.alive = self._watchdog.alive
         self.step = 0
-        """Updates made whose metrics were read."""
+        """Number of updates whose metrics have been read."""
 
     @contextlib.contextmanager
     def open(self, prepare: Callable[[], None]) -> Iterator[contextlib.ExitStack]:
-        """Watch over the run; record the error that ends it; leave the work directory uploaded.
+        """Watch over the run in the body; record an error that ends it; upload the work directory.
 
-        `prepare` makes the files of the work directory. What the stack holds is closed at the end.
+        `prepare` makes the files of the work directory. The yielded stack is closed at the end.
         """
         with self._watchdog:
             prepare()
@@ -170,25 +170,25 @@ class Session:
     def report(self, kind: str, step: int, message: str) -> None:
         """Write an event about a checkpoint (see `checkpoint.manager.Report`)."""
         self.events.write(kind, message, step=step)
-        if hasattr(self, "out"):  # not yet while the run is restored
+        if hasattr(self, "out"):  # it is not set while the run is restored
             self.out.write(self.step, {f"event/{kind}": step})
 
     def _note_attention(self, record: logging.LogRecord) -> bool:
-        """Write an event with the cost of the chosen attention; the warning is printed, too."""
+        """Write an event with a warning about attention; True lets the warning be printed, too."""
         self.event("attention", record.getMessage())
         return True
 
     def event(self, kind: str, message: str, **values: Any) -> None:
-        """Write an event of the whole run, once for all processes."""
+        """Write an event about the whole run, in process 0 only."""
         if self._index == 0:
             self.events.write(kind, message, step=self.step, **values)
 
     def warn(
         self, kind: str, message: str, number: int, error: Exception | None, **values: Any
     ) -> None:
-        """Write an event, then print its message, or raise the error that stops the run.
+        """Write an event; then raise `error`, which stops the run, or print the message.
 
-        `number` names the batch or step; `values` go into the event.
+        `number` is the number of the batch or step; `values` are added to the event.
         """
         self.out.write(self.step, {f"event/{kind}": number})
         self.event(kind, message, **values)
@@ -202,13 +202,13 @@ class Session:
         self.sync()
 
     def sync(self) -> None:
-        """Flush metrics and upload files, before the checkpoint is written."""
+        """Flush metrics and upload files; called before a checkpoint is written."""
         self.out.sync()
         self.work.sync()
 
     @contextlib.contextmanager
     def saving(self, what: str) -> Iterator[None]:
-        """Flush all output so far, then book the time of a save."""
+        """Flush all outputs, then run the save in the body; book the time on saving."""
         with self.clock.spend("save"):
             self.sync()
             yield

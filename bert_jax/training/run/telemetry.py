@@ -1,6 +1,6 @@
-"""Telemetry of a run: metrics on disk, lines and a bar on the terminal, rates and goodput.
+"""Telemetry of a run: metrics on disk, lines and a progress bar, rates and goodput.
 
-Only process 0 writes and prints; on the others every method here is quiet.
+Only process 0 writes and prints; in the other processes, all methods are silent.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from bert_jax.training.run.goodput import Goodput
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Return the peak FLOP/s of one device in JAX's sense, or None where it is not known.
+    """Return the peak FLOP/s of one JAX device, or None if it is unknown.
 
-    Only bfloat16 has one: float32 products run on other units, or on the same in three passes.
+    Only bfloat16 has a known peak: float32 products take other units, or several passes.
     """
     accelerator = find_accelerator(device_kind)
     if accelerator is None or dtype != "bfloat16":
@@ -35,16 +35,16 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 
 
 class MetricsLog(LineLog):
-    """`metrics.jsonl`: one JSON object a line, `step` (updates made) first, in ascending order.
+    """Log `metrics.jsonl`: JSON objects, one per line, that begin with an ascending `step`.
 
-    A run that continues from a checkpoint writes the later rows again, so no step occurs twice.
+    A run that continues from a checkpoint cuts off the later rows and writes them again.
     """
 
     def __init__(self, path: Path, restored_step: int):
-        """Cut off the rows after `restored_step`, all before the first step, and a torn last line.
+        """Cut off the rows after `restored_step` (all rows if it is 0) and a torn last line.
 
         Raises:
-            OSError: The file is there and cannot be cut.
+            OSError: The file exists but cannot be cut.
         """
         super().__init__(path)
         if path.exists():
@@ -53,10 +53,10 @@ class MetricsLog(LineLog):
                 if row["step"] > restored_step or not restored_step:
                     break
                 kept = end
-            os.truncate(path, kept)  # in place: it takes no room
+            os.truncate(path, kept)  # in place, which takes no room
 
     def add(self, step: int, values: dict[str, Any]) -> None:
-        """Add a row; a number that is not finite becomes null, because JSON has no other."""
+        """Add a row; numbers that are not finite become null, since JSON cannot express them."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, list):
@@ -70,8 +70,8 @@ class MetricsLog(LineLog):
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a `metrics.jsonl` with an integer `step`, leaving out torn lines.
 
-    A file that is missing has no rows. What a start adds to a step whose row was written, such as
-    the failure of its save, is a line of its own there and part of the row here.
+    A missing file has no rows. Values added after a step's row was written, such as a failed save,
+    have a line of their own in the file, and are merged into the row here.
     """
     rows: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -81,7 +81,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """Return (step, value) of each row in which a column is a finite number."""
+    """Return (step, value) for each row in which a column is a finite number."""
     return [
         (float(row["step"]), float(row[name]))
         for row in rows
@@ -95,7 +95,7 @@ def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class Telemetry:
-    """Outputs of one start of a run: rows, lines, and a bar on a terminal. A context manager."""
+    """Context manager of the outputs of one start: metrics rows, lines, and a progress bar."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class Telemetry:
     ):
         """Open `metrics.jsonl` and `tensorboard/` in `workdir`.
 
-        Rows after `restored_step` updates are dropped. `peak` is the FLOP/s of all devices, None:
-        no MFU. `goodput` is recorded with each row. `echo` gets each line for people; None:
-        standard output, around a bar on a terminal.
+        Rows after `restored_step` updates are dropped. `peak` is the peak FLOP/s of all devices
+        (None: no MFU). `goodput` is recorded with each row. `echo` receives each line; None:
+        standard output, with a progress bar on a terminal.
         """
         self._active = jax.process_index() == 0
         self._num_steps, self._metrics = num_steps, metrics
@@ -144,14 +144,14 @@ class Telemetry:
             self._board.close()
 
     def say(self, text: str) -> None:
-        """Print a line for people, in process 0."""
+        """Print a line (process 0 only)."""
         if self._active:
             self._echo(text)
 
     def step_done(self, step: int, num_tokens: float, flops: int, value: float) -> None:
-        """Count a step towards the rates, and move the bar, which shows `value`.
+        """Count a step for the rates, and advance the bar, which shows `value`.
 
-        `num_tokens` are the batch's without padding, `flops` the analytic operations of the step.
+        `num_tokens` counts the batch's tokens without padding, `flops` the step's model FLOPs.
         """
         if self._row.get("step") != step:
             self._end_row()
@@ -192,7 +192,7 @@ class Telemetry:
             self._board.write(step, row)
 
     def progress_line(self, step: int, values: dict[str, float]) -> None:
-        """Print a row of training metrics, where no bar shows the progress."""
+        """Print a row of training metrics unless a bar shows the progress."""
         if self._bar is not None:
             return
         parts = [f"step {step:,}/{self._num_steps:,}"] + [
@@ -209,7 +209,7 @@ class Telemetry:
         self.say("  ".join(parts))
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk, if the disk takes them."""
+        """Wait until all rows are on disk, unless writing fails."""
         if self._active:
             self._end_row()
             self._log.sync()
@@ -232,7 +232,7 @@ class Telemetry:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Format a duration for reading: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     whole = round(seconds)
     for unit, name, smaller, small_name in (
         (86400, "d", 3600, "h"),
@@ -247,9 +247,9 @@ def duration(seconds: float) -> str:
 def readout(
     metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
 ) -> str:
-    """Describe the shown metrics of a row of metrics.jsonl; empty where the first is missing.
+    """Describe those metrics of a row that have a short name; "" if the first is missing.
 
-    `split` is their prefix, `train` or `eval`; `baseline` belongs to the first metric, if known.
+    `split`, `train` or `eval`, is the prefix of their columns; `baseline` is the first metric's.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")
@@ -268,7 +268,7 @@ def readout(
 
 
 def compare(metric: Metric, value: float, baseline: float | None) -> str:
-    """Set a value beside its baseline: `6.512 nats, 0.431 below unigram entropy`."""
+    """Describe a value relative to a baseline: `6.512 nats, 0.431 below unigram entropy`."""
     text = f"{value:.3f} {metric.unit.partition(' ')[0]}".rstrip()
     if baseline is None:
         return text

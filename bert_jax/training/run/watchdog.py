@@ -1,7 +1,7 @@
-"""The watchdog of a run that stands still: it writes all stacks and exits with a restart code.
+"""A watchdog for stalled runs: it writes all stacks and exits with a code that asks for a restart.
 
-A step is collective. A peer that is dead, stopped or waiting for a file keeps every other process
-in the middle of a step, which no exception and no signal handler ends. So a thread watches.
+Steps are collective. While one process is dead, stopped or waiting for a file, all others hang in
+the middle of a step, and no exception or signal handler can end it. So a thread watches.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from bert_jax.training.run.events import Events
 EXIT_CODE = 6
 
 _POLL_SECONDS = 10.0
-# Output may block as the run does: on a file system, or on a pipe that nobody reads.
+# Output may block like the run itself: on a file system, or on a pipe that nobody reads.
 _REPORT_SECONDS = 10.0
 _STDERR = 2  # not sys.stderr, whose lock the stalled thread may hold
 
 
 class Watchdog:
-    """Context manager that ends the process with code 6 when nothing was completed for some time.
+    """Context manager that ends the process with code 6 when nothing is completed for some time.
 
-    All stacks go to standard error and are appended to a file; an event `stalled` is written. Where
-    a C call holds the interpreter's lock, so that no Python runs, `faulthandler` ends the process
-    from its own thread, at most twice as late: stacks on standard error, exit code 1.
+    All stacks go to standard error and are appended to a file; an event `stalled` is written. If a
+    C call holds the interpreter's lock, so that no Python runs, `faulthandler` ends the process
+    from its own thread after at most twice the time: stacks on standard error, exit code 1.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Watchdog:
         events: Events | None = None,
         exit: Callable[[int], Any] = processes.end,
     ):
-        """Watch nothing yet.
+        """Prepare the watch, which begins when the context is entered.
 
-        `seconds` may go by from one sign of life to the next; 0: no limit. `report` gets the
-        stacks; its directory may be gone by then. `exit` ends the process without unwinding.
+        `seconds` is the longest time between two signs of life; 0: no limit. Stacks are appended to
+        `report`, if its directory still exists. `exit` ends the process without unwinding.
         """
         self._seconds, self._report, self._events, self._exit = seconds, report, events, exit
         self._last = (time.monotonic(), "its start")
@@ -62,15 +62,15 @@ class Watchdog:
             self._thread.join()
 
     def alive(self, what: str) -> None:
-        """Give a sign of life, from any thread: work such as "step 12" was completed."""
+        """Note, from any thread, that work such as "step 12" was completed."""
         self._last = (time.monotonic(), what)
 
     def _watch(self) -> None:
         poll = min(self._seconds / 4, _POLL_SECONDS)
         try:
             while True:
-                # Armed anew while this thread runs. Later than this thread would act by a poll, in
-                # which there may have been a sign of life that it did not see.
+                # Rearmed as long as this thread runs. The backstop acts later than this thread,
+                # which may miss a sign of life during a poll.
                 _arm_backstop(self._seconds + 2 * poll)
                 at, what = self._last
                 left = at + self._seconds - time.monotonic()
@@ -87,7 +87,7 @@ class Watchdog:
         who = processes.label() or "the run"
         message = (
             f"{who} stands still: nothing was completed for {self._seconds:g} s "
-            f"(training.stall_seconds); the last was {what}"
+            f"(training.stall_seconds); last completed: {what}"
         )
         writer = threading.Thread(
             target=self._write, args=(message, what), name="watchdog report", daemon=True
@@ -117,7 +117,7 @@ def _arm_backstop(seconds: float) -> None:
 def _stacks() -> str:
     """Return the stacks of all threads.
 
-    The dump goes to a local file first: faulthandler writes with the interpreter's lock held.
+    The dump goes to a local file first: faulthandler holds the interpreter's lock as it writes.
     """
     try:
         with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Messages, and a second computation, for a step that the guard rejected (see `guard.py`)."""
+"""Treatment of a step that the guard rejected (`guard.py`): messages, a second computation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class BadStep:
     batch: int
     """Number of the bad batch."""
     metrics: Mapping[str, np.ndarray]
-    """Metrics of the step as the device computed them, scalars."""
+    """Metrics of the step, as scalar arrays from the device."""
 
     @property
     def halted(self) -> bool:
@@ -29,7 +29,7 @@ class BadStep:
 
     @property
     def in_a_row(self) -> int:
-        """Number of batches skipped in a row, up to this one if this one was skipped."""
+        """Number of batches skipped in a row, including this one if it was skipped."""
         return int(self.metrics["guard_skipped"])
 
     @property
@@ -52,7 +52,7 @@ class BadStep:
 
 
 def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
-    """Return the bad step that the metrics of batch number `batch` describe, or None."""
+    """Return batch number `batch` as a bad step if its metrics say so, else None."""
     return BadStep(batch, _scalars(metrics)) if np.any(metrics["bad"]) else None
 
 
@@ -70,10 +70,10 @@ def skipped_message(bad: BadStep, look: str = "") -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of a step that was computed twice from the same inputs."""
+    """Comparison of two computations of one step from the same inputs."""
 
     differing: Mapping[str, tuple[float, float]]
-    """First and second value of the metrics whose bits differ; one NaN equals another."""
+    """First and second values of the metrics whose bits differ; two NaNs count as equal."""
     devices: str
     """Devices that computed the step."""
     platform: str
@@ -88,12 +88,12 @@ class Comparison:
             )
         pairs = (f"{name} {a:.9g}, then {b:.9g}" for name, (a, b) in self.differing.items())
         text = (
-            f"Computed again from the same inputs, it came out otherwise ({'; '.join(pairs)}): "
+            f"Computed again from the same inputs, it came out different ({'; '.join(pairs)}): "
             f"suspect the hardware ({self.devices})"
         )
         if self.platform == "gpu":
             text += (
-                ". Kernels of a GPU may add in another order each time: where only last digits "
+                ". GPU kernels may add in a different order each time: if only the last digits "
                 "differ, this is no fault"
             )
         return text
@@ -104,7 +104,7 @@ def compute_again(
 ) -> Comparison:
     """Compute the step that halted the run a second time, and compare; collective.
 
-    `state` is what the halted step returned, and is donated; `first` has that step's metrics.
+    `state`, which is donated, is what the halted step returned; `first` has its metrics.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
@@ -132,14 +132,14 @@ def _listed(devices: list[Any]) -> str:
 
 
 class BadStepError(RuntimeError):
-    """Bad step that stops the run; nothing of this step or later was saved."""
+    """Error about a bad step that stops the run; nothing from this step on has been saved."""
 
     exit_code = 4
 
     def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
         """Write the message: the fault, its cause and the remedies.
 
-        `last_saved` is the path of the newest checkpoint, "" without one; `look` shows the batch.
+        `last_saved`: path of the newest checkpoint, or ""; `look`: command that shows the batch.
         """
         checkpoint = last_saved or "none was saved"
         look = f"See the batch with `{look}`. " if look else ""

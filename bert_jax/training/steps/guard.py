@@ -1,7 +1,7 @@
-"""Reject steps with a non-finite loss or a loss spike.
+"""Rejection of steps with a non-finite loss or a loss spike.
 
-The step itself decides, on the device, from nothing but its state and its batch. So the decision is
-the same on every device and after every restart, and needs no transfer to the host.
+The step itself decides on the device, using only its state and its batch. So the decision is the
+same on every device and after every restart, and needs no transfer to the host.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from bert_jax.config.bounds import AtLeast, Bounded, Count, NonNegative
 MIN_EXCESS = 1.0
 """Least height of a spike above the mean, in nats, however steady the loss is."""
 _LARGEST = 1e6
-"""Upper bound of a loss in the statistics, in nats."""
+"""Largest loss, in nats, in the statistics; larger losses are clipped to it."""
 
 GUARD_METRICS = ("bad", "halted", "guard_skipped", "guard_mean", "guard_std", "guard_limit")
-"""Metrics that `judge` adds to a step's."""
+"""Names of the metrics that `judge` adds to the metrics of a step."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class GuardConfig(Bounded, section="guard"):
     """Reaction to a bad step. stop: the run ends before the step. skip: the run leaves the batch
     out, keeps parameters and optimizer as they are, and goes on."""
     on_divergence: Literal["report", "stop"] = "report"
-    """Reaction to a loss that rises by degrees and stays up, where no single step is bad (see
+    """Reaction to a loss that rises gradually and stays high, although no single step is bad (see
     `loss_monitor.LossMonitor`). report: the run says so and goes on. stop: the run also ends."""
     max_skips: Count = 10
     """Largest number of batches skipped in a row; one more stops the run."""
     spike_sigmas: NonNegative = 10.0
-    """Least height of a spike above the mean of the recent losses, in standard deviations; a spike
-    is also at least 1 nat high. 0: only non-finite values are bad."""
+    """Number of standard deviations above the mean of recent losses, but at least 1 nat, beyond
+    which a loss is a spike. 0: only non-finite values are bad."""
     window: Annotated[int, AtLeast(2)] = 128
-    """Number of recent steps in mean and deviation. Both start anew with each phase, and the guard
-    looks for spikes once half a window of good steps is in them."""
+    """Number of recent steps that mean and deviation cover. Both start anew with each phase; the
+    guard looks for spikes once they cover half a window of good steps."""
 
     @property
     def first_judged(self) -> int:
@@ -49,7 +49,7 @@ class GuardConfig(Bounded, section="guard"):
 
 
 class GuardState(NamedTuple):
-    """Memory of the guard between steps: scalars, replicated on any mesh."""
+    """State of the guard between steps: scalars, replicated on any mesh."""
 
     num_good: Int[Array, ""]
     """Number of good steps in the statistics."""
@@ -63,15 +63,15 @@ class GuardState(NamedTuple):
 
 
 def fresh_guard() -> GuardState:
-    """Make the state before the first step."""
+    """Make the guard's state before the first step."""
     zero, nothing = jnp.zeros([], jnp.float32), jnp.zeros([], jnp.int32)
     return GuardState(num_good=nothing, mean=zero, variance=zero, skipped=nothing, halted=nothing)
 
 
 def forget_losses(guard: GuardState, where: Bool[Array, ""]) -> GuardState:
-    """Empty the statistics where a phase begins, since its losses have another level.
+    """Reset the statistics if a phase begins (`where`), since its losses have another level.
 
-    Rows of 512 tokens after rows of 128 raise the loss at once, by more than a spike.
+    For example, rows of 512 tokens after rows of 128 raise the loss at once, beyond any spike.
     """
     kept = jnp.where(where, 0, 1)
     return guard._replace(
@@ -82,7 +82,7 @@ def forget_losses(guard: GuardState, where: Bool[Array, ""]) -> GuardState:
 def cleared(guard: GuardState) -> GuardState:
     """Clear `halted`, which restores the state that the stopped step started from.
 
-    The arrays may span several processes; all must call this function.
+    The arrays may span several processes; all processes must call this function.
     """
     halted = guard.halted
     zero = np.zeros(halted.shape, halted.dtype)
@@ -109,10 +109,10 @@ class Judgement(NamedTuple):
 def judge(
     config: GuardConfig, guard: GuardState, loss: Float[Array, ""], grad_norm: Float[Array, ""]
 ) -> Judgement:
-    """Decide about a step, in a few scalar operations, from the loss of its batch in nats.
+    """Decide about a step, in a few scalar operations, from its loss (nats) and gradient norm.
 
-    Mean and variance give the newest loss the weight 1 / window. Until a window is full, all losses
-    weigh alike, so no starting value remains. A bad loss, and any after a halt, stays out.
+    Mean and variance give the newest loss the weight 1 / window. Until the window is full, all
+    losses have equal weights, so no initial value remains. Losses of steps not taken are left out.
     """
     std = jnp.sqrt(guard.variance)
     limit = jnp.float32(jnp.inf)
@@ -126,7 +126,7 @@ def judge(
     halted = ~running | stops
     taken = good & running
 
-    # Before the arithmetic: NaN times 0 is NaN, and a square may overflow.
+    # Replace the loss before the arithmetic: NaN times 0 is NaN, and a square may overflow.
     loss = jnp.where(taken, jnp.minimum(loss, _LARGEST), guard.mean)
     weight = jnp.maximum(1 / (guard.num_good + 1).astype(jnp.float32), 1 / config.window)
     weight = jnp.where(taken, weight, 0)

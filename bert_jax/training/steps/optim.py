@@ -35,19 +35,19 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
         _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
     ),
 }
-"""Builders of optimizers, from the configuration and the parameters' logical axes. `make_optimizer`
-clips before them and multiplies by the learning rate after them; their state has `num_updates`."""
+"""Functions that build an optimizer from the configuration and the logical axes. `make_optimizer`
+adds clipping and the learning rate; the optimizer's state must have `num_updates`."""
 
 
 class Progress(NamedTuple):
-    """Place of updates in the decay of the learning rate."""
+    """Position of updates in the decay of the learning rate."""
 
     left: Float[Array, "*steps"]
     """Share of the decay's steps that is left, from 1 to 0."""
     decay_share: float
-    """Last share of the steps, for shapes that begin to decay late."""
+    """Share of the steps, at the end, in which shapes with a late decay fall."""
     ratio: Float[Array, "*steps"]
-    """Number of the update, from 1, over the number of the last update before the decay."""
+    """Number of the update (from 1), divided by the number of updates before the decay."""
 
 
 SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
@@ -58,7 +58,7 @@ SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
     "one_minus_sqrt": lambda at: 1 - jnp.sqrt(1 - jnp.minimum(at.left / at.decay_share, 1)),
     "inverse_sqrt": lambda at: 1 / jnp.sqrt(jnp.maximum(at.ratio, 1)),
 }
-"""Shapes of the learning rate after the warm-up, from 1 downwards; all but `constant` and
+"""Shapes of the learning rate after the warm-up, from 1 downwards; all except `constant` and
 `inverse_sqrt` (Vaswani et al. 2017, section 5.3) end at 0."""
 
 if TYPE_CHECKING:
@@ -73,31 +73,31 @@ class OptimizerConfig(Bounded, section="optimizer"):
 
     name: OptimizerName = "adamw"
     learning_rate: Positive = 1e-4
-    """Peak, reached at the end of the warm-up."""
+    """Peak of the learning rate, reached at the end of the warm-up."""
     schedule: ScheduleName = "linear"
-    """Shape of the decay from the peak; `wsd` (linear) and `one_minus_sqrt` begin it late,
-    `inverse_sqrt` falls with the root of the update's number, whatever the length of the run."""
+    """Shape of the decay from the peak. `wsd` (linear) and `one_minus_sqrt` first hold the peak;
+    `inverse_sqrt` falls with the root of the update's number, however long the run is."""
     decay_share: Part = 0.2
-    """Last share of the steps after the warm-up, in which `wsd` and `one_minus_sqrt` decay."""
+    """Share of the steps, at the end, in which `wsd` and `one_minus_sqrt` decay."""
     end_share: Rate = 0.0
     """Share of the peak that remains at the end of the decay."""
     warmup_steps: Natural | None = None
-    """Steps of linear rise to the peak, scaled to a shorter run; None: `warmup_rate` of all."""
+    """Steps of linear rise to the peak, fewer in a short run; None: `warmup_rate` x all steps."""
     warmup_rate: Rate = 0.01
     weight_decay: NonNegative = 0.01
-    """Decoupled decay, times the learning rate; not applied to biases and norms."""
+    """Decoupled weight decay, multiplied by the learning rate; biases and norms have none."""
     b1: Rate = 0.9
     b2: Rate = 0.999
     eps: Positive = 1e-6
     momentum: Rate = 0.95
-    """Decay rate of Muon's average of gradients; `b1` and `b2` are for what AdamW trains."""
+    """Decay rate of Muon's average of gradients; parameters left to AdamW use `b1` and `b2`."""
     clip_norm: Positive | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None: no clipping."""
     bias_correction: bool = True
-    """Division of the moments by 1 - b**t, which the original BERT (and LAMB) code lacks."""
+    """Whether to divide the moments by 1 - b**t; the original code of BERT and LAMB does not."""
 
     def num_warmup_steps(self, num_steps: int) -> int:
-        """Count the steps of the rise in a training of `num_steps`."""
+        """Return the number of warm-up steps in a run of `num_steps` steps."""
         if self.warmup_steps is not None:
             return scaled(self.warmup_steps, num_steps)
         return round(self.warmup_rate * num_steps)
@@ -105,7 +105,7 @@ class OptimizerConfig(Bounded, section="optimizer"):
 
 @dataclass(frozen=True)
 class PhaseRate:
-    """Learning rate of a phase that has its own; the warm-up stays the run's."""
+    """Learning rate of a phase that has its own; the run's warm-up is unchanged."""
 
     peak: float
     """Replacement for `OptimizerConfig.learning_rate`."""
@@ -117,17 +117,17 @@ class PhaseRate:
     start: int = 0
     """Number of the phase's first step."""
     num_steps: int = 0
-    """Steps of the phase."""
+    """Number of steps in the phase."""
 
 
 def learning_rate_schedule(
     config: OptimizerConfig, num_steps: int, phase: PhaseRate | None = None
 ) -> Callable[[Int[Array, "*steps"] | int], Float[Array, "*steps"]]:
-    """Build the learning rate of update number `step` (0-based) out of `num_steps`.
+    """Build the function from an update's number (from 0) to its learning rate.
 
-    Rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
-    warmup_steps - 1 has the peak. Then decays; the last update is one step short of zero, or
-    in a phase with its own decay at the end of that decay.
+    The rate rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
+    warmup_steps - 1 has the peak. Then it decays: the last of `num_steps` updates is one step short
+    of the end, or, in a phase with a decay of its own, at the end of this decay.
 
     `phase` is the learning rate of the phase whose steps are scheduled; None: the run's.
     """
@@ -153,10 +153,10 @@ def learning_rate_schedule(
 def make_optimizer(
     config: OptimizerConfig, num_steps: int, logical_axes: Any, phase: PhaseRate | None = None
 ) -> optax.GradientTransformation:
-    """Build the optimizer that `config.name` names, clipped and scheduled over `num_steps`.
+    """Build the optimizer `config.name`, with clipping and a schedule over `num_steps`.
 
-    Its state is the same for every `phase`. In `logical_axes`, a tree like the parameters of tuples
-    of axis names, "layers" marks a stack.
+    Its state has the same structure for every `phase`. `logical_axes`, a tree like the parameters,
+    has tuples of axis names; "layers" marks a stack of layers.
     """
     rate = learning_rate_schedule(config, num_steps, phase)
     optimizer = OPTIMIZERS[config.name](config, logical_axes)

@@ -1,6 +1,6 @@
 """Parts that optimizers are built from; each knows that layers are stacked on axis 0.
 
-A part is an `optax.GradientTransformation` whose updates lack the learning rate and its sign. The
+A part is an `optax.GradientTransformation` whose updates lack the factor -learning_rate. The
 state of a whole optimizer has the number of updates in `num_updates`.
 """
 
@@ -15,9 +15,9 @@ from jaxtyping import Array, Float, Int
 
 
 class OptimizerState(NamedTuple):
-    """State of all optimizers here; float32, moments shaped and sharded like the parameters.
+    """State of the optimizers in this file: float32 moments, sharded like the parameters.
 
-    Where an optimizer needs no second moment, `nu` has a hole.
+    `nu` has an `optax.MaskedNode` for each parameter without a second moment.
     """
 
     num_updates: Int[Array, ""]
@@ -35,7 +35,7 @@ class CountedState(NamedTuple):
 def adam(
     b1: float, b2: float, eps: float, *, bias_correction: bool = True
 ) -> optax.GradientTransformation:
-    """Build Adam (Kingma & Ba 2015); uncorrected, as in BERT's and LAMB's published code."""
+    """Build Adam (Kingma & Ba 2015); the published BERT and LAMB code has no bias correction."""
 
     def init(params: Any) -> OptimizerState:
         mu, nu = (optax.tree.zeros_like(params, jnp.float32) for _ in range(2))
@@ -56,7 +56,7 @@ def adam(
 
 
 def bias_left(beta: float, count: Int[Array, ""], bias_correction: bool) -> Float[Array, ""]:
-    """Compute the divisor that makes an average of a moment; 1 for no correction."""
+    """Compute the divisor that corrects the bias of a moment; 1 for no correction."""
     return 1 - beta ** count.astype(jnp.float32) if bias_correction else jnp.float32(1)
 
 
@@ -70,9 +70,9 @@ def decay(weight_decay: float) -> optax.GradientTransformation:
 
 
 def is_decayed(path: str) -> bool:
-    """Say whether weight decay, and LAMB's ratio, apply to the parameter at this /-joined path.
+    """Return whether weight decay and LAMB's ratio apply to the parameter at a /-joined path.
 
-    Both apply to all but biases and norms, as in the published code of both optimizers. The name
+    Both leave out biases and norms, as does the published code of both optimizers. The name
     decides, not the rank: stacked layers make every bias of a block two-dimensional.
     """
     *owners, leaf = path.lower().split("/")
@@ -82,7 +82,7 @@ def is_decayed(path: str) -> bool:
 def then(
     first: optax.GradientTransformation, stateless: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Append a stateless part; the state is `first`'s, not a tuple as in `optax.chain`."""
+    """Append a stateless part to `first`, without the tuple that `optax.chain` makes of states."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         steps, state = first.update(grads, state, params)
@@ -136,7 +136,7 @@ def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
 
 
 _FUSED = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
-"""Neighbours that other codebases store as one tensor, for which StableAdamW takes one ratio."""
+"""Tensors that other codebases store as one; StableAdamW computes one ratio for them all."""
 
 
 def bounded(
@@ -147,10 +147,10 @@ def bounded(
     *,
     bias_correction: bool = True,
 ) -> optax.GradientTransformation:
-    """Shorten steps that the second moment did not foresee: StableAdamW (Wortsman et al. 2023).
+    """Shorten steps whose gradients exceed the second moment: StableAdamW (Wortsman et al. 2023).
 
     The step of a tensor, its decay included, is divided by rms = sqrt(mean(g^2 / max(v, eps^2)))
-    where rms is above 1. A tensor belongs to one layer; queries, keys and values count as one
+    if rms is above 1. Each layer has its own tensors; queries, keys and values count as one
     tensor, and so do the two halves of a gated MLP. The state of `adamw` is an `OptimizerState`.
     """
 
@@ -180,14 +180,14 @@ def bounded(
 def muon(
     momentum: float, rest: optax.GradientTransformation, logical_axes: Any
 ) -> optax.GradientTransformation:
-    """Build Muon (Jordan et al. 2024) for the hidden matrices, and `rest` for all else.
+    """Build Muon (Jordan et al. 2024) for the hidden matrices; `rest` trains all other parameters.
 
-    A matrix steps along its momentum, with all singular values made about equal by five steps of
-    Newton and Schulz. Scaled by 0.2 sqrt(the larger side), a step is as large as one of AdamW (Liu
-    et al. 2025), so that learning rate and weight decay mean the same for both. The look-ahead is
-    optax's, with the bias corrections of the average and of the step ahead; Jordan's code has none.
+    The step of a matrix is its momentum, with all singular values made about equal by five
+    Newton-Schulz iterations. Scaled by 0.2 sqrt(the larger side), it is as large as an AdamW step
+    (Liu et al. 2025), so that learning rate and weight decay mean the same for both. The look-ahead
+    is optax's, which corrects the bias of average and look-ahead; Jordan's code corrects neither.
 
-    The state of `rest` is an `OptimizerState`; `logical_axes` tell the matrices of a layer.
+    The state of `rest` is an `OptimizerState`; `logical_axes` show which parameters are matrices.
     """
     sides = matrix_sides(logical_axes)
     orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)
@@ -233,11 +233,11 @@ def muon(
 
 
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
-    """Find the axes that make the two sides of each hidden matrix, by /-joined path.
+    """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
-    Hidden matrices are the kernels of stacked layers. One side is the embedding, else the first
-    axis, the other side the rest: (embed, heads x head_dim), (heads x head_dim, embed), (embed,
-    mlp).
+    Hidden matrices are the kernels of stacked layers. One side is the axis `embed` if there is
+    exactly one, else the first axis; the other axes form the other side: (embed, heads x head_dim),
+    (heads x head_dim, embed), (embed, mlp).
     """
     sides = {}
     for name, axes in named(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():
@@ -255,10 +255,10 @@ def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
     """Return the factor of each parameter's learning rate: discriminative fine-tuning.
 
     The rate falls from layer to layer, from the head downwards (Howard & Ruder 2018, section 3.2):
-    1 for all that is above the layers, `decay` ** (num_layers - n) for layer n counted from 0,
+    1 for everything above the layers, `decay` ** (num_layers - n) for layer n counted from 0,
     which is `decay` for the top layer, and `decay` ** (num_layers + 1) for the embeddings.
 
-    The result is a tree like the parameters, of float32 scalars; of stacked layers (N, 1, ...).
+    The result is a tree like the parameters: float32 scalars, and (N, 1, ...) for stacked layers.
     """
 
     def one(path: Any, axes: tuple[str | None, ...]) -> Any:
@@ -274,26 +274,26 @@ def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
 
 
 def is_head(path: Any) -> bool:
-    """Say whether a parameter belongs to the head: the pooler, the map of a head, the head itself.
+    """Return whether a parameter belongs to the pooler, the head's transform or the head itself.
 
-    All of these lie above the layers and the final norm of the encoder, and `lora` in the layers.
+    All of these lie above the layers and the final norm of the encoder, but `lora` does not.
     """
     names = [entry.key for entry in path]
     return names[0] not in ("encoder", "lora") or "pooler" in names[:2]
 
 
 def is_stacked(axes: tuple[str | None, ...]) -> bool:
-    """Say whether axis 0 of a parameter counts layers."""
+    """Return whether axis 0 of a parameter runs over layers."""
     return axes[:1] == ("layers",)
 
 
 def joined(path: Any) -> str:
-    """Join the names of a path in a tree by /."""
+    """Join the names along a path in a tree with /."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def named(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-    """Name the leaves of a tree, in its order, by their /-joined paths."""
+    """Return the leaves of a tree, in its order, by their /-joined paths."""
     return {joined(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)}
 
 

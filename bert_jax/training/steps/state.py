@@ -1,7 +1,7 @@
 """The state of training: its arrays, and their placement on a mesh.
 
-Several trials (runs of one shape that differ in seed and learning rate) train as one program: their
-states lie on axis 0 of every array, which the mesh axis `trial` splits.
+Several trials (runs of one shape that differ in seed and learning rate) train as one program: axis
+0 of every array runs over the trials, and the mesh axis `trial` splits it.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -47,22 +47,22 @@ class StepConfig(Bounded, section="training"):
     objective: Objective
     optimizer: OptimizerConfig
     num_steps: int
-    """Length of the run: the learning rate depends on it."""
+    """Length of the run, on which the learning rate depends."""
     layer_decay: float = 1.0
-    """Factor of the learning rate from each layer to the layer below (see `layer_rates`)."""
+    """Factor by which the learning rate falls from layer to layer (see `layer_rates`)."""
     accumulation: Count = 1
     """Micro-batches per step."""
     gather: Literal["layer", "step"] = "layer"
-    """Time at which parameters that `fsdp` splits are gathered (`TrainingConfig.gather`)."""
+    """Moment at which parameters split by `fsdp` are gathered (see `TrainingConfig.gather`)."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of gradients on their way between devices (`TrainingConfig.reduce_dtype`)."""
+    """Type in which gradients travel between devices (see `TrainingConfig.reduce_dtype`)."""
     seed: int = 0
-    """Seed of corruption and dropout."""
+    """Seed for corruption and dropout."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     phase_starts: tuple[int, ...] = ()
-    """Numbers of the first batches of the phases after the first."""
+    """Number of the first batch of each phase after the first."""
     rate: PhaseRate | None = None
-    """Learning rate of the phase, if not the run's."""
+    """Learning rate of the phase; None: the run's."""
 
 
 def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> list[Compiled]:
@@ -75,7 +75,7 @@ def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> l
 
 
 def optimizer_of(config: StepConfig) -> Any:
-    """Make the optimizer of the parameters that are not frozen."""
+    """Make the optimizer for the parameters that are not frozen."""
     objective, axes = config.objective, config.objective.axes()
     optimizer = make_optimizer(
         config.optimizer, config.num_steps, trained(objective, axes), config.rate
@@ -97,9 +97,9 @@ def param_placement(config: StepConfig, mesh: Mesh) -> Any:
 
 
 def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
-    """Return the NamedSharding of each array of the state; raises as `param_placement`.
+    """Return the NamedSharding of each array of the state; raise as `param_placement` does.
 
-    On a mesh of trials their axis is before the others.
+    On a mesh of trials, axis 0 of each array runs over trials.
     """
     shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
     params = param_placement(config, mesh)
@@ -122,7 +122,7 @@ def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
 def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> TrainState:
     """Return shape, type and sharding of each array of the state, for a restore or a plan.
 
-    On a mesh of trials there are `num_trials` on axis 0.
+    On a mesh of trials, axis 0 of each array has length `num_trials`.
     """
     shapes = jax.eval_shape(lambda key: fresh_state(config, key), jax.random.key(0))
     if TRIAL in mesh.axis_names:
@@ -142,7 +142,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:
-    """Make a fresh state, sharded from the start: no device ever holds the whole of a split model.
+    """Make a fresh state, sharded from the start: no device ever holds a whole split array.
 
     The values depend on `key` only, not on the mesh: threefry bits are a function of their index.
     """

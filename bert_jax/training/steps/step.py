@@ -1,6 +1,6 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-Both take state and batch of one run, or on a mesh with the axis `trial` several, on axis 0.
+Both handle one run or, on a mesh with the axis `trial`, several runs stacked on axis 0.
 """
 
 from collections.abc import Callable
@@ -48,32 +48,32 @@ Metrics = dict[str, Array]
 
 
 class Settings(NamedTuple):
-    """Differences between runs of one program."""
+    """Settings in which the runs of one program differ."""
 
     rate: Float[Array, "*trials"] | float
-    """Factor of the learning rate."""
+    """Factor that multiplies the learning rate."""
     seed: UInt32[Array, "*trials"] | int
-    """Seed of corruption and dropout."""
+    """Seed for corruption and dropout."""
     head_rate: Float[Array, "*trials"] | None = None
-    """Factor of the learning rate of the head (see `is_head`); None: `rate`."""
+    """Factor for the learning rate of the head (see `is_head`); None: `rate`."""
 
 
 def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[TrainState, Metrics]]:
     """Make the jitted step `(state, batch) -> (state, metrics)`; the state's buffers are donated.
 
-    A step is compiled once per batch shape. Loss and gradient belong to the whole batch (sums
-    over global counts), whatever the mesh and the number of micro-batches; corruption and
-    dropout are functions of (seed, step, row_index) and hence the same too.
+    A step is compiled once per batch shape. Mesh and micro-batches change results only by
+    rounding: loss and gradient are sums over the whole batch, divided by global counts;
+    corruption and dropout depend only on (seed, step, row_index).
 
-    Metrics are scalars on the device, of the batch before the update: loss, the objective's
-    metrics, grad_norm (before clipping), learning_rate, num_tokens (no padding), the guard's
-    (`Judgement`).
+    Metrics are scalars on the device, computed with the parameters before the update: loss, the
+    objective's metrics, grad_norm (before clipping), learning_rate, num_tokens (without padding),
+    and the metrics of the guard (`Judgement`).
 
-    A step that the guard finds bad returns parameters and optimizer bit for bit as they were. A
-    step that stops the run, and every later one, also returns the same step counter; only
-    `guard.halted` changes, and at the first step of a phase the guard's statistics.
+    A step that the guard finds bad returns parameters and optimizer unchanged, bit for bit. A
+    step that stops the run, and every later step, also keeps the step counter; only `guard.halted`
+    changes and, at the first step of a phase, the guard's statistics.
 
-    On a mesh of trials the step also takes `settings`. All has trials on axis 0; metrics are (M,).
+    On a mesh of trials, the step also takes `settings`, and all arrays have trials on axis 0.
 
     Raises:
         UserError: When traced, if the batch does not divide over mesh and micro-batches.
@@ -112,7 +112,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         if config.phase_starts:
             guard = forget_losses(guard, jnp.any(state.step == jnp.array(config.phase_starts)))
         verdict = judge(config.guard, guard, metrics["loss"], metrics["grad_norm"])
-        # Part of the loop that writes the update, which reads the old values anyway.
+        # Fused into the loop that writes the update, since this loop reads the old values anyway.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(verdict.taken, new, old),
             (optax.apply_updates(params, updates), opt_state),
@@ -146,7 +146,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
 
 
 def dropout_seed(config: StepConfig, seed: Any, step: Int[Array, ""]) -> Array | None:
-    """Return the uint32 seed of one step's dropout; None where the objective has none."""
+    """Return the uint32 seed of one step's dropout; None if the objective has no dropout."""
     if not config.objective.has_dropout():
         return None
     return jnp.asarray(hash_u32(seed, step))
@@ -155,12 +155,12 @@ def dropout_seed(config: StepConfig, seed: Any, step: Int[Array, ""]) -> Array |
 def gradients(
     config: StepConfig, mesh: Mesh, params: Any, rows: Batch, seed: Array | None, counts: Metrics
 ) -> tuple[Any, Metrics]:
-    """Compute the gradient of the whole batch's loss, and its sums, in `config.accumulation` parts.
+    """Compute the gradient and the sums of a batch's loss, in `config.accumulation` parts.
 
-    On a mesh of trials every array, sums included, has trials on axis 0.
+    On a mesh of trials, every array, sums included, has trials on axis 0.
 
-    The loss divides by counts of the whole batch, known from `prepare`, so unequal parts weigh
-    right.
+    The loss is divided by counts of the whole batch, known from `prepare`, so that each part gets
+    the right weight.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -219,7 +219,7 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
     """Make the jitted `(params, batch) -> Forward` over the global batch, without dropout.
 
     A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
-    On a mesh of trials only params have trials on axis 0. `seed` draws the corruption.
+    On a mesh of trials, only `params` has trials on axis 0. `seed` decides the corruption.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -260,8 +260,8 @@ def _summed(
 ) -> tuple[Any, Scalars]:
     """Add up the gradients and sums of all rows, part by part, in float32.
 
-    Unrolled layers are a list in place of a stack: each sum is then part of the product that makes
-    the gradient, and costs nothing; the sum of a stack is a pass over the memory for each part.
+    Gradients of unrolled layers are in a list: each addition then fuses with the product that makes
+    the gradient, and costs nothing. Adding stacks takes a pass over the memory for each part.
     """
     unstacks = _is_unrolled(config) and config.accumulation > 1
 
@@ -293,11 +293,11 @@ def _cached(
 ) -> tuple[Any, Scalars]:
     """Compute gradient and sums of a loss that compares all rows, part by part (see `_summed`).
 
-    One pass makes the arrays that are compared, without gradients. Their gradient is computed as
-    for one large batch. A second pass multiplies it by the gradient of each part's arrays. Dropout
-    is a function of the row, and hence the same in both passes.
+    A first pass computes the arrays to compare, without gradients. The gradient of the loss with
+    respect to these arrays is then computed for the whole batch at once, and a second pass carries
+    it back through each part. Dropout depends on the row, so both passes have the same dropout.
 
-    `used` maps the parameters that change, `params`, to all parameters as the objective takes them;
+    `used` completes `params`, the parameters that change, to the tree that the objective takes;
     `counts` are the denominators of the loss.
     """
     objective = cast(CoupledObjective, config.objective)
@@ -347,7 +347,7 @@ def _stack(layers: Any) -> Any:
 
 
 def _of_each_layer(specs: Any, params: Any) -> Any:
-    """Make the specs of each layer from the specs of stacked layers; `params` has lists."""
+    """Split the specs of stacked layers by layer wherever `params` has a list of layers."""
     if isinstance(params, list):
         one = jax.tree.map(
             lambda spec: PartitionSpec(*spec[1:]),

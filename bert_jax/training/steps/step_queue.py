@@ -12,24 +12,24 @@ from bert_jax.training.run.session import Session
 
 
 class StepQueue:
-    """The compiled step of a loop; dispatch returns before the device has computed.
+    """Queue of compiled steps; dispatching a step returns before the device has computed it.
 
-    Metrics of a step are read when the next is dispatched, at a compilation, and in `flush`.
+    A step's metrics are read when the next step is dispatched, before a compilation, or in `flush`.
     """
 
     def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
-        """Dispatch nothing yet.
+        """Begin with an empty queue.
 
-        `read` takes updates made, operations and metrics of the last step, and the newest state.
+        `read` is called with a step's number, FLOPs and metrics, and with the newest state.
         """
         self._session, self._read = session, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()
         self._unread: tuple[int, int, Any] | None = None
 
     def switch(self, step: Callable[..., tuple[Any, Any]], objective: Objective) -> None:
-        """Take a step `(state, batch, ...) -> (state, metrics)` from the next dispatch on.
+        """Use the step `(state, batch, ...) -> (state, metrics)` from the next dispatch on.
 
-        It is compiled once per shape of tokens.
+        The step is compiled once per shape of tokens.
         """
         self._step, self._objective = step, objective
 
@@ -50,7 +50,7 @@ class StepQueue:
         return state
 
     def flush(self, state: Any) -> None:
-        """Wait for metrics not read yet, and pass them on."""
+        """Wait for the metrics that have not been read yet, and pass them to `read`."""
         if self._unread is None:
             return
         (number, flops, metrics), self._unread = self._unread, None

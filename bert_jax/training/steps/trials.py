@@ -1,7 +1,7 @@
-"""The trials of a sweep on a mesh: their start, their saved state, their memory.
+"""The trials of a sweep on a mesh: their initial state, saved state and memory.
 
 A trial is a run with its own parameters, learning rate, seed and order of examples. Trials lie on
-axis 0 of every array. They share shapes, so one compiled step serves all, in later waves too.
+axis 0 of every array. All trials have the same shapes, so one compiled step serves them all.
 """
 
 import math
@@ -47,7 +47,7 @@ class SweepState(NamedTuple):
 
     @property
     def train(self) -> TrainState:
-        """State of the step."""
+        """State in the form that the training step takes."""
         return TrainState(self.step, self.params, self.opt_state, self.guard)
 
 
@@ -57,7 +57,7 @@ def place_settings(
     mesh: Mesh,
     head_rate: float | None = None,
 ) -> Settings:
-    """Put the differences between trials onto the mesh; the head may have its own rate."""
+    """Put the rates and seeds of trials onto the mesh; the head may have a rate of its own."""
     put = partial(place_trials, mesh=mesh)
     rates = np.array(learning_rates, np.float32)
     of_head = None if head_rate is None else put(np.full_like(rates, head_rate))
@@ -65,17 +65,17 @@ def place_settings(
 
 
 def place_trials(values: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Put one value a trial onto the mesh; every process gives all of them."""
+    """Put one value per trial onto the mesh; every process passes the values of all trials."""
     return _place(values, NamedSharding(mesh, PartitionSpec(TRIAL)))
 
 
 def place_params(config: StepConfig, mesh: Mesh, params: Any) -> Any:
-    """Put parameters with trials on axis 0 onto the mesh; every process gives all of them."""
+    """Put parameters with trials on axis 0 onto the mesh; every process passes all of them."""
     return jax.tree.map(_place, params, state_shardings(config, mesh).params)
 
 
 def place_rows(batch: Batch, mesh: Mesh, accumulation: int = 1) -> dict[str, jax.Array]:
-    """Put a training batch (M, B, ...), or a batch (B, ...) of an evaluation, onto the mesh.
+    """Put a training batch (M, B, ...) or an evaluation batch (B, ...) onto the mesh.
 
     Rows of weight 0 are added until the rows divide over mesh and micro-batches.
     """
@@ -101,15 +101,15 @@ def _place(array: Any, sharding: NamedSharding) -> jax.Array:
 def init_trials(
     config: StepConfig, mesh: Mesh, seeds: np.ndarray, starts: Sequence[Any], which: np.ndarray
 ) -> SweepState:
-    """Make the trials before their first step.
+    """Make the state of trials before their first step.
 
     Args:
-        config: The step.
+        config: Settings of the step.
         mesh: Mesh of trials.
         seeds: (M,) uint32 seeds of the random weights.
-        starts: Initialisations: parts of parameters, such as `encoder`, {} for random weights.
-            Entries that a part lacks (a pooler) are random.
-        which: (M,) number of each trial's initialisation.
+        starts: Parts of the parameters, such as `encoder`, for each initialisation; {} for random
+            weights. Entries that a part lacks, such as a pooler, are random.
+        which: (M,) index in `starts` of each trial's initialisation.
     """
 
     def one(seed: Array, number: Array, starts: Sequence[Any]) -> Any:
@@ -128,7 +128,7 @@ def init_trials(
         state = jax.vmap(partial(state_from, config))(params)
         return SweepState(*state, trained_of_trials(config, params))
 
-    # A program of several devices cannot take arrays of one device.
+    # A program on several devices cannot take arrays that are on one device.
     given = jax.tree.map(np.asarray, list(starts))
     shardings = state_shardings(config, mesh)
     best = trained(config.objective, shardings.params)
@@ -150,7 +150,7 @@ def trained_of_trials(config: StepConfig, params: Any) -> Any:
 
 
 def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
-    """Leave out the parameters that no step changes, which a restart makes again."""
+    """Leave out the parameters that no step changes, since a restart makes them again."""
     if trains_all(config.objective):
         return state
     shardings = trained(config.objective, state_shardings(config, mesh).params)
@@ -161,14 +161,14 @@ def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
 def from_saved(
     config: StepConfig, mesh: Mesh, saved: SweepState, begin: Callable[[], SweepState]
 ) -> SweepState:
-    """Complete a saved state with the parameters of the same trials before their first step."""
+    """Complete a saved state with the frozen parameters that `begin` makes for its trials."""
     if trains_all(config.objective):
         return saved
     return saved._replace(params=filled(config, mesh, begin().params, saved.params))
 
 
 def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
-    """Replace the trained part of the parameters of all trials."""
+    """Replace the trained part of all trials' parameters by `part`."""
     if trains_all(config.objective):
         return part
     fill = jax.jit(
@@ -179,7 +179,7 @@ def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
 
 
 def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainState:
-    """Have the trials `stopped` (M,) keep their state in all later steps, as the guard does."""
+    """Halt the trials `stopped` (M,) as the guard does: later steps leave their state as it is."""
     halt = jax.jit(jnp.maximum, out_shardings=state.guard.halted.sharding)
     halted = halt(state.guard.halted, place_trials(stopped.astype(np.int32), mesh))
     return state._replace(guard=state.guard._replace(halted=halted))
@@ -201,8 +201,8 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     if limit is not None and needed > limit:
         raise UserError(
             f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for their "
-            f"weights and the optimizer's; it has {limit / 2**30:,.1f} GiB. Set sweep.at_once to "
-            f"{max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
+            f"weights and optimizer states; each has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
+            f"to {max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
         )
 
 
@@ -241,7 +241,7 @@ def bytes_on_device(tree: Any) -> int:
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
     """Make the jitted `(best, params, better) -> best`, which donates `best`.
 
-    `better` (M,) bool selects trials that take their parameters; `best` has only trained ones.
+    `better` (M,) bool selects trials whose parameters replace `best`, which has trained ones only.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:

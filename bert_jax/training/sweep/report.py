@@ -32,7 +32,7 @@ _MAX_FAILED = 10
 _HUNDREDTHS = {
     "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
 }  # fmt: skip
-"""Scores that are printed times 100, unless they are percentages already."""
+"""Names of scores that are printed times 100, unless they are percentages already."""
 _TEST_COLUMNS = ("init", "rate", "runs", "lost", "median", "quartiles", "mean", "std")
 _COLUMNS = (
     "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std", "epoch",
@@ -41,9 +41,9 @@ _COLUMNS = (
 
 
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
-    """Describe the runs for people, in a fixed-width font.
+    """Describe the runs in lines for a fixed-width font.
 
-    Scores are printed times 100, unless they are `percent` already, as SQuAD's.
+    Scores are printed times 100, unless they are percentages already (`percent`), as SQuAD's are.
     """
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
@@ -198,13 +198,13 @@ def _failed_lines(summary: Summary) -> list[str]:
 
 
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
-    """Draw strips of points with boxes of the quartiles, side by side for each learning rate.
+    """Draw runs as points with boxes of their quartiles, side by side for each learning rate.
 
-    Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses; lost
-    runs are crosses on the axis, to which their boxes reach down. Whiskers reach from worst to
-    best.
+    Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses. Lost
+    runs are crosses on the axis, and quartiles that fall on them are drawn there. Whiskers reach
+    from the worst run to the best.
 
-    `title` stands above the picture. Scores are drawn times 100, unless they are `percent` already.
+    `title` stands above the picture. `percent` is as in `summary_lines`.
     """
     scale = 1.0 if percent else 100.0
     inits, rates = summary.inits, summary.learning_rates
@@ -217,7 +217,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
         margin_label(axis, constant, f"constant\nprediction\n{constant:.1f}")
     _limits(axis, summary, scale)
     step = 0.8 / max(len(inits), 1)
-    # A seed has the same offset in every box, and equal scores do not hide each other.
+    # A seed has the same offset in every box, so that equal scores do not hide each other.
     seeds = sorted({outcome.member.seed for outcome in summary.outcomes})
     offsets = {seed: (n + 0.5) / len(seeds) - 0.5 for n, seed in enumerate(seeds)}
     for i, init in enumerate(inits):
@@ -267,7 +267,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 def _box(
     axis: Any, at: float, width: float, scores: list[float | None], scale: float, colour: str
 ) -> None:
-    """Draw the quartiles; a quartile of lost runs is at the bottom of the picture."""
+    """Draw the quartiles; a quartile that falls on lost runs is at the bottom of the axis."""
     bottom = axis.get_ylim()[0]
     ends = [quantile(scores, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     values = [bottom if end is None else end * scale for end in ends]
@@ -294,7 +294,7 @@ def _point(axis: Any, x: float, run: Outcome, scale: float, colour: str) -> None
 
 
 def _limits(axis: Any, summary: Summary, scale: float) -> None:
-    """Make room for all points and the line: at least four percentage points."""
+    """Set the axis to show all points and the line: at least four percentage points."""
     tested = (run.test.get(summary.metric) for run in summary.outcomes)
     scores = [*(run.best for run in summary.outcomes), *tested, summary.constant_score]
     values = [score for score in scores if score is not None and np.isfinite(score)]

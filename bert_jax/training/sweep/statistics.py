@@ -1,9 +1,9 @@
 """Statistics of a set of runs: medians, quartiles, failed runs, paired differences with intervals.
 
 One run of a small task says little: the score moves with the seed (Dodge et al. 2020), and some
-runs end no better than a constant prediction (Mosbach et al. 2021). So runs are counted together,
-and two initialisations are compared over equal seeds and learning rates. A run without a finite
-score is lost; a lost run counts as worse than every other.
+runs end no better than a constant prediction (Mosbach et al. 2021). So statistics are over
+many runs, and two initialisations are compared over equal seeds and learning rates. A run without a
+finite score is lost, and counts as worse than every other run.
 """
 
 import math
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 
 LEVEL = 0.95
-"""Level of the intervals, and of the bound that a run must exceed."""
+"""Confidence level of the intervals and of the bound that a run must exceed."""
 
 
 def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
@@ -42,21 +42,21 @@ class Outcome:
     """Outcome of a trial."""
 
     member: Trial
-    """The trial, under the name that saved statistics have for it."""
+    """The trial; the field is named `member` because saved statistics use that name."""
     scores: Sequence[Mapping[str, Any]]
     """Scores of each evaluation by name, with `step` and `epoch`."""
     best: float | None
-    """Best score of all evaluations in the selecting metric; None where no score was finite."""
+    """Best score of all evaluations in the selecting metric; None if no score was finite."""
     best_step: int
     failed: str
-    """Reason why the trial counts as failed; empty where it does not."""
+    """Reason why the trial counts as failed; empty if it does not."""
     seconds: float
-    """Share of the trial in the wall time."""
+    """The trial's share of the wall time."""
     best_epoch: float | None = None
     last: float | None = None
-    """Score of the last evaluation, at the end of training; None where it is not finite."""
+    """Score of the last evaluation, at the end of training; None if it is not finite."""
     test: Mapping[str, Any] = field(default_factory=dict)
-    """Scores on the test data, with the parameters of the best evaluation; empty without any."""
+    """Scores on the test data, with the parameters of the best evaluation; may be empty."""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
@@ -76,25 +76,25 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one initialisation, with one learning rate or with all."""
+    """Statistics of the runs of one initialisation, at one learning rate or at all."""
 
     init: str
     learning_rate: float | None
     """None: all learning rates."""
     runs: int
     failed: int
-    """Number of failed runs; included in the statistics."""
+    """Number of failed runs, which the statistics include."""
     lost: int
     """Number of runs without a finite score, which count as the lowest."""
     median: float | None
-    """Median of the runs' best scores, interpolated; None where the middle run is lost."""
+    """Median of the runs' best scores, interpolated; None if the middle run is lost."""
     low_quartile: float | None
     high_quartile: float | None
     best: float | None
     mean: float | None
-    """Mean of the runs' best scores; None where a run is lost."""
+    """Mean of the runs' best scores; None if a run is lost."""
     std: float | None
-    """Standard deviation (n - 1) of two or more runs; None where a run is lost."""
+    """Standard deviation (n - 1) of two or more runs; None if a run is lost."""
     last: float | None
     """Median score of the last evaluations, at the end of training."""
     best_epoch: float | None
@@ -102,46 +102,46 @@ class Group:
     medians: dict[str, float]
     """Median of every score at the runs' best evaluations, by name."""
     seconds: float
-    """Time of all runs together."""
+    """Total time of all runs."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Differences of the best scores, first minus second, of runs that differ only in `init`.
 
-    A lost run enters with the lowest score of the sweep, or the constant prediction's if that is
-    lower. Runs with one seed share the order of examples and the first weights of the head, so
-    seeds are the sampled units: differences are averaged within a seed, then over the seeds.
+    A lost run counts with the lowest score of the sweep, or the constant prediction's if that is
+    lower. Runs with the same seed share the order of examples and the head's initial weights, so
+    seeds are the sampled units: differences are averaged within each seed, then over seeds.
     """
 
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Rates of the first and the second, where one rate each was compared; None: all rates."""
+    """Learning rates of the first and the second, if one each is compared; None: all."""
     chosen: bool
     """Whether the learning rates were chosen by their medians, on the same scores."""
     pairs: int
     seeds: int
     mean: float | None
-    """Mean difference; None without pairs, and where all runs are lost."""
+    """Mean difference; None if there are no pairs or all runs are lost."""
     student: tuple[float, float] | None
-    """Interval by Student's t; None for fewer than two seeds, and without a mean."""
+    """Interval by Student's t; None for fewer than two seeds or without a mean."""
     wins: int
-    """Pairs in which the first is better."""
+    """Number of pairs in which the first is better."""
     ties: int
-    """Pairs that are equal."""
+    """Number of pairs with equal scores."""
     unpaired: int
-    """Number of runs left out for lack of a partner."""
+    """Number of runs that are left out because they have no partner."""
 
 
 @dataclass(frozen=True)
 class TestSummary:
     """Statistics of all runs of a sweep on test data, which select nothing.
 
-    Rates that are compared "each at its best" are the best on dev.
+    The rates in comparisons "each at its best" were selected on dev.
     """
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # not a test for pytest to collect
 
     constant_score: float | None
     groups: tuple[Group, ...]
@@ -162,14 +162,14 @@ class Summary:
     """Largest number of evaluations in a run."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
-    """Groups of each initialisation: one a learning rate, then, where there are several, all."""
+    """Groups of each initialisation: one per learning rate and, if several, one for all."""
     best_learning_rates: dict[str, float]
-    """Best rate of each initialisation, by the median; the lowest of equal rates. An initialisation
-    is left out where most runs of every rate are lost."""
+    """Best rate of each initialisation: by the median, then by fewer lost runs, then the lower one.
+    An initialisation is left out if at least half of the runs at every rate are lost."""
     comparisons: tuple[Comparison, ...]
-    """Comparisons of two initialisations each: at each rate, over all, and each at its best."""
+    """Comparisons of two initialisations: at each rate, over all rates, and each at its best."""
     test: TestSummary | None = None
-    """Statistics on test data; None where the run names no test data."""
+    """Statistics on test data; None if the run names no test data."""
 
     @property
     def inits(self) -> tuple[str, ...]:
@@ -178,20 +178,20 @@ class Summary:
 
     @property
     def dev(self) -> str:
-        """Role of dev; a held-out fold, scored once, has selected nothing."""
+        """Role of the dev data; a cross-validation fold, scored once, has selected nothing."""
         chose = self.evaluations > 1 or len(self.outcomes) > 1
         return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
 
     @property
     def evaluations_named(self) -> str:
-        """Number of evaluations in words: "4", or "2 to 4" where runs stopped early or diverged."""
+        """Number of evaluations in words: "4", or "2 to 4" if runs stopped early or diverged."""
         fewest = min((len(each.scores) for each in self.outcomes), default=self.evaluations)
         most = self.evaluations
         return f"{most}" if fewest >= most else f"{fewest} to {most}"
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """All rates, ascending."""
+        """All learning rates, ascending."""
         return tuple(sorted({outcome.member.learning_rate for outcome in self.outcomes}))
 
 
@@ -204,7 +204,7 @@ def summarise(
 ) -> Summary:
     """Compute the statistics and comparisons of the runs of a sweep; see `Summary`.
 
-    `test_constant` is the score of the best constant prediction of the test data, if any.
+    `test_constant` is the score of the best constant prediction on the test data, if known.
     """
     trials = [outcome.member for outcome in outcomes]
     if len(set(trials)) < len(trials):
@@ -238,7 +238,7 @@ def _on_test(outcome: Outcome, metric: str) -> Outcome:
 
 
 def _groups(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
-    """Return each initialisation's groups: one a learning rate, then one of all, if several."""
+    """Return each initialisation's groups: one per learning rate, then all if there are several."""
     groups: list[Group] = []
     for init in dict.fromkeys(outcome.member.init for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.member.init == init]
@@ -277,9 +277,9 @@ def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) 
 
 
 def quantile(scores: Sequence[float | None], share: float) -> float | None:
-    """Return the interpolated quantile; a score that is not finite is below all others.
+    """Return the interpolated quantile; scores that are not finite count as the lowest.
 
-    None without scores, and where the quantile reaches down to a score that is not finite.
+    Return None without scores, or if the quantile reaches down to a score that is not finite.
     """
     known = [score for score in scores if _is_finite(score)]
     lost = len(scores) - len(known)
@@ -289,13 +289,13 @@ def quantile(scores: Sequence[float | None], share: float) -> float | None:
 
 
 _Scores = Mapping[tuple[float, int], float | None]
-"""Best scores by learning rate and seed; None where a run is lost."""
+"""Best scores by learning rate and seed; None for a lost run."""
 
 
 def _comparisons(
     outcomes: Sequence[Outcome], best_rates: Mapping[str, float], constant_score: float | None
 ) -> tuple[Comparison, ...]:
-    """Compare each two initialisations; see `Comparison` for the score of a lost run."""
+    """Compare all pairs of initialisations; see `Comparison` for the score of a lost run."""
     known = [score for score in (*(o.best for o in outcomes), constant_score) if _is_finite(score)]
     scores: dict[str, dict[tuple[float, int], float | None]] = {}
     for o in outcomes:
@@ -336,7 +336,7 @@ def _compare(
     differences = np.array([value for values in by_seed.values() for value in values], np.float64)
     means = np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed)], np.float64)
     if all(score is None for scores in pairs.values() for score in scores):
-        means = means[:0]  # two lost runs are equal, and say nothing more
+        means = means[:0]  # differences between lost runs mean nothing
     return Comparison(
         *pair,
         learning_rates=rates,
@@ -352,7 +352,7 @@ def _compare(
 
 
 def rate_name(learning_rate: float | None) -> str:
-    """Write a rate as 2e-5; None means all rates."""
+    """Format a learning rate as 2e-5, or None, which stands for all rates, as `all`."""
     if learning_rate is None:
         return "all"
     return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)

@@ -155,7 +155,7 @@ def test_an_average_is_a_pretrained_model(runs, tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())  # long paths are broken into lines
     assert f"mean of {runs.here}/a at step 6" in said
     config = small_config(data={"corpus": str(runs.here / "corpus")})
-    with pytest.raises(UserError, match=r"an average of checkpoints, which is no run"):
+    with pytest.raises(UserError, match=r"an average of checkpoints, which cannot be continued"):
         train(config, out)
     with pytest.raises(UserError, match=r"an average of checkpoints, which has no state"):
         train(config, tmp_path / "new", branch_from=str(out))

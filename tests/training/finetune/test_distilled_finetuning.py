@@ -96,7 +96,7 @@ def test_another_teacher_is_refused(files, whole):
 
 
 def test_teachers_that_do_not_fit(files, teacher, tmp_path):
-    with pytest.raises(UserError, match=r"distil.teacher: .* has no head of a task; give a model"):
+    with pytest.raises(UserError, match=r"distil.teacher: .* has no task head; give a model"):
         set_up(config_of(files, files["init"]))
     other = tmp_path / "train.csv"
     other.write_text("text,label\nthe cat .,bird\nthe dog .,fish\n")

@@ -209,7 +209,7 @@ def test_data_that_have_changed_are_refused(files, tmp_path, capsys):
     shutil.copy(files["test"], own["test"])
     with open(own["dev"], "a") as file:
         file.write(Path(files["train"]).read_text().splitlines()[1] + "\nthe new ones .,cat\n")
-    text = r"the data of the split 'dev' of .* have changed .*: 26 examples, 24 then; \d+ of them"
+    text = r"data of the split 'dev' of .* have changed .*: 26 examples now, 24 then; \d+ of them"
     with pytest.raises(UserError, match=text):
         evaluate_finetuned(work)
     capsys.readouterr()
@@ -217,7 +217,7 @@ def test_data_that_have_changed_are_refused(files, tmp_path, capsys):
     assert "examples have the texts of training examples" in capsys.readouterr().err
     table = Path(files["dev"]).read_text()
     Path(own["dev"]).write_text(table.replace("dog\n", "cat\n", 1))
-    with pytest.raises(UserError, match="24 examples as then, with other texts or labels"):
+    with pytest.raises(UserError, match="24 examples, as before, but with other texts or labels"):
         evaluate_finetuned(work, "dev")
 
 
@@ -232,7 +232,7 @@ def test_a_table_that_has_grown_is_refused(files, tmp_path):
     assert finetune(config, work, echo=quiet).finished
     assert evaluate_finetuned(work).scores.keys() == {"accuracy", "f1", "macro_f1", "matthews"}
     table.write_text("\n".join(["text,label", *lines]) + "\n")
-    with pytest.raises(UserError, match=r"24 examples, 16 then; [1-9]\d* of them were trained on"):
+    with pytest.raises(UserError, match=r"24 examples now, 16 then; [1-9]\d* of them are training"):
         evaluate_finetuned(work)
 
 
@@ -293,4 +293,4 @@ def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
         assert main(["evaluate", str(out), *wrong]) == 2
         assert said in capsys.readouterr().err
     assert main(["evaluate", files["init"], f"--data={data}"]) == 2
-    assert "has no head of a task" in capsys.readouterr().err
+    assert "has no task head" in capsys.readouterr().err

@@ -408,7 +408,7 @@ def test_other_work_directories_are_refused(files, one_run, tmp_path):
     for name, text in (
         ("pretrained", "not a fine-tuning run"),
         ("file", "is a file"),
-        ("unknown", "has checkpoints and no config.json"),
+        ("unknown", "has checkpoints but no config.json"),
     ):
         with pytest.raises(UserError, match=text):
             finetune(small_config(files), tmp_path / name, echo=quiet)

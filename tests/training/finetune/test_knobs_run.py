@@ -224,7 +224,7 @@ def test_a_head_with_other_labels_does_not(sweep, files, tmp_path):
     assert "head" not in started(init, table=tables)
     for given, why in (
         (init, "the labels of .* lack hound and have dog; set head to 'fresh' or 'auto'"),
-        (files, "head is 'keep', but .* has no head of a task"),
+        (files, "head is 'keep', but .* has no task head"),
     ):
         with pytest.raises(UserError, match=why):
             started(given, head="keep", table=tables)

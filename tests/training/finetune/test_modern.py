@@ -128,9 +128,9 @@ def test_the_start_says_what_the_head_is(tmp_path):
         lines = summary(config, set_up(config), mesh, 0.5)
         said += [line.removeprefix("head     ") for line in lines if line.startswith("head")]
     assert said == [
-        "from the mean of the tokens' states; its map begins as that of the pretrained head",
-        "its map begins as that of the pretrained head",
-        "from the mean of the tokens' logits; its map begins at random",
+        "from the mean of the tokens' states; its transform begins with pretrained weights",
+        "its transform begins with pretrained weights",
+        "from the mean of the tokens' logits; its transform begins at random",
     ]
 
 

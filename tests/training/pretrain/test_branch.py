@@ -254,13 +254,13 @@ def refused(run: Run, config: PretrainConfig, workdir: Path, name: str) -> str:
         ),
         (
             {"training__phases": [{**PHASE, "share": 0.5}, {**PHASE, "share": 0.5}]},
-            "training.phases: before the branch they have 4 steps there, 3 + 1 given (for a new "
-            "phase from the branch on, the shares of the phases before sum to 0.6666666667)",
+            "training.phases: before the branch they have 4 steps there, 3 + 1 given (to begin "
+            "a phase at the branch, make the shares of the phases before sum to 0.6666666667)",
         ),
         (
             {"training__num_steps": 4},
-            "training.num_steps is 4; a branch from step 4 of {source} must have more steps, those "
-            "before the branch included",
+            "training.num_steps is 4; a branch from step 4 of {source} needs more, because the "
+            "steps before the branch count too",
         ),
     ],
 )  # fmt: skip
@@ -295,7 +295,7 @@ def test_a_run_that_began_otherwise_is_no_branch(run, tmp_path):
     found = refused(run, run.config, run.workdir, f"{tmp_path}/elsewhere@4")
     assert f"but the run in {run.workdir} is no branch" in found
     found = refused(run, run.config, tmp_path / "fresh", f"{tmp_path / 'fresh'}/@4")
-    assert "is the work directory of the branch too; choose another --workdir" in found
+    assert "--branch-from and --workdir name the same directory, " in found
 
 
 def test_damaged_steps_are_named(run, tmp_path):
@@ -314,7 +314,7 @@ def test_a_mark_that_cannot_be_written_ends_the_branch(run, tmp_path):
     with files_of_at_most(16), pytest.raises(UserError) as error:  # noqa: SIM117
         with found.keeping("new"):
             pass
-    assert "cannot note the branch, by which step 4 is kept, in " in str(error.value)
+    assert "cannot note the branch, which keeps step 4, in " in str(error.value)
     assert [path.name for path in (run.workdir / "checkpoints").iterdir() if path.is_file()] == []
 
 

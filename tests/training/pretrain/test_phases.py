@@ -85,7 +85,7 @@ def corpus(tmp_path_factory) -> Corpus:
         ({"steps": 4}, r"phases\[1\] has 4 steps and a share, 0.5; give one"),
         (
             {"steps": 4, "share": 1.0},
-            r"phases\[0\]\.steps is not set, and other phases have steps; give steps in all",
+            r"phases\[0\]\.steps is not set, but other phases have steps; give steps in all",
         ),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_batch_warm_up_is_rounded_to_what_the_mesh_takes_and_stays_so():
     check_stages(rounded, 256)
     assert [rows for _, rows in stages_from(rounded.phases, 0)] == [512, 1024, 2304, 4608, 512]
     (line,) = warmup_lines(rounded)
-    assert "phase 0: steps of 512, 1,024, 2,304 rows in place of 576, 1,152, 2,304" in line
+    assert "phase 0: steps of 512, 1,024, 2,304 rows instead of 576, 1,152, 2,304" in line
     assert build(PretrainConfig, to_dict(rounded)) == rounded  # so the run's record keeps it
     # On any other mesh the run has the batches with which it began, whatever they are.
     for first in (rounded, config):
@@ -198,7 +198,7 @@ def test_a_run_says_its_rounded_batches_and_goes_on_with_them(corpus, tmp_path):
 
     stopped = train(config, tmp_path / "work", corpus=corpus, echo=stop)
     assert (stopped.step, stopped.finished, stopped.stopped_by) == (0, False, "SIGTERM")
-    assert any("phase 0: steps of 16, 16, 16 rows in place of 2, 4, 8" in line for line in said)
+    assert any("phase 0: steps of 16, 16, 16 rows instead of 2, 4, 8" in line for line in said)
     work = open_workdir(tmp_path / "work")
     there = look_into(work, "pretrain")
     assert (there.config(PretrainConfig).training.batch_unit, there.steps) == (16, [0])

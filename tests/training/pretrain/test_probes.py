@@ -77,7 +77,7 @@ def test_probes_score_the_encoder_and_change_nothing(corpus, tmp_path):
     [
         ({"sweep": {"seeds": 2}}, "which sets sweep; a probe is one run"),
         ({"reinitialise": True}, "which sets reinitialise; a probe is one run"),
-        ({"head": "keep"}, "the run has no head of a task"),
+        ({"head": "keep"}, "the run has no task head"),
     ],
 )
 def test_what_a_probe_cannot_be_is_refused_before_the_first_step(
@@ -91,7 +91,7 @@ def test_what_a_probe_cannot_be_is_refused_before_the_first_step(
 
 
 def test_names_of_probes_differ():
-    with pytest.raises(UserError, match="recipes of different names"):
+    with pytest.raises(UserError, match="each recipe a different name"):
         small_config(training__probes=[{"recipe": "a/topics.py"}, {"recipe": "b/topics.py"}])
     with pytest.raises(UserError, match="give each probe a recipe"):
         small_config(training__probes=[{"every_steps": 3}])

@@ -184,7 +184,7 @@ def test_board_is_given_up_with_one_warning(tmp_path, caplog):
     board.write(20, {"train/loss": 0.5})
     board.close()
     assert len(caplog.records) == 1
-    assert "TensorBoard gets no more" in caplog.text
+    assert "TensorBoard shows nothing more" in caplog.text
 
 
 def test_board_whose_directory_vanishes_or_cannot_be_made(tmp_path, caplog):

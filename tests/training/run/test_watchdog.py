@@ -45,7 +45,7 @@ def test_silence_ends_the_process_and_says_where_it_stood(tmp_path, record, capf
     (event,) = read_events(events)
     message = event["message"]
     assert "nothing was completed for 0.3 s" in message
-    assert "the last was step 12" in message
+    assert "last completed: step 12" in message
     assert (event["kind"], event["process"]) == ("stalled", 1)
     assert (event["seconds"], event["last"]) == (0.3, "step 12")
     text = report.read_text()
@@ -135,7 +135,7 @@ def end_of(started):
 def test_a_process_that_hangs_in_python(tmp_path):
     code, printed = end_of(hang(tmp_path, "threading.Lock().acquire() and time.sleep(600)"))
     assert code == 6
-    assert "the last was step 3" in printed
+    assert "last completed: step 3" in printed
     assert "in hang_here" in printed
     assert (tmp_path / "stacks").read_text() in printed
 
