@@ -10,13 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model
-from bert_jax.distributed.checkpoint import (
-    Restored,
-    load_newest,
-    restore_step,
-    saved_steps,
-    verified_steps,
-)
+from bert_jax.distributed.checkpoint.reading import Restored, load_newest, restore_step
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.files.staging import StagedDirectory, disk_full

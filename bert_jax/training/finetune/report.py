@@ -10,8 +10,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from bert_jax.artefacts.saved.runs import REPORT
-from bert_jax.distributed.checkpoint import SaveFailedError
 from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.distributed.checkpoint.manager import SaveFailedError
 from bert_jax.errors import UserError
 from bert_jax.files.pictures import write_picture
 from bert_jax.files.remote import WorkDir

@@ -16,9 +16,9 @@ from bert_jax.artefacts.saved.runs import read_record
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.store import TokenStore
-from bert_jax.distributed.checkpoint import Checkpoints, saved_steps
 from bert_jax.distributed.checkpoint.agreement import by_first
-from bert_jax.distributed.checkpoint.manager import Report
+from bert_jax.distributed.checkpoint.manager import Checkpoints, Report
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel.sharding import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir

@@ -14,15 +14,16 @@ from checkpoint_states import (
     write,
 )
 
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
-    Retention,
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.reading import load_newest
+from bert_jax.distributed.checkpoint.record import read_record
+from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.verify import (
+    audit,
+    audit_report,
     is_verified,
-    load_newest,
     verify_checkpoint,
 )
-from bert_jax.distributed.checkpoint.record import read_record
-from bert_jax.distributed.checkpoint.verify import audit, audit_report
 from bert_jax.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
