@@ -23,6 +23,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Ask, after a space, whether the nearest known name was meant; "" if no name is near."""
+    near = nearest(name, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
 @contextlib.contextmanager
 def needs_package(message: str) -> Iterator[None]:
     """Raise a UserError with a message where an import in the body fails."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.tfds import open_tfds
 from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.files.untrusted.compressed import plain_suffix, read_plain
@@ -159,8 +159,7 @@ def _position(
             f"{name}: without a header columns have numbers (from 1), not names such as "
             f"{column!r}. Line 1: {listed(first)}"
         )
-    near = nearest(column, first)
-    hint = f" Did you mean {near!r}?" if near else ""
+    hint = did_you_mean(column, first)
     if len(first) == 1:
         other = next((mark for mark in "\t;,|" if mark in first[0]), None)
         if other is not None and other != delimiter:
@@ -220,8 +219,7 @@ def _kind(name: str, table: TableFormat) -> str:
 
 
 def _missing(column: str, present: Sequence[str]) -> str:
-    near = nearest(column, present)
-    hint = f" Did you mean {near!r}?" if near else ""
+    hint = did_you_mean(column, present)
     return f"no column {column!r}; there are {listed(present) or 'none'}.{hint}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.urls import FileState, file_state
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
@@ -189,5 +189,5 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 def missing_field(field: str, present: list[str]) -> str:
     """Return a message that a field is missing, with the fields present and the nearest of them."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
-    hint = f" Did you mean {near!r}?" if (near := nearest(field, present)) else ""
+    hint = did_you_mean(field, present)
     return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

@@ -15,7 +15,7 @@ from bert_jax.data.corpus.kinds.archives import WarcSource, WikipediaSource
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
 from bert_jax.data.corpus.kinds.tables import DelimitedSource, ParquetSource, TfdsSource
 from bert_jax.data.corpus.kinds.text import FileSource
-from bert_jax.errors import UserError, first_few, nearest, needs_package
+from bert_jax.errors import UserError, did_you_mean, first_few, nearest, needs_package
 from bert_jax.files.untrusted.compressed import plain_suffix
 from bert_jax.files.urls import is_url, match_urls
 
@@ -144,8 +144,7 @@ def _split_of(name: str) -> str:
 
 
 def _unknown(spec: str, what: str, name: str, present: Sequence[str]) -> str:
-    near = nearest(name, present)
-    hint = f" Did you mean {near!r}?" if near else ""
+    hint = did_you_mean(name, present)
     return f"{spec}: no {what} {name!r}; there are {', '.join(present[:20]) or 'none'}.{hint}"
 
 

@@ -29,7 +29,7 @@ from bert_jax.data.corpus.overlap.ngrams import (
     normalised_words,
     word_hashes,
 )
-from bert_jax.errors import UserError, nearest, needs_package
+from bert_jax.errors import UserError, did_you_mean, needs_package
 from bert_jax.files.staging import replace_file, staged_file
 
 _MAX_CHARS = 1000
@@ -59,8 +59,7 @@ def check_language(code: str) -> None:
     """Raise a UserError for a code that the model does not know."""
     known = _identifier()[1]
     if code not in known:
-        near = nearest(code, sorted(known))
-        hint = f" Did you mean {near!r}?" if near else ""
+        hint = did_you_mean(code, sorted(known))
         raise UserError(
             f"--language is {code!r}, which py3langid does not know.{hint} Codes follow ISO "
             f"639, such as en, de and zh; {len(known)} are known."

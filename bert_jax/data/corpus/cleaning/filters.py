@@ -18,7 +18,7 @@ import numpy as np
 
 from bert_jax.data.corpus.overlap.ngrams import covered_words, ngram_hashes, word_hashes
 from bert_jax.data.corpus.sentences import split_fast
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, did_you_mean
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
@@ -264,8 +264,7 @@ def _resolve(spec: str) -> Iterator[tuple[str, Filter | None]]:
     names = GROUPS.get(name, (name,))
     known = (*GROUPS, *FILTERS, *EDITS)
     if name not in known:
-        near = nearest(name, known)
-        hint = f" Did you mean {near!r}?" if near else ""
+        hint = did_you_mean(name, known)
         raise UserError(f"--filter {spec!r}: there is no filter {name!r}.{hint} Filters are "
                         f"{', '.join(known)}.")  # fmt: skip
     if not equals:
