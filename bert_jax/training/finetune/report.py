@@ -53,8 +53,7 @@ class TaskScorer:
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         self._setup, self._mesh, self._work = setup, mesh, work
         self._batch_size = config.training.eval_batch_size
-        self._evaluated = setup.objective
-        evaluation = replace(setup.step, objective=self._evaluated)
+        evaluation = replace(setup.step, objective=setup.objective)
         self._step = make_eval_step(evaluation, mesh, seed=0)
         limit = setup.objective.model.num_positions
         self._buckets = {
@@ -131,7 +130,7 @@ class TaskScorer:
     def _answers(self, params: Any, split: Split, alive: Callable[[str], None]) -> list[Judged]:
         """Compute each trial's outputs for the rows of a split."""
         return score_rows(
-            self._step, self._mesh, self._evaluated.own(params), split.rows,
+            self._step, self._mesh, self._setup.objective.own(params), split.rows,
             buckets=self._buckets[split.name],
             batch_size=min(self._batch_size, len(split.rows)),
             pad_id=self._setup.initial.tokenizer.special_ids.pad,

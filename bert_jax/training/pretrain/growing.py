@@ -73,7 +73,7 @@ def grow_model(
             "that its fine-tuning started from"
         )
     if stores is not None:
-        check_measurable(saved, stores, "--corpus", corpus or "", f"{source}")
+        check_measurable(saved, stores, corpus or "", f"{source}")
     config = grown_config(saved.config, wanted(saved.config), saved.name)
     with staged(out) as directory:
         say(f"growing {_shape(saved.config)} to {_shape(config)}")
