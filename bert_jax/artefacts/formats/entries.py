@@ -314,7 +314,7 @@ def _export(entry: Entry, ours: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
-    """Flatten a tree to arrays by path, joined by slashes.
+    """Flatten a tree to arrays by path, joined by slashes, as `unflatten_dict` takes them.
 
     With `vocab_size`, the rows that pad the vocabulary are left out.
     """
@@ -324,14 +324,6 @@ def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         found[name] = np.asarray(leaf)[:rows] if rows else np.asarray(leaf)
     return found
-
-
-def unnamed(arrays: Mapping[str, Any]) -> Params:
-    """Rebuild a tree from arrays by path: the inverse of `named`."""
-    tree: Params = {}
-    for name, array in arrays.items():
-        insert(tree, tuple(name.split("/")), array)
-    return tree
 
 
 def lookup(tree: Params, path: tuple[str, ...]) -> Any:
