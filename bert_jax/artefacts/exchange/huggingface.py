@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.searches import compare_searches
 from bert_jax.artefacts.exchange.theirs import TheirModel, missing, quiet

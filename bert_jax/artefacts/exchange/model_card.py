@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange.huggingface import PIPELINES
 from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors

@@ -33,7 +33,7 @@ import safetensors.numpy
 from flax.traverse_util import unflatten_dict
 from jax import export
 
-from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches
 from bert_jax.artefacts.formats import entries as tables

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import proof
-from bert_jax.artefacts.exchange.huggingface_files import specials_of
+from bert_jax.artefacts.exchange.exported_files import specials_of
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_files import (
     LOGITS,

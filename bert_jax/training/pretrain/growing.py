@@ -13,8 +13,8 @@ from typing import Any
 
 import bert_jax
 from bert_jax.artefacts.exchange.export import as_trained
+from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface, write_json
 from bert_jax.artefacts.exchange.huggingface import read_back
-from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface, write_json
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel

@@ -12,7 +12,7 @@ from flax.traverse_util import unflatten_dict
 from small_saved import FAMILIES, OUTPUTS, small_saved
 
 from bert_jax.artefacts.exchange.export import FORMATS, export
-from bert_jax.artefacts.exchange.huggingface_files import has_class
+from bert_jax.artefacts.exchange.exported_files import has_class
 from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.config.mapping import build

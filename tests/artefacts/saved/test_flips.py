@@ -18,7 +18,7 @@ from small_run import small_config
 from word_tokenizer import WordTokenizer
 
 from bert_jax.artefacts.exchange import orbax_export, peft, stablehlo
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface, write_json
+from bert_jax.artefacts.exchange.exported_files import write_huggingface, write_json
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.store import open_store

@@ -13,7 +13,7 @@ import pytest
 from asked_models import random_model, write_lines
 
 import bert_jax
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.infer.embed import text_vectors
