@@ -80,7 +80,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     if wrong:
         raise UserError(f"{where}: {'; '.join(wrong)}")
     if family.narrows_mlp:
-        # From the ungated feed-forward width to the gated width: 2/3, a multiple of 8.
+        # NeoBERT's ungated feed-forward width becomes the gated width: 2/3, a multiple of 8.
         fields["mlp_dim"] = -(-(2 * fields["mlp_dim"] // 3) // 8) * 8
     try:
         config = plain(ModelConfig(**fields))
