@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from decoding import MODEL
 
-from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface
+from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface
 from bert_jax.artefacts.exchange.proof import Batch
 from bert_jax.artefacts.exchange.searches import translated
 from bert_jax.artefacts.exchange.theirs import TheirModel

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from inference_start import TEXT, write_model
 
-from bert_jax.artefacts.exchange.huggingface_files import write_json
+from bert_jax.artefacts.exchange.exported_files import write_json
 from bert_jax.data.store_writer import ShardWriter, write_manifest
 from bert_jax.files.checks import DIGESTS, digests_of
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS

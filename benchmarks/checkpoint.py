@@ -37,8 +37,8 @@ def measure_digests(megabytes: float, repeats: int, directory: Path) -> float:
     """Prints the two times and returns the share of the digests."""
     import jax
 
-    from bert_jax.distributed.checkpoint import Checkpoints
     from bert_jax.distributed.checkpoint.digest import leaf_digests
+    from bert_jax.distributed.checkpoint.manager import Checkpoints
     from bert_jax.distributed.checkpoint.record import named_leaves
 
     rows = int(megabytes * 1e6 / 4 / 768 / 12)

@@ -33,7 +33,7 @@ from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate
 from bert_jax.training.pretrain.settings import step_config
-from bert_jax.training.steps.state import init_state
+from bert_jax.training.steps.state import jitted_init
 from bert_jax.training.steps.step import make_eval_step, make_train_step
 
 BERT, MODERN = "pretrain/demo_bert.py", "pretrain/demo.py"
@@ -151,7 +151,7 @@ class Run:
         self.stream = ExampleStream(self.corpus.train, data, config.phases, config.seed)
         settings = [step_config(config, self.corpus, n) for n in range(len(config.phases))]
         self.train_steps = [make_train_step(each, self.mesh) for each in settings]
-        self.state = init_state(settings[0], self.mesh, jax.random.key(config.seed))
+        self.state = jitted_init(settings[0], self.mesh)(jax.random.key(config.seed))
 
     def steps(self, first: int, end: int) -> float:
         """Take steps `first` to `end` - 1; return the processor time of those not compiled here."""

@@ -120,7 +120,7 @@ def write_model(directory: Path, size: str, texts: list[Text]) -> None:
     import jax
     import numpy as np
 
-    from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+    from bert_jax.artefacts.exchange.exported_files import write_huggingface
     from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
     from bert_jax.artefacts.saved.model import Origin, SavedModel
     from bert_jax.model.config import SIZES

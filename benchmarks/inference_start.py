@@ -84,7 +84,7 @@ def write_model(directory: Path, size: str) -> None:
     import jax
     import numpy as np
 
-    from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+    from bert_jax.artefacts.exchange.exported_files import write_huggingface
     from bert_jax.artefacts.saved.model import Origin, SavedModel
     from bert_jax.model.config import SIZES
     from bert_jax.model.heads import init_params

@@ -21,7 +21,7 @@ from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.settings import step_config
-from bert_jax.training.steps.state import init_state
+from bert_jax.training.steps.state import jitted_init
 from bert_jax.training.steps.step import make_train_step
 
 RECIPES = "multi30k_small", "recurrent_additive"
@@ -33,7 +33,7 @@ def stepper(recipe: str, directory: str) -> Callable[[int], float]:
     config = config.with_vocabulary(corpus.train.vocab_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     settings = step_config(config, corpus)
-    state = init_state(settings, mesh, jax.random.key(0))
+    state = jitted_init(settings, mesh)(jax.random.key(0))
     step = make_train_step(settings, mesh)
     stream = ExampleStream(corpus.train, config.data, config.phases)
 

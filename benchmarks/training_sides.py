@@ -134,7 +134,7 @@ def our_steps(case: Case) -> RunSteps:
     from bert_jax.objectives.masking import MaskingConfig
     from bert_jax.tokenization.special_ids import SpecialIds
     from bert_jax.training.steps.optim import OptimizerConfig
-    from bert_jax.training.steps.state import StepConfig, init_state
+    from bert_jax.training.steps.state import StepConfig, jitted_init
     from bert_jax.training.steps.step import make_train_step
 
     words = case.words
@@ -152,7 +152,7 @@ def our_steps(case: Case) -> RunSteps:
     )
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     step, host_batch = make_train_step(config, mesh), make_batch(case)
-    state = init_state(config, mesh, jax.random.key(0))
+    state = jitted_init(config, mesh)(jax.random.key(0))
 
     def run(count: int) -> float:
         nonlocal state

@@ -33,7 +33,7 @@ from bert_jax.objectives.config import TranslationConfig
 from bert_jax.objectives.translation import Translation
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.state import StepConfig, init_state
+from bert_jax.training.steps.state import StepConfig, jitted_init
 from bert_jax.training.steps.step import make_train_step
 
 VOCAB, WIDTH, LAYERS, HEADS, MLP = 8000, 256, 3, 4, 512
@@ -84,7 +84,7 @@ def ours(pairs: list[tuple[np.ndarray, np.ndarray]], steps: int) -> Side:
     objective = Translation(model, TranslationConfig().network(model), SPECIAL, SMOOTHING)
     config = StepConfig(objective, OptimizerConfig(learning_rate=RATE, warmup_steps=1), steps)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    state = init_state(config, mesh, jax.random.key(0))
+    state = jitted_init(config, mesh)(jax.random.key(0))
     step = make_train_step(config, mesh)
     batches = [place_batch(stream.batch(number), mesh) for number in range(steps)]
 

@@ -135,14 +135,7 @@ _GPUS = (
     Accelerator("H100 PCIe", ("NVIDIA H100 PCIe",), 756.5e12, 80 * 10**9, 2000e9, 1, _H100_PCIE),
     Accelerator("H200", ("NVIDIA H200",), 989.4e12, 141 * 10**9, 4800e9, 1, _H200),
 )
-GPUS = {gpu.name: gpu for gpu in _GPUS}
-"""GPUs by name."""
-
-_BY_KIND: dict[str, Accelerator] = {
+ACCELERATORS: dict[str, Accelerator] = {
     kind: accelerator for accelerator in (*_TPUS, *_GPUS) for kind in accelerator.device_kinds
 }
-
-
-def find_accelerator(device_kind: str) -> Accelerator | None:
-    """Return the accelerator that JAX reports as `device_kind`; None if the table lacks it."""
-    return _BY_KIND.get(device_kind)
+"""TPUs and GPUs by what JAX reports as `device_kind`."""

@@ -27,6 +27,11 @@ def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> s
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def plain(value: Any, most: int = 200) -> str:
+    """Return text on one line, without characters that end a code span or a table cell."""
+    return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
+
+
 class Escaping:
     r"""A terminal, `unescaped`, to which control characters are sent as JSON escapes, `\u001b`."""
 

@@ -144,15 +144,9 @@ class StoreRows:
         self.store, self._config, self._length, self._seed = store, config, length, seed
         self._pairing = PAIRINGS[config.pairing]
         self._pairing.check(store)
-        self._plans = Kept(self._make_plan, num_plans)
-
-    def plan(self, shard: int) -> ExamplePlan:
-        """Return the plan of a shard's rows.
-
-        Raises:
-            UserError: The length is too short, the shard is damaged, or has no row.
-        """
-        return self._plans(shard)
+        self.plan = Kept(self._make_plan, num_plans)
+        """Rows of a shard, by its number; a UserError where the length is too short, the shard is
+        damaged, or has no row."""
 
     @cached_property
     def quotas(self) -> list[int]:

@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.embedding import Pooling, pool_tokens
 from bert_jax.model.encoder import Embeddings, Layer
-from bert_jax.model.heads import end_norm, pool, vocabulary_logits, with_params
+from bert_jax.model.heads import end_norm, pool, vocabulary_projection, with_params
 from bert_jax.model.rotation import Context, make_context
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tokens
 from bert_jax.tasks.rows import Batch
@@ -230,7 +230,7 @@ def _top_tokens(
     places: Int[Array, "B P"], banned: Float[Array, " V"],
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:  # fmt: skip
     hidden = _last(config, end, x, context, places)
-    logits = vocabulary_logits(config, end, hidden)
+    logits = vocabulary_projection(config, end, hidden).logits()
     _, ids = jax.lax.top_k(logits + banned, top)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return jnp.exp(jnp.take_along_axis(logits, ids, axis=-1) - total), ids

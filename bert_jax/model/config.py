@@ -174,11 +174,6 @@ class ModelConfig(Bounded, section="model"):
         return self.embedding_dim or self.hidden_dim
 
     @property
-    def embedding_std(self) -> float:
-        """Standard deviation, before truncation, of the token table's initial values."""
-        return self.embedding_width**-0.5 if self.scale_embeddings else self.init_std
-
-    @property
     def projects_embeddings(self) -> bool:
         """Whether a projection maps embeddings to `hidden_dim`, because the widths differ."""
         return self.embedding_width != self.hidden_dim

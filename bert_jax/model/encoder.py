@@ -103,7 +103,8 @@ class Embeddings(nnx.Module):
 def token_table(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
     """Make a table of token embeddings; the rows that pad the vocabulary are zeros."""
     shape = config.vocab_size, config.embedding_width
-    rows = truncated_normal(rngs.params(), shape, config.embedding_std)
+    std = config.embedding_width**-0.5 if config.scale_embeddings else config.init_std
+    rows = truncated_normal(rngs.params(), shape, std)
     padding = config.padded_vocab_size - config.vocab_size
     return parameter(jnp.pad(rows, ((0, padding), (0, 0))), "vocab", "embed")
 

@@ -21,6 +21,7 @@ from bert_jax.model.layers import (
     Affine,
     AxisSizes,
     Norm,
+    differentiable,
     einsum_float32,
     output_std,
     parameter,
@@ -70,13 +71,7 @@ class MaskedLMHead(nnx.Module):
             kernel = truncated_normal(rngs.params(), (rows, width), config.init_std)
             self.decoder = parameter(kernel, "vocab", "embed")
 
-    def __call__(
-        self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]
-    ) -> Float[Array, "B P V"]:
-        """Compute the logits, in float32."""
-        return self.projection(hidden, table).logits()
-
-    def projection(self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]) -> Projection:
+    def __call__(self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]) -> Projection:
         """Transform states; the decoder is `table`, the token embedding table, if `tied`."""
         config, x = self.config, hidden
         if config.head_transform:
@@ -89,14 +84,13 @@ class MaskedLMHead(nnx.Module):
         return Projection(x, table.astype(x.dtype), jnp.where(is_token, bias, PADDED_LOGIT))
 
 
-@jax.custom_vjp
-def _add_bias(x: Float[Array, "B P V"], bias: Float[Array, " V"]) -> Float[Array, "B P V"]:
+def _add_bias_forward(x: Float[Array, "B P V"], bias: Float[Array, " V"]):
     """Return `x + bias` with a custom gradient: XLA on CPU sums the columns of a wide V slowly.
 
     For 320 rows of 30592 columns a reduction takes 54 ms (a tenth of a training step of `mini`), a
     product with a row of ones 3 ms.
     """
-    return x + bias
+    return x + bias, None
 
 
 def _add_bias_backward(_, gradient):
@@ -107,7 +101,7 @@ def _add_bias_backward(_, gradient):
     return gradient, column_sums
 
 
-_add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), None), _add_bias_backward)
+_add_bias = differentiable(_add_bias_forward, _add_bias_backward)
 
 
 class ReplacedHead(nnx.Module):
@@ -173,8 +167,7 @@ def param_shapes(
     config: ModelConfig, module: Build = PretrainingModel, *settings: Hashable
 ) -> Params:
     """Make the tree of `init_params` with a `ShapeDtypeStruct` in place of each array."""
-    shapes: Params = nnx.to_pure_dict(nnx.state(_abstract(module, config, *settings), nnx.Param))
-    return shapes
+    return nnx.to_pure_dict(nnx.state(_abstract(module, config, *settings), nnx.Param))
 
 
 def logical_axes(
@@ -195,8 +188,7 @@ def with_params(
     params: Params, module: Callable[..., M], config: ModelConfig, *settings: Hashable
 ) -> M:
     """Build a module from its parameters, for use while a function is traced."""
-    made: M = nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
-    return made
+    return nnx.merge(nnx.graphdef(_abstract(module, config, *settings)), params)
 
 
 def encode(
@@ -275,34 +267,19 @@ def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> 
     return with_params(params["encoder"]["pooler"], Pooler, config)(hidden)
 
 
-def vocabulary_logits(
-    config: ModelConfig,
-    params: Params,
-    hidden: Float[Array, "B L D"],
-    positions: Integer[Array, "B P"] | None = None,
-) -> Float[Array, "B P V"]:
-    """Compute float32 vocabulary logits at `positions` (None: all) from `encoder` and `mlm`."""
-    return vocabulary_projection(config, params, hidden, positions).logits()
-
-
 def vocabulary_projection(
     config: ModelConfig,
     params: Params,
     hidden: Float[Array, "B L D"],
     positions: Integer[Array, "B P"] | None = None,
 ) -> Projection:
-    """Compute the states, table and bias from which `vocabulary_logits` makes the logits."""
+    """Compute what gives the logits at `positions` (None: all), from `encoder` and `mlm`."""
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
     # A head without parameters (tied, no transform, no bias) may be missing from the tree.
     head = with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)
-    return head.projection(hidden, table)
-
-
-def has_vocabulary_head(params: Params) -> bool:
-    """Return whether `vocabulary_logits` can be computed from these parameters."""
-    return MASKED_LM in params
+    return head(hidden, table)
 
 
 def pair_logits(

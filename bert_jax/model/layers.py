@@ -99,10 +99,9 @@ def output_std(config: ModelConfig) -> float:
     return config.init_std / shrink
 
 
-@jax.custom_vjp
-def _add_bias(x: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
+def _add_bias_forward(x, bias):
     """Return `x + bias` in the type of `x`; the bias's gradient is summed in float32."""
-    return x + bias.astype(x.dtype)
+    return x + bias.astype(x.dtype), bias
 
 
 def _add_bias_backward(bias, gradient):
@@ -110,7 +109,7 @@ def _add_bias_backward(bias, gradient):
     return gradient, gradient.astype(jnp.float32).sum(rows)
 
 
-_add_bias.defvjp(lambda x, bias: (_add_bias(x, bias), bias), _add_bias_backward)
+_add_bias = differentiable(_add_bias_forward, _add_bias_backward)
 
 
 class Norm(nnx.Module):
@@ -127,18 +126,11 @@ class Norm(nnx.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Normalise the last axis; the result has the type of `x`."""
         if self.kind == "rms":
-            return _rms_norm(x, self.scale[...], self.eps)
+            wide = x.astype(jnp.float32)
+            inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.eps)
+            return (wide * inverse * self.scale[...]).astype(x.dtype)
         bias = None if self.bias is None else self.bias[...]
-        y: Array = _layer_norm(x, self.scale[...], bias, self.eps)
-        return y
-
-
-def _rms_norm(
-    x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float
-) -> Float[Array, "... D"]:
-    wide = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
-    return (wide * inverse * scale).astype(x.dtype)
+        return _layer_norm(x, self.scale[...], bias, self.eps)
 
 
 def _layer_norm_forward(x, scale, bias, eps):

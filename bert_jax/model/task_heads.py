@@ -34,7 +34,6 @@ from bert_jax.model.heads import (
     Build,
     LinearHead,
     Params,
-    has_vocabulary_head,
     init_params,
     pool,
     with_params,
@@ -164,7 +163,7 @@ def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -
     maps = config.head_transform and not config.projects_embeddings
     if has_transform(config, head) and "transform" in params:
         start["transform"] = params["transform"]
-    elif has_transform(config, head) and has_vocabulary_head(params) and maps:
+    elif has_transform(config, head) and MASKED_LM in params and maps:
         start["transform"] = {part: params[MASKED_LM][part] for part in ("dense", "norm")}
     return start
 

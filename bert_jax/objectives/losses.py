@@ -37,10 +37,7 @@ def smoothed_cross_entropy(
     A smoothed label gives (1 - smoothing) to the label and smoothing / num_classes to each of the
     first `num_classes` columns (Szegedy et al. 2016, section 7); other columns are padding.
     """
-    found: tuple[Array, Array, Array] = _cross_entropy(
-        logits.astype(jnp.float32), labels, smoothing, num_classes
-    )
-    return found
+    return _cross_entropy(logits.astype(jnp.float32), labels, smoothing, num_classes)
 
 
 def _forward(logits, labels, smoothing, num_classes):

@@ -18,7 +18,6 @@ from bert_jax.model.heads import (
     init_params,
     logical_axes,
     pair_logits,
-    vocabulary_logits,
     vocabulary_projection,
 )
 from bert_jax.model.layout import OnMesh, platform
@@ -152,7 +151,7 @@ class MaskedLM(Teachable):
     ) -> tuple[Float[Array, "B P V"], Forward]:
         """Compute the logits at the masked positions, and the result of `forward`."""
         del stream  # the head has no dropout
-        logits = vocabulary_logits(self.model, params, states, rows["positions"])
+        logits = vocabulary_projection(self.model, params, states, rows["positions"]).logits()
         answers = cross_entropy(logits, rows["labels"])
         return logits, self._summed(params, states, answers, rows)
 

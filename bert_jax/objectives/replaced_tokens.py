@@ -23,7 +23,7 @@ from bert_jax.model.heads import (
     encode,
     init_params,
     logical_axes,
-    vocabulary_logits,
+    vocabulary_projection,
     with_params,
 )
 from bert_jax.model.layout import OnMesh
@@ -170,7 +170,7 @@ class ReplacedTokens(Objective):
         if layout is not None:
             layout = layout.of("generator")
         states = encode(self.generator, generator, *self.inputs(rows, seed), layout)
-        return vocabulary_logits(self.generator, generator, states, rows["positions"])
+        return vocabulary_projection(self.generator, generator, states, rows["positions"]).logits()
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Add the generator's loss per masked token and the weighted detection loss per token."""

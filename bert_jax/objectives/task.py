@@ -203,13 +203,12 @@ class TaskObjective(Adapted, Teachable):
         logits = head_logits(self.model, self.config, params, states, segments, stream)
         if len(size) == 2:  # groups of rows
             logits = logits.reshape(*size, *logits.shape[1:])
-        loss = count = jnp.float32(0)
+        loss = jnp.float32(0)
         if "labels" in rows:
             counted = self.head.counted(rows["labels"], rows["weights"])
             losses = self.head.losses(logits, rows["labels"], rows["segment_ids"], self.classes)
             loss = jnp.sum(losses * counted)
-            count = self.head.count(rows["labels"], counted, self.classes)
-        return logits, Forward({"loss": loss, "count": count}, self.head.outputs(logits))
+        return logits, Forward({"loss": loss, **self.counts(rows)}, self.head.outputs(logits))
 
     def soft_losses(
         self, logits: Array, wanted: Array, rows: Batch, temperature: float

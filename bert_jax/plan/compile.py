@@ -36,6 +36,7 @@ from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.settings import objective_of, step_config
 from bert_jax.training.steps.state import abstract_state
 from bert_jax.training.steps.step import make_train_step
+from bert_jax.training.steps.trials import bytes_on_device
 
 ASSUMED_VOCAB_SIZE = 30522
 """Vocabulary size of the English BERT, used if neither configuration nor corpus has one."""
@@ -209,8 +210,8 @@ def compile_step(
         for name, (row, dtype) in _columns(config, phase).items()
     }
     known = Memory(
-        parameters=_bytes_per_device(state.params),
-        optimizer=_bytes_per_device(state._replace(params=None)), batch=_bytes_per_device(batch),
+        parameters=bytes_on_device(state.params),
+        optimizer=bytes_on_device(state._replace(params=None)), batch=bytes_on_device(batch),
         temporaries=0, other=0,
     )  # fmt: skip
     plan = Plan(config, phase, topology, dict(mesh.shape), known, usable_bytes(topology))
@@ -279,13 +280,6 @@ def _planned_step(config: PretrainConfig, phase: int) -> Any:
         config = dataclasses.replace(config, model=model)
     there = config.data.corpus and Path(config.data.corpus).exists()
     return step_config(config, open_corpus(config.data.corpus) if there else None, phase)
-
-
-def _bytes_per_device(tree: Any) -> int:
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
 
 
 def _compile(lowered: Any) -> dict[str, Any]:

@@ -133,8 +133,8 @@ def candidates(
             for accumulation in divisors(rows // (data * fsdp)):
                 if any(b % (accumulation * math.gcd(b, data * fsdp)) for b in batches):
                     continue
-                for remat in REMATS:
-                    found.append(dataclasses.replace(first, accumulation=accumulation, remat=remat))
+                parts = dataclasses.replace(first, accumulation=accumulation)
+                found += [dataclasses.replace(parts, remat=remat) for remat in REMATS]
     return found
 
 

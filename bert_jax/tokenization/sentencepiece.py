@@ -32,6 +32,7 @@ from bert_jax.tokenization.tokenizer import (
     SPECIAL_TOKENS,
     Encoding,
     Tokenizer,
+    check_vocab_size,
     replace_surrogates,
     warn_of_few,
 )
@@ -213,17 +214,13 @@ def train_sentencepiece(
         UserError: there is no text, an option is out of range, or `vocab_size` has no room for
             special pieces, bytes and alphabet.
     """
-    if vocab_size > MAX_TOKENS:
-        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")
     reserved = len(SPECIAL_TOKENS) + 256 * byte_fallback
-    if vocab_size <= reserved:
-        raise UserError(
-            f"vocab_size is {vocab_size}; {len(SPECIAL_TOKENS)} special tokens"
-            f"{' and 256 bytes' if byte_fallback else ''} alone take {reserved}. Ask for several "
-            f"times that{', or train without byte_fallback' if byte_fallback else ''}"
-        )
+    what, advice = f"{len(SPECIAL_TOKENS)} special tokens", "Ask for several times that"
+    if byte_fallback:
+        what, advice = f"{what} and 256 bytes", f"{advice}, or train without byte_fallback"
+    check_vocab_size(vocab_size, reserved, what, advice)
     lines = _sample(_lines(iter(tqdm(texts, "texts", disable=not progress))), _MOST_LINES)
     if not lines:
         raise UserError("the texts to train a SentencePiece model on are empty; give some text")

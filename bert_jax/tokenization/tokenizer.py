@@ -220,6 +220,14 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def check_vocab_size(vocab_size: int, reserved: int, what: str, advice: str) -> None:
+    """Refuse a vocabulary beyond `MAX_TOKENS`, or without room beside `reserved` tokens, `what`."""
+    if vocab_size > MAX_TOKENS:
+        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
+    if vocab_size <= reserved:
+        raise UserError(f"vocab_size is {vocab_size}; {what} alone take {reserved}. {advice}")
+
+
 def warn_of_few(found: int, asked: int, why: str) -> None:
     """Log a warning if training yielded fewer tokens than were asked for."""
     if found < asked:

@@ -149,28 +149,20 @@ class Reading:
         fields = checks[kind].items()
         return {"type": kind} | {f: check(f"normalizer.{f}", part.get(f)) for f, check in fields}
 
-    def _pattern(self, name: str, found: object) -> dict[str, str]:
+    def _pattern(self, name: str, found: object, *, splits: bool = False) -> dict[str, str]:
+        """Check a text or a regex that takes linear time; of a `Split`, with alternatives."""
         pattern = self.mapping(name, found)
-        for kind in ("String", "Regex"):
+        for kind, most in (("String", 80), ("Regex", 1 << 14)):
             if set(pattern) == {kind} and pattern[kind]:
-                text = self.text(name, pattern[kind], 80 if kind == "String" else 1 << 14)
+                text = self.text(name, pattern[kind], MAX_PATTERN if splits else most)
                 known = text in (AT_START, AT_END) or _PLACE.fullmatch(text)
-                if kind == "Regex" and not (known or _LINEAR.fullmatch(text)):
-                    self.refuse(f"{name} {text[:80]!r} is not one character or class, repeated")
-                return {kind: text}
-        return self.wrong(name, pattern, "expected a String or a Regex")
-
-    def _split_pattern(self, name: str, found: object) -> dict[str, str]:
-        """Check the pattern of a `Split`: a text, or a regex that takes linear time."""
-        pattern = self.mapping(name, found)
-        for kind in ("String", "Regex"):
-            if set(pattern) == {kind} and pattern[kind]:
-                text = self.text(name, pattern[kind], MAX_PATTERN)
-                if kind == "Regex" and not takes_linear_time(text):
+                if kind == "Regex" and splits and not takes_linear_time(text):
                     self.refuse(
                         f"{name} {text[:80]!r} may take more than linear time; expected "
                         "alternatives of characters and classes, without nested repetition"
                     )
+                if kind == "Regex" and not (splits or known or _LINEAR.fullmatch(text)):
+                    self.refuse(f"{name} {text[:80]!r} is not one character or class, repeated")
                 return {kind: text}
         return self.wrong(name, pattern, "expected a String or a Regex")
 
@@ -203,7 +195,7 @@ class Reading:
             behavior = self.one_of("pre_tokenizer.behavior", behavior, _BEHAVIORS)
             if kind == "Punctuation":
                 return {"type": kind, "behavior": behavior}
-            pattern = self._split_pattern("pre_tokenizer.pattern", part.get("pattern"))
+            pattern = self._pattern("pre_tokenizer.pattern", part.get("pattern"), splits=True)
             invert = self.flag("pre_tokenizer.invert", part.get("invert"))
             return {"type": kind, "pattern": pattern, "behavior": behavior, "invert": invert}
         asked = part.get("add_prefix_space", True)

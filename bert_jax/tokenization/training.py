@@ -16,8 +16,8 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.tokenizer import (
     MAX_TOKEN_CHARS,
-    MAX_TOKENS,
     SPECIAL_TOKENS,
+    check_vocab_size,
     replace_surrogates,
     warn_of_few,
 )
@@ -75,13 +75,8 @@ def train_wordpiece(
             the special tokens and the alphabet.
     """
     options = WordPieceOptions(lowercase, strip_accents)
-    if vocab_size > MAX_TOKENS:
-        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
-    if vocab_size <= len(SPECIAL_TOKENS):  # checked before the texts are read
-        raise UserError(
-            f"vocab_size is {vocab_size}; the special tokens alone take {len(SPECIAL_TOKENS)}. "
-            "BERT has 30522; a few thousand are enough for a small corpus"
-        )
+    advice = "BERT has 30522; a few thousand are enough for a small corpus"
+    check_vocab_size(vocab_size, len(SPECIAL_TOKENS), "the special tokens", advice)
     for name, value in (("min_frequency", min_frequency), ("limit_alphabet", limit_alphabet)):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; it must be at least 1")
@@ -233,14 +228,9 @@ def train_bytelevel(
             includes 256 bytes and five special tokens).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    reserved = len(SPECIAL_TOKENS) + len(alphabet)
-    if vocab_size > MAX_TOKENS:
-        raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
-    if vocab_size <= reserved:
-        raise UserError(
-            f"vocab_size is {vocab_size}; {len(SPECIAL_TOKENS)} special tokens and "
-            f"{len(alphabet)} bytes alone take {reserved}. ModernBERT has 50368"
-        )
+    reserved = f"{len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} bytes"
+    number = len(SPECIAL_TOKENS) + len(alphabet)
+    check_vocab_size(vocab_size, number, reserved, "ModernBERT has 50368")
     if min_frequency < 1:
         raise UserError(f"min_frequency is {min_frequency}; it must be at least 1")
     trained = tokenizers.Tokenizer(models.BPE())

@@ -14,8 +14,8 @@ from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.runs import RUN_FORMAT, Kind, read_record
 from bert_jax.config.mapping import build, diff, to_dict
-from bert_jax.distributed.checkpoint import saved_steps
 from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file

@@ -15,8 +15,10 @@ from chaos_run import LONG, new_seed
 from checkpoint_states import change_a_value
 from small_run import fingerprint, small_config, write_corpus
 
-from bert_jax.distributed.checkpoint import Checkpoints, saved_steps, verify_checkpoint
+from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.checkpoint.record import read_record
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verify_checkpoint
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train

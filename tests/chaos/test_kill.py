@@ -10,7 +10,8 @@ from pathlib import Path
 
 from chaos_run import LONG, new_seed
 
-from bert_jax.distributed.checkpoint import saved_steps, verify_checkpoint
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verify_checkpoint
 
 KILLS = 32 if LONG else 4
 MAX_DELAY = 2.0

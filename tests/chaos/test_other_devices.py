@@ -16,9 +16,10 @@ from chaos_run import LONG, Pod, write_config
 from small_run import small_config, write_corpus
 
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.distributed.checkpoint import Checkpoints, saved_steps
 from bert_jax.distributed.checkpoint.digest import block_digest, text
+from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.checkpoint.record import named_leaves
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.training.pretrain import train as train_module
 from bert_jax.training.pretrain.settings import step_config

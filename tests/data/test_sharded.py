@@ -130,10 +130,10 @@ def test_few_plans_are_kept_and_the_next_window_is_planned_ahead():
     stream = ExampleStream(STORE, replace(NONE, window=1), [Phase(22, 1, 8 * total)], seed=2)
     rows = stream.corpora(0)[0].rows
     made = []
-    rows._plans = Kept(lambda n: made.append(n) or rows._make_plan(n), 3)
+    rows.plan = Kept(lambda n: made.append(n) or rows._make_plan(n), 3)
     for step in range(4 * total):
         stream.batch(step)
-    assert len(rows._plans._kept) <= 3
+    assert len(rows.plan._kept) <= 3
     assert len(set(made)) == 4
 
 

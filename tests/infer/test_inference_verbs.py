@@ -19,7 +19,7 @@ from asked_models import random_model, write_lines
 from vector_models import vector_model
 
 import bert_jax
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.cli import main as cli
 from bert_jax.infer.predictor import Predictor
 from bert_jax.training.finetune import train

@@ -7,7 +7,7 @@ import sys
 import pytest
 from asked_models import random_model
 
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 
 ASK = """
 import json, sys

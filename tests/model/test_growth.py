@@ -11,7 +11,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import grow_params, grown_config
-from bert_jax.model.heads import ReplacedHead, encode, param_shapes, vocabulary_logits
+from bert_jax.model.heads import ReplacedHead, encode, param_shapes, vocabulary_projection
 
 BERT = ModelConfig(
     vocab_size=11, num_positions=7, hidden_dim=8, num_layers=2, num_heads=2, mlp_dim=6
@@ -189,7 +189,7 @@ def test_a_model_that_is_doubled_computes_what_its_source_does(config):
     @partial(jax.jit, static_argnums=0)
     def run(config, params, *inputs):
         hidden = encode(config, params, *inputs)
-        return vocabulary_logits(config, params, hidden)[0, :6, : config.vocab_size]
+        return vocabulary_projection(config, params, hidden).logits()[0, :6, : config.vocab_size]
 
     def logits(config, params):
         return run(config, params, rows, 0 * rows, (rows > 0).astype(np.int32))

@@ -36,7 +36,7 @@ from bert_jax.objectives.objective import num_frozen, num_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.state import StepConfig, init_state, state_shardings
+from bert_jax.training.steps.state import StepConfig, jitted_init, state_shardings
 from bert_jax.training.steps.step import dropout_seed, make_train_step
 
 MODEL = ModelConfig(
@@ -72,7 +72,7 @@ def one_device():
 
 @lru_cache
 def make_params():
-    return jax.device_get(init_state(CONFIG, one_device(), jax.random.key(0)).params)
+    return jax.device_get(jitted_init(CONFIG, one_device())(jax.random.key(0)).params)
 
 
 def make_batch(rows=ROWS):
@@ -314,7 +314,7 @@ def test_every_mesh_gives_the_sums_and_gradients_of_one_device(
 
 def test_steps_come_closer_to_the_teacher_and_leave_it_as_it_is():
     step = make_train_step(CONFIG, one_device())
-    state = init_state(CONFIG, one_device(), jax.random.key(0))
+    state = jitted_init(CONFIG, one_device())(jax.random.key(0))
     before = jax.device_get(state.params[TEACHER])
     assert not any(TEACHER in jax.tree_util.keystr(path) for path, _ in
                    jax.tree_util.tree_leaves_with_path(state.opt_state))  # fmt: skip

@@ -30,7 +30,7 @@ from bert_jax.objectives.embedding import (
     score_losses,
 )
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.state import StepConfig, init_state, state_shardings
+from bert_jax.training.steps.state import StepConfig, jitted_init, state_shardings
 from bert_jax.training.steps.step import dropout_seed, make_train_step
 from bert_jax.training.steps.trials import init_trials, place_rows, place_settings
 
@@ -230,7 +230,7 @@ def step_of(kind, **settings):
 
 @lru_cache
 def params_of(kind):
-    params = jax.device_get(init_state(step_of(kind)[0], one_device(), jax.random.key(0)).params)
+    params = jax.device_get(jitted_init(step_of(kind)[0], one_device())(jax.random.key(0)).params)
     if "pooling" in params:  # else all tokens weigh the same
         params["pooling"]["score"] = RNG.normal(size=16).astype(np.float32)
     return params

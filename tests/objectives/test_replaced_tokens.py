@@ -40,7 +40,7 @@ from bert_jax.objectives.replaced_tokens import (
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.state import StepConfig, init_state, state_shardings
+from bert_jax.training.steps.state import StepConfig, jitted_init, state_shardings
 from bert_jax.training.steps.step import dropout_seed, make_train_step
 
 MODEL = ModelConfig(
@@ -74,7 +74,7 @@ def one_device():
 
 @lru_cache
 def make_params():
-    return jax.device_get(init_state(CONFIG, one_device(), jax.random.key(0)).params)
+    return jax.device_get(jitted_init(CONFIG, one_device())(jax.random.key(0)).params)
 
 
 def make_batch(rows=ROWS, first=1000):
@@ -319,7 +319,7 @@ def test_steps_make_both_models_better():
     """Rows of one batch again and again, until the proposals in them are known."""
     optimizer = OptimizerConfig(learning_rate=5e-3, warmup_steps=5)
     step = make_train_step(replace(CONFIG, optimizer=optimizer, num_steps=100), one_device())
-    state = init_state(CONFIG, one_device(), jax.random.key(0))
+    state = jitted_init(CONFIG, one_device())(jax.random.key(0))
     batch = place_batch(make_batch(8), one_device())
     found = []
     for _ in range(100):

@@ -21,7 +21,7 @@ from small_run import (
 )
 
 from bert_jax.cli import main as cli
-from bert_jax.distributed.checkpoint import load_newest
+from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import encode, logical_axes

@@ -17,7 +17,7 @@ from bert_jax.objectives.losses import cross_entropy, smoothed_cross_entropy
 from bert_jax.objectives.objective import evaluated
 from bert_jax.objectives.translation import Translation, next_tokens
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.state import StepConfig, init_state, param_placement
+from bert_jax.training.steps.state import StepConfig, jitted_init, param_placement
 from bert_jax.training.steps.step import make_train_step
 
 V, S, T = 40, 24, 20
@@ -121,7 +121,7 @@ def reference():
     """Gradients and sums of the batch on one device, and the parameters."""
     config = step_config(translation())
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    params = init_state(config, mesh, jax.random.key(0)).params
+    params = jitted_init(config, mesh)(jax.random.key(0)).params
     grads, sums = jax.jit(lambda p, rows: batch_gradients(config, mesh, p, rows, None))(
         params, PREPARED
     )
@@ -175,7 +175,7 @@ def test_a_step_learns_pairs_by_heart_and_counts_both_sides():
         num_steps=60,
     )
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    state = init_state(config, mesh, jax.random.key(0))
+    state = jitted_init(config, mesh)(jax.random.key(0))
     step = make_train_step(config, mesh)
     losses = []
     for number in range(60):

@@ -12,8 +12,10 @@ import numpy as np
 import optax
 
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import Checkpoints, Retention, storage
+from bert_jax.distributed.checkpoint import storage
+from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.checkpoint.record import group_of, grouped, read_record
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.training.pretrain.config import PretrainConfig
 
 CONFIG = to_dict(PretrainConfig())

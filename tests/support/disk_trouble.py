@@ -22,7 +22,10 @@ from chaos_run import write_config  # noqa: E402
 from small_run import fingerprint, small_config  # noqa: E402
 
 from bert_jax.cli import main as cli  # noqa: E402
-from bert_jax.distributed.checkpoint import Checkpoints, saved_steps, storage, verify_checkpoint  # noqa: E402
+from bert_jax.distributed.checkpoint import storage  # noqa: E402
+from bert_jax.distributed.checkpoint.manager import Checkpoints  # noqa: E402
+from bert_jax.distributed.checkpoint.storage import saved_steps  # noqa: E402
+from bert_jax.distributed.checkpoint.verify import verify_checkpoint  # noqa: E402
 from bert_jax.training.pretrain import saves  # noqa: E402
 from bert_jax.training.pretrain.corpus import open_corpus  # noqa: E402
 from bert_jax.training.pretrain.train import train  # noqa: E402

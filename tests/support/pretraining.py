@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bert_jax.model.heads import encode, pair_logits, vocabulary_logits
+from bert_jax.model.heads import encode, pair_logits, vocabulary_projection
 
 
 class PretrainingLogits(NamedTuple):
@@ -18,5 +18,6 @@ def apply_pretraining(config: Any, params: Any, *inputs: Any, positions: Any = N
     """Compute them; the inputs are those of `encode`."""
     hidden = encode(config, params, *inputs)
     return PretrainingLogits(
-        vocabulary_logits(config, params, hidden, positions), pair_logits(config, params, hidden)
+        vocabulary_projection(config, params, hidden, positions).logits(),
+        pair_logits(config, params, hidden),
     )

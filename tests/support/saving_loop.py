@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.distributed.checkpoint import Checkpoints, Retention
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.retention import Retention
 
 NUM_ARRAYS, ROWS, COLUMNS = 4, 64, 10_240  # 2.6 MB each
 

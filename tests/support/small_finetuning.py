@@ -12,7 +12,8 @@ import pytest
 from huggingface_directory import MODEL, write_huggingface, write_safetensors
 
 from bert_jax.config.mapping import build, to_dict
-from bert_jax.distributed.checkpoint import load_newest, saved_steps
+from bert_jax.distributed.checkpoint.reading import load_newest
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, report

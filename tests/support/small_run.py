@@ -11,7 +11,8 @@ from one_shard import StoreWriter
 
 from bert_jax.config.mapping import build
 from bert_jax.data.store import TokenStore
-from bert_jax.distributed.checkpoint import Checkpoints, Retention
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer

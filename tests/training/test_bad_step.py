@@ -17,7 +17,7 @@ from small_run import (
 )
 
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import saved_steps
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import report_error
 from bert_jax.training import loop

@@ -17,7 +17,7 @@ from small_run import (
     write_corpus,
 )
 
-from bert_jax.distributed.checkpoint import saved_steps
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train

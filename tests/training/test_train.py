@@ -14,7 +14,7 @@ from small_run import (
 
 from bert_jax.artefacts.saved.runs import pretrained_checkpoint
 from bert_jax.config.mapping import build
-from bert_jax.distributed.checkpoint import saved_steps
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain import saves
 from bert_jax.training.pretrain.config import PretrainConfig

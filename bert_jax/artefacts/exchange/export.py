@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bert_jax
-from bert_jax.artefacts.exchange.huggingface_files import (
+from bert_jax.artefacts.exchange.exported_files import (
     class_name,
     untrained_parts,
     without_pairs,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.searches import compare_searches
 from bert_jax.artefacts.exchange.theirs import TheirModel, missing, quiet
@@ -27,7 +27,7 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError, first_few
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+from bert_jax.tokenization.tokenizer import ROLES, Tokenizer, make_row
 
 PIPELINES = {
     "ForPreTraining": "fill-mask",
@@ -256,8 +256,7 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
         raise proof.ProofFailedError(
             f"{who} gives other types to two texts: {both['token_type_ids']}"
         )
-    fields = ("pad_token_id", "unk_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
-    roles = [getattr(theirs, field) for field in fields]
+    roles = [getattr(theirs, f"{role}_id") for role in ROLES]
     if roles != list(vars(special).values()):
         raise proof.ProofFailedError(f"{who} has the special ids {roles}, not {vars(special)}")
     return len(compared) - len(ties), ties

@@ -17,14 +17,14 @@ from typing import Any, Literal, NamedTuple
 
 import bert_jax
 from bert_jax.artefacts.exchange import vocabulary
-from bert_jax.artefacts.exchange.huggingface import read_back
-from bert_jax.artefacts.exchange.huggingface_files import (
+from bert_jax.artefacts.exchange.exported_files import (
     class_of,
     has_place_for_pooler,
     untrained_parts,
     write_huggingface,
     write_json,
 )
+from bert_jax.artefacts.exchange.huggingface import read_back
 from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_spans
 from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts, source_tokenizer
 from bert_jax.artefacts.formats import huggingface_files

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange.huggingface import PIPELINES
 from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
@@ -14,7 +14,7 @@ from bert_jax.artefacts.formats.huggingface_files import LONG_TEXTS, THRESHOLDS,
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
 from bert_jax.objectives.config import OBJECTIVES
-from bert_jax.terminal import markdown_table
+from bert_jax.terminal import markdown_table, plain
 
 _LIBRARIES = {
     "huggingface": "transformers", "peft": "peft",
@@ -109,7 +109,7 @@ def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     if outputs is not None:
         text += f" It predicts {_OBJECTIVES[outputs.objective]}."
         if outputs.labels:
-            names = ", ".join(f"`{files.plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
+            names = ", ".join(f"`{plain(label)}`" for label in outputs.labels[:_MAX_LABELS])
             more = len(outputs.labels) - _MAX_LABELS
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
@@ -175,7 +175,7 @@ def _data(saved: SavedModel) -> str:
         return f"## Data\n\n{said}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})
-        parts = [f"`{files.plain(task['name'])}`"] if task.get("name") else []
+        parts = [f"`{plain(task['name'])}`"] if task.get("name") else []
         named_parts = [part for part in ("train", "dev", "data") if task.get(part)]
         parts += [f"{part}: `{files.last_part(task[part])}`" for part in named_parts]
         said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
@@ -220,7 +220,7 @@ def _metrics(saved: SavedModel) -> str:
     if not metrics:
         ours = kind in ("pretrain", "finetune")
         return "## Metrics\n\nNone are known for these weights." if ours else ""
-    dev = [(files.plain(key), _value(value)) for key, value in metrics.items()]
+    dev = [(plain(key), _value(value)) for key, value in metrics.items()]
     if kind == "pretrain":
         said = "On the held-out data of the run."
         return f"## Metrics\n\n{said}\n\n" + markdown_table([("metric", "value"), *dev])
@@ -230,7 +230,7 @@ def _metrics(saved: SavedModel) -> str:
     if test := saved.origin.reports.get("test"):
         ends = {key: " ({:.4g} to {:.4g})".format(*each) for key, each in test["intervals"].items()}
         rows = [
-            (files.plain(key), _value(value) + ends.get(key, ""))
+            (plain(key), _value(value) + ends.get(key, ""))
             for key, value in test["scores"].items()
             if value is not None
         ]
@@ -253,7 +253,7 @@ def _contamination(parity: Mapping[str, Any]) -> str:
         return ""
     rows = [
         (
-            f"{files.plain(each['evaluation'])} in {files.plain(each['corpus'])}",
+            f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
             f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} as a whole, "
             f"{each['short']:,} too short to be judged",
         )

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.artefacts.exchange.huggingface_files import write_description
+from bert_jax.artefacts.exchange.exported_files import write_description
 from bert_jax.artefacts.exchange.proof import ProofFailedError, unequal
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.distributed.checkpoint.storage import read_tree, save_fault, write_tree

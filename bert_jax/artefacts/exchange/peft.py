@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange.huggingface import auto_class, proven
 from bert_jax.artefacts.exchange.proof import ONLY_OURS, compare, logits_of, row_batches
 from bert_jax.artefacts.exchange.theirs import TheirModel, missing

@@ -227,7 +227,8 @@ def outputs_of(
     if "pooler" in params["encoder"]:
         found["pooled"] = heads.pool(config, params, hidden)
     if "mlm" in params:
-        found["mlm"] = heads.vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
+        logits = heads.vocabulary_projection(config, params, hidden).logits()
+        found["mlm"] = logits[..., : config.vocab_size]
     if "nsp" in params and "pooled" in found:
         found["nsp"] = heads.pair_logits(config, params, hidden)
     if "rtd" in params:

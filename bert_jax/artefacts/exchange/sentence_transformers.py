@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import huggingface
-from bert_jax.artefacts.exchange.huggingface_files import plain
 from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits_of
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.embedding import PLAIN, EmbeddingConfig
 from bert_jax.tasks.retrieval.metrics import unit
+from bert_jax.terminal import plain
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
 write = huggingface.write

@@ -30,9 +30,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
+from flax.traverse_util import unflatten_dict
 from jax import export
 
-from bert_jax.artefacts.exchange import huggingface_files as files
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.searches import SEARCHES, compare_searches
 from bert_jax.artefacts.formats import entries as tables
@@ -92,7 +93,9 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
         params = (
-            _params(found, entries, saved.params, config) if classed else tables.unnamed(weights)
+            _params(found, entries, saved.params, config)
+            if classed
+            else unflatten_dict(weights, sep="/")
         )
         params |= {part: {} for part, tree in saved.params.items() if not tree}
         if "pooling" in saved.params:  # constants: only one number per dimension of the states
@@ -122,7 +125,7 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
     network, special = proof.exact(saved.network), saved.tokenizer.special_ids
 
     def run(weights, ids, mask, limits):
-        params = tables.unnamed(weights)
+        params = unflatten_dict(weights, sep="/")
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.
         with jax.default_matmul_precision("highest"):
             found = search(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import proof
-from bert_jax.artefacts.exchange.huggingface_files import specials_of
+from bert_jax.artefacts.exchange.exported_files import specials_of
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.huggingface_files import (
     LOGITS,
@@ -29,7 +29,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.model.heads import has_vocabulary_head
+from bert_jax.model.heads import MASKED_LM
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.load import says_casing
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -139,8 +139,7 @@ def source_outputs(
     known = hasattr(transformers, made_by) and made_by.endswith(_READ)
     name = made_by if known else "AutoModel"
     models = [TheirModel(directory, name)]
-    has_head = has_vocabulary_head(saved.params)
-    if has_head and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
+    if MASKED_LM in saved.params and not name.endswith(("ForMaskedLM", "BertForPreTraining")):
         models.append(TheirModel(directory, "AutoModelForMaskedLM"))
 
     def outputs(batch: proof.Batch | proof.Sides) -> dict[str, np.ndarray]:

@@ -326,14 +326,6 @@ def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
     return found
 
 
-def unnamed(arrays: Mapping[str, Any]) -> Params:
-    """Rebuild a tree from arrays by path: the inverse of `named`."""
-    tree: Params = {}
-    for name, array in arrays.items():
-        insert(tree, tuple(name.split("/")), array)
-    return tree
-
-
 def lookup(tree: Params, path: tuple[str, ...]) -> Any:
     """Return the entry of a nested dict at a path; None if there is none."""
     found: Any = tree

@@ -48,7 +48,7 @@ _RMS = {
 }  # fmt: skip
 _ONLY = {**NOT_QUANTISED, "rope_scaling": (None, "only null is supported")}
 
-_MODERNBERT_LAYER = "model.layers.{n}"
+_LAYER = "model.layers.{n}"
 _MODERNBERT = Family(
     name="ModernBERT",
     classes="ModernBert",
@@ -56,12 +56,12 @@ _MODERNBERT = Family(
     encoder=(
         token_table("model.embeddings.tok_embeddings"),
         *norm("model.embeddings.norm", *EMBEDDINGS, "norm"),
-        *norm(f"{_MODERNBERT_LAYER}.attn_norm", *LAYERS, "attention_norm"),
-        *_maps(f"{_MODERNBERT_LAYER}.attn.Wqkv", ATTENTION),
-        *affine(f"{_MODERNBERT_LAYER}.attn.Wo", *ATTENTION, "output", num_inputs=2),
-        *norm(f"{_MODERNBERT_LAYER}.mlp_norm", *LAYERS, "mlp_norm"),
-        *_maps(f"{_MODERNBERT_LAYER}.mlp.Wi", MLP, ("gate", "up")),
-        *affine(f"{_MODERNBERT_LAYER}.mlp.Wo", *MLP, "down"),
+        *norm(f"{_LAYER}.attn_norm", *LAYERS, "attention_norm"),
+        *_maps(f"{_LAYER}.attn.Wqkv", ATTENTION),
+        *affine(f"{_LAYER}.attn.Wo", *ATTENTION, "output", num_inputs=2),
+        *norm(f"{_LAYER}.mlp_norm", *LAYERS, "mlp_norm"),
+        *_maps(f"{_LAYER}.mlp.Wi", MLP, ("gate", "up")),
+        *affine(f"{_LAYER}.mlp.Wo", *MLP, "down"),
         *norm("model.final_norm", "encoder", "final_norm"),
     ),
     pretraining={MASKED_LM: masked_lm("head.dense", "head.norm", "decoder", "decoder")},
@@ -97,18 +97,17 @@ _MODERNBERT = Family(
     local=True,
 )  # fmt: skip
 
-_EUROBERT_LAYER = "model.layers.{n}"
 _EUROBERT = Family(
     name="EuroBERT",
     classes="EuroBert",
     prefix="model.",
     encoder=(
         token_table("model.embed_tokens"),
-        *norm(f"{_EUROBERT_LAYER}.input_layernorm", *LAYERS, "attention_norm"),
-        *_maps(f"{_EUROBERT_LAYER}.self_attn.{{first}}_proj", ATTENTION),
-        *affine(f"{_EUROBERT_LAYER}.self_attn.o_proj", *ATTENTION, "output", num_inputs=2),
-        *norm(f"{_EUROBERT_LAYER}.post_attention_layernorm", *LAYERS, "mlp_norm"),
-        *_maps(f"{_EUROBERT_LAYER}.mlp.{{part}}_proj", MLP, ("gate", "up", "down")),
+        *norm(f"{_LAYER}.input_layernorm", *LAYERS, "attention_norm"),
+        *_maps(f"{_LAYER}.self_attn.{{first}}_proj", ATTENTION),
+        *affine(f"{_LAYER}.self_attn.o_proj", *ATTENTION, "output", num_inputs=2),
+        *norm(f"{_LAYER}.post_attention_layernorm", *LAYERS, "mlp_norm"),
+        *_maps(f"{_LAYER}.mlp.{{part}}_proj", MLP, ("gate", "up", "down")),
         *norm("model.norm", "encoder", "final_norm"),
     ),
     pretraining={MASKED_LM: decoder_of("lm_head", "lm_head")},

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.config.bounds import Bounded, Count
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object, short
@@ -57,23 +58,17 @@ _MAX_LABEL_CHARS = 200
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Bounded):
     """Windows of long texts and limits of answers, for a tagging or span head."""
 
-    stride: int
+    stride: Count
     """Distance from one window to the next, in sub-words."""
-    max_question: int = 64
+    max_question: Count = 64
     """Longest question, in tokens."""
-    max_answer_tokens: int = 30
+    max_answer_tokens: Count = 30
     """Longest answer, in tokens."""
     null_threshold: float | None = None
     """Largest `null_odds` at which a question is still answered; None: every question is."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError if the stride or a limit is below 1."""
-        for name in ("stride", "max_question", "max_answer_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 class NoClassError(UserError):

@@ -80,7 +80,8 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     if wrong:
         raise UserError(f"{where}: {'; '.join(wrong)}")
     if family.narrows_mlp:
-        fields["mlp_dim"] = _two_thirds(fields["mlp_dim"])
+        # NeoBERT's ungated feed-forward width becomes the gated width: 2/3, a multiple of 8.
+        fields["mlp_dim"] = -(-(2 * fields["mlp_dim"] // 3) // 8) * 8
     try:
         config = plain(ModelConfig(**fields))
     except UserError as error:
@@ -93,8 +94,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
 def first_position(family: Family, found: Mapping[str, Any]) -> int:
     """Return the row of the position table for the first token of a text."""
     assert family.first_position is not None
-    pad: int = {**family.defaults, **found}["pad_token_id"]
-    return pad + family.first_position
+    return {**family.defaults, **found}["pad_token_id"] + family.first_position
 
 
 def _check_heads(
@@ -310,11 +310,6 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
         hint = "; if it means the theta of the global layers, write their number"
     wrong.append(f"{name} is {show(value)}; it must be a number above 0, such as 10000.0{hint}")
     return None
-
-
-def _two_thirds(size: int) -> int:
-    """Convert NeoBERT's ungated feed-forward width to the gated width (2/3, a multiple of 8)."""
-    return -(-(2 * size // 3) // 8) * 8
 
 
 def plain(config: ModelConfig) -> ModelConfig:

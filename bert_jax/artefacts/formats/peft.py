@@ -1,7 +1,7 @@
 """Adapters in PEFT's format: low-rank updates and heads, named after Transformers' modules.
 
 adapter = read_adapter(directory)
-arrays = adapter.applied(read_weights(adapter.base, adapter.made_by))
+arrays = adapter.applied(read_weights(adapter.base, model_class(adapter.config)))
 
 A module's update is `lora_A` (r, in) and `lora_B` (out, r): W becomes W + alpha / r B A. All other
 tensors in the file replace tensors of the base.
@@ -57,11 +57,6 @@ class Adapter:
     """A (r, in), B (out, r) and a factor, by weight name; the weight's update is factor B A."""
     tensors: Mapping[str, np.ndarray]
     """Tensors that replace tensors of the base."""
-
-    @property
-    def made_by(self) -> str:
-        """Class of the base model with the adapter's head."""
-        return model_class(self.config)
 
     def applied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the base's tensors with the adapter applied; a UserError lists misfit modules."""

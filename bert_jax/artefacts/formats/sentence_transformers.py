@@ -90,7 +90,7 @@ def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> d
     if embedding.dimensions:
         settings[DIMENSIONS] = list(embedding.dimensions)
     flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
-    files: dict[str, Any] = {
+    return {
         MODULES: modules,
         SETTINGS: settings,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
@@ -98,7 +98,6 @@ def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> d
             "word_embedding_dimension": width, **flags, "include_prompt": True
         },
     }  # fmt: skip
-    return files
 
 
 def read_sentence_files(directory: Path) -> SentenceForm:
@@ -117,7 +116,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
             f"{directory} without {MODULES}"
         )
     (_, model), (_, pooling) = modules[:2]
-    fields = _object(pooling / "config.json")
+    fields = read_json_object(pooling / "config.json", max_bytes=MAX_CONFIG_BYTES)
     settings = _settings(directory)
     prompts, notes = _prompts(settings, directory / SETTINGS)
     dimensions = settings.get(DIMENSIONS, [])
@@ -202,7 +201,7 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
 def _max_length(model: Path) -> int | None:
     """Return the length limit of the encoder's module or, if it has none, of the tokenizer."""
     named = sorted(model.glob("sentence_*_config.json"))
-    fields = _object(named[0]) if named else {}
+    fields = read_json_object(named[0], max_bytes=MAX_CONFIG_BYTES) if named else {}
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):
         if (value := fields.get(name, expected)) != expected:
             raise UserError(f"{named[0]}: {name} is {short(value)}; only {short(expected)} is read")
@@ -213,8 +212,4 @@ def _max_length(model: Path) -> int | None:
 
 def _settings(directory: Path) -> dict[str, Any]:
     path = directory / SETTINGS
-    return _object(path) if path.is_file() else {}
-
-
-def _object(path: Path) -> dict[str, Any]:
-    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}

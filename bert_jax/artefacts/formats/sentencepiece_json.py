@@ -45,8 +45,7 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
         pair=f"{cls} $A {sep} $B:1 {sep}:1",
         special_tokens=[(cls, special.cls), (sep, special.sep)],
     )
-    text: str = made.to_str(pretty=True)
-    return text.encode()
+    return made.to_str(pretty=True).encode()
 
 
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:

@@ -85,8 +85,7 @@ class Family(ABC):
 
 def shapes_of(network: Network) -> Params:
     """Return a network's parameter tree with shapes in place of arrays."""
-    shapes: Params = jax.eval_shape(network.init, jax.random.key(0))
-    return shapes
+    return jax.eval_shape(network.init, jax.random.key(0))
 
 
 _SHARED, _HEAD, _BIAS = "model.shared.weight", "lm_head.weight", "final_logits_bias"
@@ -237,10 +236,9 @@ def _permuted(network: TransformerNetwork, params: Params, order: np.ndarray) ->
                   for name, size in zip(axes, array.shape, strict=True)]  # fmt: skip
         return np.asarray(array)[np.ix_(*places)]
 
-    permuted: Params = jax.tree.map(
+    return jax.tree.map(
         permute, network.axes(), params, is_leaf=lambda leaf: isinstance(leaf, tuple)
     )
-    return permuted
 
 
 _CROSS_LAYER = "decoder.bert.encoder.layer.{n}.crossattention"

@@ -26,8 +26,9 @@ from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.runs import named_steps, split_name, staged
 from bert_jax.artefacts.saved.runs import read_record as read_run
 from bert_jax.config.mapping import build
-from bert_jax.distributed.checkpoint import DamagedCheckpointError, storage, verify_checkpoint
+from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.digest import block_digest, leaf_digests, text
+from bert_jax.distributed.checkpoint.reading import DamagedCheckpointError
 from bert_jax.distributed.checkpoint.record import (
     Record,
     RecordFaultError,
@@ -36,6 +37,7 @@ from bert_jax.distributed.checkpoint.record import (
     is_param,
     read_record,
 )
+from bert_jax.distributed.checkpoint.verify import verify_checkpoint
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.remote import open_workdir
 from bert_jax.files.staging import write_synced

@@ -22,8 +22,9 @@ from bert_jax.config.mapping import build
 from bert_jax.data.corpus.overlap.search import Report, reports_of
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.data.store import is_store
-from bert_jax.distributed.checkpoint import saved_steps, verified_steps
 from bert_jax.distributed.checkpoint.record import RecordFaultError, read_record
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
 from bert_jax.files.checks import MAX_RECORD_BYTES, RECORD_FILES
 from bert_jax.files.remote import open_workdir

@@ -16,7 +16,7 @@ from bert_jax.artefacts.formats.model_config import kind_of
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig, Pooled
-from bert_jax.model.heads import Params, has_vocabulary_head, init_params
+from bert_jax.model.heads import MASKED_LM, Params, init_params
 from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.seq2seq.network import Network
 from bert_jax.model.task_heads import TaskHeadConfig
@@ -145,7 +145,7 @@ class SavedModel:
         if self.network is not None:
             return ("translate",)
         verb = None if self.outputs is None else _VERBS.get(self.outputs.objective)
-        fills = "fill-mask" if has_vocabulary_head(self.params) else None
+        fills = "fill-mask" if MASKED_LM in self.params else None
         return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:

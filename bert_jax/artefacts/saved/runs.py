@@ -10,13 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model
-from bert_jax.distributed.checkpoint import (
-    Restored,
-    load_newest,
-    restore_step,
-    saved_steps,
-    verified_steps,
-)
+from bert_jax.distributed.checkpoint.reading import Restored, load_newest, restore_step
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.files.staging import StagedDirectory, disk_full
@@ -44,6 +40,10 @@ NO_MODEL = (
     "no run gave a finite score, so there is no model to save: all have diverged. Lower "
     "optimizer.learning_rate or sweep.learning_rates, or look at the data, and choose another work "
     "directory"
+)
+_NO_CHECKPOINT = (
+    "holds no checkpoint; give the work directory of a `bert-jax pretrain` run that has saved at "
+    "least once"
 )
 
 
@@ -122,20 +122,24 @@ def split_name(name: str) -> tuple[str, int | None]:
     return workdir, int(step)
 
 
-def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
+def named_steps(work: WorkDir, step: int | None, last: int | None = 1) -> list[int]:
     """Return the named step or, if none is named, the `last` newest verified steps, ascending.
+
+    With `last` None, all saved steps are returned, verified or not.
 
     Raises:
         UserError: The step is not saved, or fewer steps are verified; lists the saved steps.
     """
     saved = saved_steps(work.checkpoints)
     if not saved:
-        raise UserError(no_checkpoint(work.name))
+        raise UserError(f"{work.name} {_NO_CHECKPOINT}")
     there = ", ".join(f"{each}" for each in saved)
     if step is not None:
         if step not in saved:
             raise UserError(f"{work.name} has no checkpoint of step {step}; there are {there}")
         return [step]
+    if last is None:
+        return saved
     verified = verified_steps(work.checkpoints)
     if len(verified) < last:
         raise UserError(
@@ -143,14 +147,6 @@ def named_steps(work: WorkDir, step: int | None, last: int = 1) -> list[int]:
             f"needed; there are {there}. Name a step as {work.name}@STEP"
         )
     return verified[-last:]
-
-
-def no_checkpoint(workdir: Path | str) -> str:
-    """Return the message for a work directory without checkpoints."""
-    return (
-        f"{workdir} holds no checkpoint; give the work directory of a `bert-jax pretrain` run "
-        "that has saved at least once"
-    )
 
 
 def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Restored:
@@ -167,7 +163,7 @@ def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Resto
         (step,) = named_steps(work, step)
         restored = restore_step(work.checkpoints, step, None)
     if restored is None:
-        raise UserError(no_checkpoint(workdir))
+        raise UserError(f"{workdir} {_NO_CHECKPOINT}")
     if "task" in restored.record.config:
         raise UserError(
             f"{workdir} holds a fine-tuning run, whose model has no head for masked words; give "

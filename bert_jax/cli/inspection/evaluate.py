@@ -151,7 +151,7 @@ def evaluate_run(
         if step is not None:
             raise UserError(f"--step is {step}, but {model}, which has no steps")
         stores, saved = open_corpus(corpus), read_model(workdir)
-        check_measurable(saved, stores, "--corpus", corpus, f"{workdir}")
+        check_measurable(saved, stores, corpus, f"{workdir}")
         values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
         return values | {"unigram_entropy": stores.train.unigram_entropy}
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, length=length, step=step)

@@ -10,7 +10,7 @@ from bert_jax.artefacts.saved.ancestors import Ancestor, file_digest
 from bert_jax.artefacts.saved.lineage import RUNS, trace
 from bert_jax.artefacts.saved.runs import split_name
 from bert_jax.data.store import is_store, open_store
-from bert_jax.distributed.checkpoint import find_fault
+from bert_jax.distributed.checkpoint.verify import find_fault
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, RECORD_FILES, check_recorded
 from bert_jax.files.remote import open_workdir

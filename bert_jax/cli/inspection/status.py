@@ -17,7 +17,8 @@ import numpy as np
 from bert_jax.artefacts.saved.runs import STATISTICS, read_record
 from bert_jax.config.mapping import build
 from bert_jax.data.phases import Phase
-from bert_jax.distributed.checkpoint import branches_of, saved_steps
+from bert_jax.distributed.checkpoint.retention import branches_of
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir

@@ -109,9 +109,9 @@ class Contamination(groups.Workers, groups.Json):
     and `lineage` find it)."""
 
     def __call__(self) -> int:
+        from bert_jax.data.corpus.overlap import search
         from bert_jax.data.corpus.overlap.evaluation import read_evaluation
-        from bert_jax.data.corpus.overlap.heldout import heldout_path, heldout_twins
-        from bert_jax.data.corpus.overlap.search import DIRECTORY, search_store, search_texts
+        from bert_jax.data.corpus.overlap.heldout import heldout_twins
         from bert_jax.data.corpus.sources import resolve_sources
         from bert_jax.data.corpus.workers import worker_count
         from bert_jax.data.store import is_store
@@ -131,18 +131,18 @@ class Contamination(groups.Workers, groups.Json):
             found = heldout_twins(
                 directory, threshold=self.similarity, num_workers=workers, show=_bar
             )
-            place = self.out or heldout_path(directory)
+            place = self.out or directory / _HELDOUT / search.DIRECTORY / search.HELDOUT
             found.save(place)
             lines = [*found.lines(), f"report  {place}", ""]
             self.show(asdict(found), lines, indent=None, ensure_ascii=False)
         for each in sets:
             if store is not None:
-                report = search_store(store, each, num_workers=workers, show=_bar)
-                place = self.out or store / DIRECTORY / report.file_name
+                report = search.search_store(store, each, num_workers=workers, show=_bar)
+                place = self.out or store / search.DIRECTORY / report.file_name
             else:
                 sources = resolve_sources([self.corpus])
                 documents = (text for source in sources for text in source.texts())
-                report = search_texts(corpus.name, documents, each, num_workers=workers)
+                report = search.search_texts(corpus.name, documents, each, num_workers=workers)
                 place = self.out
             if place is not None:
                 report.save(place)

@@ -273,11 +273,13 @@ class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
     """
 
     def __call__(self) -> int:
+        from bert_jax.artefacts.saved.runs import named_steps
         from bert_jax.distributed.checkpoint.verify import audit, audit_report
         from bert_jax.files.remote import open_workdir
 
         work = open_workdir(self.workdir)
-        verdicts = audit(work.checkpoints, only=self.step, progress=sys.stderr.isatty())
+        steps = named_steps(work, self.step, None)
+        verdicts = audit(work.checkpoints, steps, progress=sys.stderr.isatty())
         self.show([dataclasses.asdict(verdict) for verdict in verdicts], audit_report(verdicts))
         intact = [verdict.intact for verdict in verdicts]
         return 0 if all(intact) else 1 if any(intact) else 5

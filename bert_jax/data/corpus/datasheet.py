@@ -22,7 +22,7 @@ import numpy as np
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.files.staging import write_synced
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.terminal import markdown_table
+from bert_jax.terminal import markdown_table, plain
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 OTHER = "digits and signs"
@@ -239,8 +239,8 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
     command = account.get("command") or "from Python"
     sections = [
         "# Datasheet of a corpus",
-        f"Built on {_plain(account.get('built', 'an unknown date'))} with bert_jax "
-        f"{_plain(account.get('versions', {}).get('bert_jax', ''))}: `{_plain(command, 2000)}`.",
+        f"Built on {plain(account.get('built', 'an unknown date'))} with bert_jax "
+        f"{plain(account.get('versions', {}).get('bert_jax', ''))}: `{plain(command, 2000)}`.",
         _stores(headers),
         "## Sources\n\n" + _sources(header.get("sources", [])),
         "## Licence\n\n" + _licences(account),
@@ -249,7 +249,7 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
         "## Cleaning\n\n" + _cleaning(header),
         "## Tokenizer and coverage\n\n" + _coverage(header, account),
         "## Versions\n\n"
-        + ", ".join(f"{k} {_plain(v)}" for k, v in account.get("versions", {}).items()),
+        + ", ".join(f"{k} {plain(v)}" for k, v in account.get("versions", {}).items()),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -281,7 +281,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
     for each in sources:
         unit = next((unit for unit in ("bytes", "examples") if unit in each), "")
         size = f"{_number(each[unit])} {unit}" if unit else ""
-        changed, digest = _plain(each.get("changed", ""), 10), each.get("sha256", "not known")
+        changed, digest = plain(each.get("changed", ""), 10), each.get("sha256", "not known")
         documents = _number(each.get("documents"))
         rows.append([_code(each.get("name")), size, documents, changed, _code(digest, 16)])
     return _table(["source", "size", "documents", "changed", "sha256"], rows)
@@ -313,7 +313,7 @@ def _cleaning(header: Mapping[str, Any]) -> str:
         return "None: neither a filter nor a search for duplicates was set."
     parts = []
     if isinstance(config, Mapping):
-        rules = ([_code(name), _plain(value, 400)] for name, value in _rules(config))
+        rules = ([_code(name), plain(value, 400)] for name, value in _rules(config))
         parts.append(_table(["rule", "value"], rules))
     if isinstance(dropped, Mapping):
         rows = [[_code(reason), _number(count)] for reason, count in dropped.items()]
@@ -322,7 +322,7 @@ def _cleaning(header: Mapping[str, Any]) -> str:
 
 
 def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
-    kind, size = _plain(account.get("tokenizer", "unknown")), _number(header.get("vocab_size"))
+    kind, size = plain(account.get("tokenizer", "unknown")), _number(header.get("vocab_size"))
     said = (
         f"{kind}, {size} tokens, fingerprint {_code(header.get('tokenizer_fingerprint'), 16)}; its "
         "files are in `train/tokenizer`."
@@ -333,7 +333,7 @@ def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
         tokens, ratio = max(1, one["tokens"]), one["tokens_per_word"]
         shares = (f"{one[name] / tokens:.2%}" for name in ("unknown", "fallback"))
         figures = (_number(one["words"]), _number(one["tokens"]), f"{ratio:.2f}" if ratio else "")
-        rows.append([_plain(script), *figures, *shares])
+        rows.append([plain(script), *figures, *shares])
     if not rows:
         return said
     columns = [
@@ -362,10 +362,5 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else ""
 
 
-def _plain(value: Any, most: int = 200) -> str:
-    """Return a value on one line, without characters that end a code span or a table cell."""
-    return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
-
-
 def _code(value: Any, most: int = 200) -> str:
-    return f"`{_plain(value, most)}`"
+    return f"`{plain(value, most)}`"

@@ -10,31 +10,3 @@ A run's directory `checkpoints` has one directory for each saved step:
 
 Only `storage.py` uses Orbax and TensorStore; a training loop uses `manager.py`.
 """
-
-from bert_jax.distributed.checkpoint.manager import Checkpoints, SaveFailedError
-from bert_jax.distributed.checkpoint.reading import (
-    DamagedCheckpointError,
-    Restored,
-    load_newest,
-    restore_step,
-)
-from bert_jax.distributed.checkpoint.retention import (
-    Retention,
-    branches_of,
-    forget_branch,
-    keep_for_branch,
-)
-from bert_jax.distributed.checkpoint.storage import saved_steps
-from bert_jax.distributed.checkpoint.verify import (
-    Verdict,
-    find_fault,
-    is_verified,
-    verified_steps,
-    verify_checkpoint,
-)
-
-__all__ = [
-    "Checkpoints", "DamagedCheckpointError", "Restored", "Retention", "SaveFailedError", "Verdict",
-    "branches_of", "find_fault", "forget_branch", "is_verified", "keep_for_branch", "load_newest",
-    "restore_step", "saved_steps", "verified_steps", "verify_checkpoint",
-]  # fmt: skip

@@ -81,11 +81,11 @@ def read_record(checkpoint: AnyPath) -> Record:
         raise RecordFaultError(f"its record has other fields: {error}") from error
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a state by name, such as `params/encoder/...`."""
+def named_leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
+    """Return the leaves of a tree, in its order, by name, such as `params/encoder/...`."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)
     }
 
 
@@ -114,5 +114,4 @@ def is_param(name: str) -> bool:
 def nested_params(leaves: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters among the named `leaves`, as a nested dict."""
     params = {name.removeprefix(_PREFIX): leaf for name, leaf in leaves.items() if is_param(name)}
-    tree: dict[str, Any] = unflatten_dict(params, sep="/")
-    return tree
+    return unflatten_dict(params, sep="/")

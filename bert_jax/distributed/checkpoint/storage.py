@@ -135,8 +135,7 @@ def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
 
 def read_tree(directory: AnyPath) -> dict[str, Any]:
     """Read back the tree that `write_tree` wrote, onto the host."""
-    tree: dict[str, Any] = ocp.load(as_path(directory))
-    return tree
+    return ocp.load(as_path(directory))
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:

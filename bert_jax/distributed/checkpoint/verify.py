@@ -6,7 +6,7 @@ It runs on the host, array by array: no device is touched, and no process waits 
 import contextlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.digest import block_digest, text
 from bert_jax.distributed.checkpoint.record import RecordFaultError, group_of, read_record
 from bert_jax.distributed.checkpoint.storage import AnyPath, as_path, damage, saved_steps
-from bert_jax.errors import UserError
 from bert_jax.files.checks import json_crc
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import is_url
@@ -106,21 +105,11 @@ def find_fault(checkpoint: AnyPath) -> str:
     return file_fault(checkpoint) if is_known else verify_checkpoint(checkpoint).fault
 
 
-def audit(directory: AnyPath, *, only: int | None = None, progress: bool = False) -> list[Verdict]:
-    """Verify a directory's checkpoints, or only step `only`; raise a UserError if there is none."""
-    directory = as_path(directory)
-    steps = saved_steps(directory)
-    if not steps:
-        raise UserError(
-            f"{directory} holds no checkpoint; give the work directory of a `bert-jax pretrain` "
-            "run that has saved at least once"
-        )
-    if only is not None and only not in steps:
-        there = ", ".join(map(str, steps))
-        raise UserError(f"{directory} has no checkpoint of step {only}; there are {there}")
+def audit(directory: AnyPath, steps: Iterable[int], *, progress: bool = False) -> list[Verdict]:
+    """Verify a directory's checkpoints of the given steps."""
     verdicts = []
-    for step in [only] if only is not None else steps:
-        path = directory / str(step)
+    for step in steps:
+        path = as_path(directory) / str(step)
         num_bytes = None
         with contextlib.suppress(RecordFaultError):
             num_bytes = read_record(path).num_bytes

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.distributed.parallel.sharding import TRIAL, num_batch_shards, partition_spec
+from bert_jax.model.layers import differentiable
 from bert_jax.model.layout import Layout, without_axes
 
 BY_HAND = ("data", "fsdp")
@@ -44,10 +45,10 @@ def on_local_rows(
         f,
         mesh=mesh,
         in_specs=tuple(
-            jax.tree.map(partial(by_hand, trials=number < own), spec, is_leaf=_is_spec)
+            jax.tree.map(partial(by_hand, trials=number < own), spec)
             for number, spec in enumerate(in_specs)
         ),
-        out_specs=jax.tree.map(partial(by_hand, trials=True), out_specs, is_leaf=_is_spec),
+        out_specs=jax.tree.map(partial(by_hand, trials=True), out_specs),
         axis_names=set(mesh.axis_names) - ({"tensor"} if mesh.shape["tensor"] > 1 else set()),
         check_vma=False,  # True would make jax.grad reduce each gradient where it arises
     )
@@ -72,10 +73,9 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
     """Make a model's layout inside `on_local_rows`; specs below `layers` are for stacked layers."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
-        layer = jax.tree.map(
-            lambda spec: PartitionSpec(*spec[1:]), specs["layers"], is_leaf=_is_spec
+        gather_layer = partial(
+            gather, specs=specs_of_one_layer(specs["layers"]), mesh=mesh, dtype=dtype
         )
-        gather_layer = partial(gather, specs=layer, mesh=mesh, dtype=dtype)
     inner = {
         name: local_layout(mesh, entry, dtype)
         for name, entry in specs.items()
@@ -85,6 +85,11 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
     if num_batch_shards(mesh) > 1:
         gather_rows = partial(jax.tree.map, lambda x: _gather_rows(x, mesh))
     return Layout(mesh, partition_spec, gather_layer, inner, gather_rows)
+
+
+def specs_of_one_layer(specs: Any) -> Any:
+    """Return the specs of one layer from the specs of stacked layers."""
+    return jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs)
 
 
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
@@ -111,15 +116,14 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = Fa
     return jax.tree_util.tree_map_with_path(one, params, specs)
 
 
-def _whole(x: jax.Array, mesh: Mesh, spec: PartitionSpec, travels: Any, used: Any) -> jax.Array:
+def _gather_forward(
+    x: jax.Array, mesh: Mesh, spec: PartitionSpec, travels: Any, used: Any
+) -> tuple[jax.Array, None]:
     x = x.astype(travels)
     if _is_split(spec, mesh):
         gather = partial(jax.lax.all_gather, axis_name="fsdp", axis=spec.index("fsdp"), tiled=True)
         x = over_tensor(gather, mesh, without_axes(spec, BY_HAND))(x)
-    return x.astype(used)
-
-
-_gather = jax.custom_vjp(_whole, nondiff_argnums=(1, 2, 3, 4))
+    return x.astype(used), None
 
 
 def _gather_backward(mesh, spec, travels, used, _, g):
@@ -130,15 +134,12 @@ def _gather_backward(mesh, spec, travels, used, _, g):
     return (g,)
 
 
-_gather.defvjp(lambda x, *how: (_whole(x, *how), None), _gather_backward)
+_gather = differentiable(_gather_forward, _gather_backward, static=(1, 2, 3, 4))
 
 
-def _all_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
+def _gather_rows_forward(x: jax.Array, mesh: Mesh) -> tuple[jax.Array, None]:
     gather = partial(jax.lax.all_gather, axis_name=BY_HAND, axis=0, tiled=True)
-    return over_tensor(gather, mesh, PartitionSpec())(x)
-
-
-_gather_rows = jax.custom_vjp(_all_rows, nondiff_argnums=(1,))
+    return over_tensor(gather, mesh, PartitionSpec())(x), None
 
 
 def _gather_rows_backward(mesh, _, g):
@@ -146,7 +147,7 @@ def _gather_rows_backward(mesh, _, g):
     return (over_tensor(scatter, mesh, PartitionSpec())(g),)
 
 
-_gather_rows.defvjp(lambda x, mesh: (_all_rows(x, mesh), None), _gather_rows_backward)
+_gather_rows = differentiable(_gather_rows_forward, _gather_rows_backward, static=(1,))
 
 
 def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
@@ -182,7 +183,7 @@ def reduce_gradients(
     splits a parameter, `gather` has already summed the gradient over `fsdp` and cut it.
     """
     leaves, tree = jax.tree.flatten(grads)
-    specs = jax.tree.leaves(specs, is_leaf=_is_spec)
+    specs = jax.tree.leaves(specs)
 
     def add(*leaves: jax.Array) -> tuple[jax.Array, ...]:
         sums = []
@@ -214,12 +215,8 @@ def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., 
         return f
     return jax.shard_map(
         f,
-        in_specs=specs if isinstance(specs, tuple) and not _is_spec(specs) else (specs,),
+        in_specs=specs if isinstance(specs, tuple) else (specs,),
         out_specs=specs,
         axis_names={"tensor"},
         check_vma=False,
     )
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, PartitionSpec)

@@ -232,15 +232,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def row_spec() -> PartitionSpec:
-    """Return the spec of arrays with rows on axis 0."""
-    return partition_spec(("batch",))
+ROW_SPEC = partition_spec(("batch",))
+"""Spec of arrays with rows on axis 0."""
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Return a batch's sharding: rows over `data` and `fsdp`, preceded by any axis of trials."""
     trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
-    return NamedSharding(mesh, PartitionSpec(*trials, *row_spec()))
+    return NamedSharding(mesh, PartitionSpec(*trials, *ROW_SPEC))
 
 
 def num_batch_shards(mesh: Mesh) -> int:

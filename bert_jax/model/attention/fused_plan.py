@@ -54,14 +54,14 @@ class Plan(NamedTuple):
         narrow = self.is_framed if self.is_long else self.window is not None
         if narrow:  # so that few keys are computed needlessly
             return LANES
-        return _largest(self.queries, SCORES_PER_CHUNK // (512 if self.is_long else self.keys))
+        return largest(self.queries, SCORES_PER_CHUNK // (512 if self.is_long else self.keys))
 
     @property
     def block(self) -> int:
         """Number of keys computed together for a chunk of a long row; in a frame, all it sees."""
         if self.is_framed:
             return up_to_lanes(self.chunk + 2 * self.front)
-        return _largest(self.keys, SCORES_PER_CHUNK // self.chunk)
+        return largest(self.keys, SCORES_PER_CHUNK // self.chunk)
 
     @property
     def blocks(self) -> int:
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     @property
     def piece(self) -> int:
         """Number of keys of a long row that are rotated, or copied into a frame, at a time."""
-        return _largest(self.keys, SCORES_PER_CHUNK // 512)
+        return largest(self.keys, SCORES_PER_CHUNK // 512)
 
     @property
     def front(self) -> int:
@@ -120,7 +120,7 @@ def up_to_lanes(length: int) -> int:
     return -(-length // LANES) * LANES
 
 
-def _largest(length: int, limit: int) -> int:
+def largest(length: int, limit: int) -> int:
     """Return the largest divisor of a length that is a multiple of `LANES` within the limit."""
     limit = max(LANES, limit)
     return max(n for n in range(LANES, length + 1, LANES) if length % n == 0 and n <= limit)

@@ -17,9 +17,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jaxtyping import Array, Float
 
+from bert_jax.model.attention.fused_plan import LANES, largest, up_to_lanes
 from bert_jax.model.attention.xla import Asked, visible_keys
 
-_LANES, _LONGEST_BLOCK = 128, 512
+_LONGEST_BLOCK = 512
 _MAX_HEAD_DIM = 128
 _AMPERE = (8, 0)
 _LEAST_VERSION = {(10, 3): 91100}
@@ -84,8 +85,8 @@ def cudnn_attention(
 
 def splash_unsupported(queries: int, keys: int) -> str | None:
     """Name the requirement that these lengths do not meet; None if they meet all."""
-    if queries % _LANES or keys % _LANES:
-        return f"lengths that are multiples of {_LANES}, not {queries} and {keys}"
+    if queries % LANES or keys % LANES:
+        return f"lengths that are multiples of {LANES}, not {queries} and {keys}"
     return None
 
 
@@ -102,10 +103,8 @@ def block_sizes(
     """
     longest = _LONGEST_BLOCK
     if window is not None:
-        longest = min(longest, -(-2 * window // _LANES) * _LANES)
-    block_q, block_kv = (
-        max(b for b in range(_LANES, longest + 1, _LANES) if n % b == 0) for n in (queries, keys)
-    )
+        longest = min(longest, up_to_lanes(2 * window))
+    block_q, block_kv = (largest(length, longest) for length in (queries, keys))
     held = max(n for n in range(1, 5) if keys % (n * block_kv) == 0) if window is None else 1
     return splash_attention_kernel.BlockSizes(
         block_q=block_q, block_kv=held * block_kv, block_kv_compute=block_kv,

@@ -66,7 +66,7 @@ class Recurrent(nnx.Module):
 
     def write(self, readout: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         """Compute logits from the decoder's readout."""
-        return self.output(readout, self._target_table.token[...])
+        return self.output(readout, self._target_table.token[...]).logits()
 
     @property
     def _target_table(self) -> TokenTable:

@@ -236,8 +236,7 @@ class Alignment(nnx.Module):
             used = weights.astype(self.dtype), memory.states.astype(self.dtype)
             return einsum_float32("BKS,BSD->BKD", *used), weights
 
-        again: Attend = jax.checkpoint(attend, prevent_cse=False)
-        return again
+        return jax.checkpoint(attend, prevent_cse=False)
 
 
 class Carry(NamedTuple):

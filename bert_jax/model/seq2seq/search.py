@@ -209,8 +209,7 @@ def continuations(
 def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
     """Pick entries of axis 1, in each row by the row's own indices."""
     pick = jax.vmap(lambda row, chosen: row.at[chosen].get(mode="promise_in_bounds"))
-    picked: Array = pick(values, index)
-    return picked
+    return pick(values, index)
 
 
 def _best(found: Found, new: Found, beams: int) -> Found:

@@ -188,12 +188,11 @@ class TransformerNetwork(Network):
 
     def _table(self, params: Any) -> Array:
         side = params["encoder" if self.tying == "all" else "decoder"]
-        table: Array = side["embeddings"]["token"]
-        return table
+        return side["embeddings"]["token"]
 
     def _looked_up(self, params: Any, tokens: Integer[Array, "B T"]) -> Float[Array, "B T E"]:
         return look_up(self.decoder, self._table(params), tokens)
 
     def _output(self, params: Any, states: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         head = with_params(params["output"], MaskedLMHead, self.decoder)
-        return head(states, self._table(params))
+        return head(states, self._table(params)).logits()

@@ -10,8 +10,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from bert_jax.artefacts.saved.runs import REPORT
-from bert_jax.distributed.checkpoint import SaveFailedError
 from bert_jax.distributed.checkpoint.agreement import by_first
+from bert_jax.distributed.checkpoint.manager import SaveFailedError
 from bert_jax.errors import UserError
 from bert_jax.files.pictures import write_picture
 from bert_jax.files.remote import WorkDir
@@ -53,8 +53,7 @@ class TaskScorer:
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         self._setup, self._mesh, self._work = setup, mesh, work
         self._batch_size = config.training.eval_batch_size
-        self._evaluated = setup.objective
-        evaluation = replace(setup.step, objective=self._evaluated)
+        evaluation = replace(setup.step, objective=setup.objective)
         self._step = make_eval_step(evaluation, mesh, seed=0)
         limit = setup.objective.model.num_positions
         self._buckets = {
@@ -131,7 +130,7 @@ class TaskScorer:
     def _answers(self, params: Any, split: Split, alive: Callable[[str], None]) -> list[Judged]:
         """Compute each trial's outputs for the rows of a split."""
         return score_rows(
-            self._step, self._mesh, self._evaluated.own(params), split.rows,
+            self._step, self._mesh, self._setup.objective.own(params), split.rows,
             buckets=self._buckets[split.name],
             batch_size=min(self._batch_size, len(split.rows)),
             pad_id=self._setup.initial.tokenizer.special_ids.pad,

@@ -19,9 +19,10 @@ from bert_jax.artefacts.saved.ancestors import file_entries
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.runs import TRAIN_TEXTS, FinetunedState
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import Checkpoints, Retention, SaveFailedError, saved_steps
 from bert_jax.distributed.checkpoint.agreement import by_first
-from bert_jax.distributed.checkpoint.manager import Report
+from bert_jax.distributed.checkpoint.manager import Checkpoints, Report, SaveFailedError
+from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.objectives.embedding import EmbeddingObjective

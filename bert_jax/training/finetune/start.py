@@ -53,7 +53,7 @@ def read_inits(
             "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
             "directory in Hugging Face's format"
         )
-    initial, name = _read_start(config.init, read), config.sweep.baseline
+    initial, name = to_start_from(read(config.init, encoder_only=True)), config.sweep.baseline
     given: dict[str, SavedModel | None] = {config.init: initial}
     if config.reinitialise:
         given = {RANDOM: None}
@@ -62,7 +62,7 @@ def read_inits(
     if name == RANDOM:
         given[RANDOM] = None
     elif name:
-        other = given[name] = _read_start(name, read)
+        other = given[name] = to_start_from(read(name, encoder_only=True))
         values = [
             (field, getattr(initial.config, field), getattr(other.config, field))
             for field in (*ARCHITECTURE, "vocab_size")
@@ -76,11 +76,6 @@ def read_inits(
                 "of a sweep share one. Fine-tune it in a run of its own"
             )
     return initial, given
-
-
-def _read_start(name: str, read: Read) -> SavedModel:
-    """Read a model to start from (see `to_start_from`)."""
-    return to_start_from(read(name, encoder_only=True))
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
@@ -328,11 +323,8 @@ def with_teacher(
     longest, most = int(np.max(task.train_split().rows.lengths)), saved.config.num_positions
     remedy = f"the longest row has {longest} tokens; set task.max_length to at most {most}"
     model = with_positions(saved, longest, remedy)
-    parts = ("encoder", "transform")
-    params = {name: tree for name, tree in saved.complete_params().items() if name in parts}
-    if not model.pooler:
-        encoder = {n: part for n, part in params["encoder"].items() if n != "pooler"}
-        params = {**params, "encoder": encoder}
+    whole = saved.complete_params() if model.pooler else saved.without({"pooler"}).params
+    params = {name: tree for name, tree in whole.items() if name in ("encoder", "transform")}
     head = dataclasses.replace(saved.outputs.head, dropout_rate=0.0)
     teacher = TaskObjective(model, head, objective.kind)
     saved = dataclasses.replace(saved, params={**params, "head": kept})

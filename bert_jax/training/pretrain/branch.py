@@ -18,18 +18,12 @@ from bert_jax.artefacts.saved.runs import named_steps, read_record, split_name
 from bert_jax.config.mapping import build, diff
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.store import TokenStore
-from bert_jax.distributed.checkpoint import (
-    Restored,
-    find_fault,
-    forget_branch,
-    keep_for_branch,
-    restore_step,
-    verified_steps,
-)
 from bert_jax.distributed.checkpoint.agreement import by_first
-from bert_jax.distributed.checkpoint.reading import check_same
+from bert_jax.distributed.checkpoint.reading import Restored, check_same, restore_step
 from bert_jax.distributed.checkpoint.record import named_leaves
 from bert_jax.distributed.checkpoint.record import read_record as read_checkpoint_record
+from bert_jax.distributed.checkpoint.retention import forget_branch, keep_for_branch
+from bert_jax.distributed.checkpoint.verify import find_fault, verified_steps
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig

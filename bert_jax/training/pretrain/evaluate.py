@@ -25,7 +25,7 @@ from bert_jax.distributed.parallel.sharding import (
     place_batch,
 )
 from bert_jax.errors import UserError
-from bert_jax.model.heads import has_vocabulary_head
+from bert_jax.model.heads import MASKED_LM
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
@@ -154,26 +154,23 @@ def heldout_rows(
         ) from error
 
 
-def check_measurable(
-    saved: SavedModel, corpus: Corpus, where: str, name: str, directory: str
-) -> None:
+def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: str) -> None:
     """Refuse a corpus without held-out text or with another tokenizer, and a model without head.
 
-    In messages, `where` is the option that gave the corpus, `name` the corpus, and `directory` the
-    model's directory.
+    In messages, `name` is the corpus, which --corpus names, and `directory` the model's directory.
 
     Raises:
         UserError: Corpus and model do not fit together, for the reason in the message.
     """
     if corpus.heldout is None:
         raise UserError(
-            f"{where}: {name} has no held-out text; build it with --heldout-rate above 0"
+            f"--corpus: {name} has no held-out text; build it with --heldout-rate above 0"
         )
-    check_tokenizer(saved, corpus.train.tokenizer_fingerprint, where, directory)
-    if not has_vocabulary_head(saved.params):
+    check_tokenizer(saved, corpus.train.tokenizer_fingerprint, "--corpus", directory)
+    if MASKED_LM not in saved.params:
         raise UserError(
-            f"{where}: {saved.name} has no masked-LM head whose loss could be measured; leave "
-            f"{where} out"
+            f"--corpus: {saved.name} has no masked-LM head whose loss could be measured; leave "
+            "--corpus out"
         )
 
 

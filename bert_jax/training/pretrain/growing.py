@@ -13,8 +13,8 @@ from typing import Any
 
 import bert_jax
 from bert_jax.artefacts.exchange.export import as_trained
+from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface, write_json
 from bert_jax.artefacts.exchange.huggingface import read_back
-from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface, write_json
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
@@ -73,7 +73,7 @@ def grow_model(
             "that its fine-tuning started from"
         )
     if stores is not None:
-        check_measurable(saved, stores, "--corpus", corpus or "", f"{source}")
+        check_measurable(saved, stores, corpus or "", f"{source}")
     config = grown_config(saved.config, wanted(saved.config), saved.name)
     with staged(out) as directory:
         say(f"growing {_shape(saved.config)} to {_shape(config)}")

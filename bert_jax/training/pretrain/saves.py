@@ -16,9 +16,9 @@ from bert_jax.artefacts.saved.runs import read_record
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.store import TokenStore
-from bert_jax.distributed.checkpoint import Checkpoints, saved_steps
 from bert_jax.distributed.checkpoint.agreement import by_first
-from bert_jax.distributed.checkpoint.manager import Report
+from bert_jax.distributed.checkpoint.manager import Checkpoints, Report
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel.sharding import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
@@ -30,7 +30,7 @@ from bert_jax.training.pretrain.settings import check_stages, loss_monitor
 from bert_jax.training.progress import Means, Moment, Progress
 from bert_jax.training.run_plan import Saves, Stage
 from bert_jax.training.start import Start, without_teacher
-from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, init_state
+from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, jitted_init
 from bert_jax.training.sweep.statistics import Trial
 from bert_jax.training.workdir import There, begin_workdir, refuse_other_run
 
@@ -196,7 +196,7 @@ class PretrainSaves(Saves):
 
     def begin(self, number: int, stage: Stage) -> Moment:
         """Make the state before the first step."""
-        state = init_state(self.step, self.mesh, jax.random.key(self.config.seed))
+        state = jitted_init(self.step, self.mesh)(jax.random.key(self.config.seed))
         state = state._replace(params=self.start.first_params(state.params, self.axes))
         return self._moment(number, stage.first, state)
 

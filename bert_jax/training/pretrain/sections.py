@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from bert_jax.config.bounds import AtLeast, AtMost, Bounded, Count, Natural, NonNegative
 from bert_jax.data.phases import PhaseConfig
-from bert_jax.distributed.checkpoint import Retention
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.training.steps.optim import MAX_STEPS

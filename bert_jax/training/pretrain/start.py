@@ -10,8 +10,6 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.heads import MASKED_LM
-from bert_jax.objectives.config import Given
-from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import with_architecture
 from bert_jax.training.start import Start, with_positions
@@ -95,13 +93,8 @@ def resolve_teacher(
     model = with_positions(teacher, longest, rows)
     values = {name: getattr(model, name) for name in (*ARCHITECTURE, "vocab_size")}
     architecture = ModelConfig(**values | {"pooler": False})  # nothing reads it
-    axes = config.objective.make(
-        Given(architecture, config.masking, config.has_pairs, SpecialIds(*range(5)))
-    ).axes()
-    kept = {
-        name: {n: part for n, part in teacher.params[name].items() if n in parts}
-        for name, parts in axes.items()
-    }
+    params = teacher.without({"pooler"}).params
+    kept = {name: params[name] for name in ("encoder", head)}
     distil = dataclasses.replace(config.distil, architecture=architecture)
     return dataclasses.replace(config, distil=distil), dataclasses.replace(teacher, params=kept)
 

@@ -164,8 +164,7 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
     low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
-    result: np.ndarray = (sums[high] - sums[low]) / (high - low)
-    return result
+    return (sums[high] - sums[low]) / (high - low)
 
 
 def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tuple[float, float]]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from bert_jax.chips import find_accelerator
+from bert_jax.chips import ACCELERATORS
 from bert_jax.files.line_log import LineLog
 from bert_jax.objectives.objective import Metric
 from bert_jax.training.run.board import Board
@@ -28,7 +28,7 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 
     Only bfloat16 has a known peak: float32 products take other units, or several passes.
     """
-    accelerator = find_accelerator(device_kind)
+    accelerator = ACCELERATORS.get(device_kind)
     if accelerator is None or dtype != "bfloat16":
         return None
     return accelerator.bf16_flops / accelerator.devices_per_chip

@@ -42,11 +42,6 @@ class GuardConfig(Bounded, section="guard"):
     """Number of recent steps that mean and deviation cover. Both start anew with each phase; the
     guard looks for spikes once they cover half a window of good steps."""
 
-    @property
-    def first_judged(self) -> int:
-        """Number of good steps before the guard looks for spikes."""
-        return self.window // 2
-
 
 class GuardState(NamedTuple):
     """State of the guard between steps: scalars, replicated on any mesh."""
@@ -118,7 +113,7 @@ def judge(
     limit = jnp.float32(jnp.inf)
     if config.spike_sigmas:
         excess = jnp.maximum(config.spike_sigmas * std, MIN_EXCESS)
-        limit = jnp.where(guard.num_good < config.first_judged, limit, guard.mean + excess)
+        limit = jnp.where(guard.num_good < config.window // 2, limit, guard.mean + excess)
     good = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= limit)
     running = guard.halted == 0
     allowed_skips = config.max_skips if config.on_bad_step == "skip" else 0

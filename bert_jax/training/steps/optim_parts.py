@@ -13,6 +13,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from bert_jax.distributed.checkpoint.record import named_leaves
+
 
 class OptimizerState(NamedTuple):
     """State of the optimizers in this file: float32 moments, sharded like the parameters.
@@ -93,12 +95,8 @@ def then(
 
 def scaled(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
     """Multiply the steps of an optimizer by a tree of factors; the state stays as it is."""
-
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        steps, state = optimizer.update(grads, state, params)
-        return jax.tree.map(lambda step, factor: step * factor, steps, factors), state
-
-    return optax.GradientTransformation(optimizer.init, update)
+    multiply = optax.stateless(lambda steps, _: jax.tree.map(jnp.multiply, steps, factors))
+    return then(optimizer, multiply)
 
 
 def counted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -200,7 +198,7 @@ def muon(
         return state._replace(nu=jax.tree_util.tree_map_with_path(hole, state.nu))
 
     def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
-        all_grads, mu, nu = (named(tree) for tree in (grads, state.mu, state.nu))
+        all_grads, mu, nu = (named_leaves(tree) for tree in (grads, state.mu, state.nu))
         others = [name for name in all_grads if name not in sides]
 
         def take(values: dict[str, Array], names: Any) -> dict[str, Array]:
@@ -240,7 +238,7 @@ def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumb
     (heads x head_dim, embed), (embed, mlp).
     """
     sides = {}
-    for name, axes in named(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():
+    for name, axes in named_leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():
         inner = range(is_stacked(axes), len(axes))
         if not (is_stacked(axes) and is_decayed(name) and len(inner) >= 2):
             continue
@@ -290,11 +288,6 @@ def is_stacked(axes: tuple[str | None, ...]) -> bool:
 def joined(path: Any) -> str:
     """Join the names along a path in a tree with /."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def named(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-    """Return the leaves of a tree, in its order, by their /-joined paths."""
-    return {joined(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)}
 
 
 def _fused(path: Any) -> str:

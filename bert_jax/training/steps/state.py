@@ -129,8 +129,7 @@ def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> Train
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype), shapes
         )
-    state: TrainState = with_shardings(shapes, state_shardings(config, mesh))
-    return state
+    return with_shardings(shapes, state_shardings(config, mesh))
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
@@ -141,17 +140,12 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
     )  # fmt: skip
 
 
-def init_state(config: StepConfig, mesh: Mesh, key: Array) -> TrainState:
-    """Make a fresh state, sharded from the start: no device ever holds a whole split array.
-
-    The values depend on `key` only, not on the mesh: threefry bits are a function of their index.
-    """
-    state: TrainState = jitted_init(config, mesh)(key)
-    return state
-
-
 def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
-    """Return the jitted `key -> state` of `init_state`."""
+    """Make the jitted `key -> state` of fresh states, sharded from the start.
+
+    No device ever holds the whole of a split model. The values depend on the key only, not on the
+    mesh: threefry bits are a function of their index.
+    """
     shardings = state_shardings(config, mesh)
     return jax.jit(lambda key: fresh_state(config, key), out_shardings=shardings)
 

@@ -15,11 +15,11 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.distributed.parallel import collectives
 from bert_jax.distributed.parallel.sharding import (
+    ROW_SPEC,
     TRIAL,
     batch_sharding,
     check_batch_size,
     replicated,
-    row_spec,
 )
 from bert_jax.model.counter_hash import hash_u32
 from bert_jax.model.layers import compute_dtype
@@ -210,7 +210,7 @@ def gradients(
     return collectives.on_local_rows(
         collectives.each_trial(local, mesh),
         mesh,
-        (specs, row_spec(), whole, whole),
+        (specs, ROW_SPEC, whole, whole),
         (changed, whole),
     )(params, rows, seed, counts)
 
@@ -238,13 +238,13 @@ def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, 
         return collectives.on_local_rows(
             collectives.each_trial(local, mesh, shared=1),
             mesh,
-            (specs, row_spec()),
-            Forward(PartitionSpec(), row_spec()),  # type: ignore[arg-type]
+            (specs, ROW_SPEC),
+            Forward(PartitionSpec(), ROW_SPEC),  # type: ignore[arg-type]
             shared=1,
         )(params, rows)
 
     placed = state_shardings(config, mesh).params
-    rows = NamedSharding(mesh, row_spec())
+    rows = NamedSharding(mesh, ROW_SPEC)
     return jax.jit(eval_step, in_shardings=(placed, rows), out_shardings=replicated(mesh))
 
 
@@ -349,12 +349,7 @@ def _stack(layers: Any) -> Any:
 def _of_each_layer(specs: Any, params: Any) -> Any:
     """Split the specs of stacked layers by layer wherever `params` has a list of layers."""
     if isinstance(params, list):
-        one = jax.tree.map(
-            lambda spec: PartitionSpec(*spec[1:]),
-            specs,
-            is_leaf=lambda x: isinstance(x, PartitionSpec),
-        )
-        return [one] * len(params)
+        return [collectives.specs_of_one_layer(specs)] * len(params)
     if not isinstance(params, dict):
         return specs
     return {name: _of_each_layer(specs[name], entry) for name, entry in params.items()}

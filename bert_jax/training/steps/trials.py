@@ -6,7 +6,7 @@ axis 0 of every array. All trials have the same shapes, so one compiled step ser
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from bert_jax.distributed.parallel.sharding import TRIAL, batch_sharding, num_batch_shards, row_spec
+from bert_jax.distributed.parallel.sharding import ROW_SPEC, TRIAL, batch_sharding, num_batch_shards
 from bert_jax.errors import UserError
-from bert_jax.objectives.objective import trained, trains_all, with_trained
+from bert_jax.objectives.objective import Batch, trained, trains_all, with_trained
 from bert_jax.training.steps.guard import GuardState
 from bert_jax.training.steps.state import (
     StepConfig,
@@ -30,8 +30,6 @@ from bert_jax.training.steps.state import (
     with_shardings,
 )
 from bert_jax.training.steps.step import Settings
-
-Batch = Mapping[str, Any]
 
 
 class SweepState(NamedTuple):
@@ -80,7 +78,7 @@ def place_rows(batch: Batch, mesh: Mesh, accumulation: int = 1) -> dict[str, jax
     Rows of weight 0 are added until the rows divide over mesh and micro-batches.
     """
     rows_axis = batch["row_index"].ndim - 1
-    sharding = batch_sharding(mesh) if rows_axis else NamedSharding(mesh, row_spec())
+    sharding = batch_sharding(mesh) if rows_axis else NamedSharding(mesh, ROW_SPEC)
     missing = -batch["row_index"].shape[-1] % (num_batch_shards(mesh) * accumulation)
 
     def filled(name: str, array: np.ndarray) -> np.ndarray:

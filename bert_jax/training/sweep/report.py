@@ -76,8 +76,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
 
 def summary_json(summary: Summary) -> dict[str, Any]:
     """Return the fields as JSON: numbers that are not finite become null."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(summary)), parse_constant=lambda _: None)
-    return found
+    return json.loads(json.dumps(asdict(summary)), parse_constant=lambda _: None)
 
 
 def write_summary(

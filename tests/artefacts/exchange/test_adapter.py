@@ -12,7 +12,7 @@ from adapted_models import adapted
 from export_models import model_of
 from small_saved import FAMILIES, small_saved
 
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.peft import without_adapter, write
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows
 from bert_jax.artefacts.formats.peft import CONFIG, LABELS, PREFIX, WEIGHTS, read_adapter

@@ -14,8 +14,8 @@ from adapted_models import adapted  # noqa: E402
 from export_models import model_of  # noqa: E402
 from modern_models import save_modern  # noqa: E402
 
+from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface  # noqa: E402
 from bert_jax.artefacts.exchange.huggingface import auto_class  # noqa: E402
-from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface  # noqa: E402
 from bert_jax.artefacts.exchange.peft import prove, without_adapter, write  # noqa: E402
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows  # noqa: E402
 from bert_jax.artefacts.exchange.theirs import quiet  # noqa: E402

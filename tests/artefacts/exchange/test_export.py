@@ -14,9 +14,9 @@ from export_models import model_of, tokenizer_of
 from full_disk import files_of_at_most
 from small_saved import small_saved
 
-from bert_jax.artefacts.exchange import huggingface, huggingface_files, orbax_export, theirs
+from bert_jax.artefacts.exchange import exported_files, huggingface, orbax_export, theirs
 from bert_jax.artefacts.exchange.export import as_trained, check_differences, export
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
 from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.saved.model import Origin
@@ -100,27 +100,25 @@ def test_an_export_is_whole_and_proven(source, tmp_path, capsys):
 def test_padded_rows_are_trimmed_and_values_in_them_do_no_harm():
     saved = model_of("pretraining")
     saved.params["encoder"]["embeddings"]["token"][saved.config.vocab_size :] = 9
-    tensors = huggingface_files.state_dict_of(saved)
+    tensors = exported_files.state_dict_of(saved)
     assert tensors["bert.embeddings.word_embeddings.weight"].shape[0] == saved.config.vocab_size
     assert not any("decoder" in name for name in tensors)
 
 
 def test_classes_follow_the_parts():
-    names = {
-        kind: huggingface_files.class_of(model_of(kind)) for kind in ("mlm", "encoder", "bare")
-    }
+    names = {kind: exported_files.class_of(model_of(kind)) for kind in ("mlm", "encoder", "bare")}
     assert names == {"mlm": "BertForMaskedLM", "encoder": "BertModel", "bare": "BertModel"}
-    assert "pooler.dense.weight" in huggingface_files.state_dict_of(model_of("bare"))
-    assert huggingface_files.config_of(model_of("bare"))["untrained_parts"] == ["pooler"]
-    assert "untrained_parts" not in huggingface_files.config_of(model_of("encoder"))
-    assert not any("pooler" in name for name in huggingface_files.state_dict_of(model_of("mlm")))
+    assert "pooler.dense.weight" in exported_files.state_dict_of(model_of("bare"))
+    assert exported_files.config_of(model_of("bare"))["untrained_parts"] == ["pooler"]
+    assert "untrained_parts" not in exported_files.config_of(model_of("encoder"))
+    assert not any("pooler" in name for name in exported_files.state_dict_of(model_of("mlm")))
 
 
 def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
     names = {"class": "Bert", "relu": "DistilBert", "gelu": "Electra"}
     for kind, family in names.items():
         saved, out = model_of(kind), tmp_path / kind
-        assert huggingface_files.class_of(saved) == f"{family}ForSequenceClassification"
+        assert exported_files.class_of(saved) == f"{family}ForSequenceClassification"
         out.mkdir()
         write_huggingface(saved, out)
         config = json.loads((out / "config.json").read_text())
@@ -132,7 +130,7 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
         assert back.outputs == saved.outputs
         inputs = json.loads((out / "tokenizer_config.json").read_text()).get("model_input_names")
         assert (inputs == ["input_ids", "attention_mask"]) == (kind == "relu")
-    assert not any("type" in name for name in huggingface_files.state_dict_of(model_of("relu")))
+    assert not any("type" in name for name in exported_files.state_dict_of(model_of("relu")))
 
 
 @pytest.mark.parametrize(
@@ -171,30 +169,30 @@ def test_a_pooler_that_no_class_computes_is_refused(tmp_path, kind, changes):
 def test_an_untrained_pooler_stays_marked(tmp_path):
     write_huggingface(model_of("bare"), tmp_path)
     back = read_model(tmp_path)
-    assert huggingface_files.untrained_parts(back) == ["pooler"]
+    assert exported_files.untrained_parts(back) == ["pooler"]
     tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
-    again = huggingface_files.state_dict_of(back)
+    again = exported_files.state_dict_of(back)
     assert again.keys() == tensors.keys()
     assert all(np.array_equal(again[name], tensors[name]) for name in tensors)
     odd = dataclasses.replace(back, origin=Origin("huggingface", config={"untrained_parts": 3}))
-    assert "pooler.dense.bias" in huggingface_files.state_dict_of(odd)
+    assert "pooler.dense.bias" in exported_files.state_dict_of(odd)
 
 
 def _transposed(monkeypatch):
-    to_tensors = huggingface_files.to_tensors
+    to_tensors = exported_files.to_tensors
 
     def wrong(*arguments):
         found = to_tensors(*arguments)
         name = "bert.encoder.layer.1.attention.self.query.weight"
         return {**found, name: np.ascontiguousarray(found[name].T)}
 
-    monkeypatch.setattr(huggingface_files, "to_tensors", wrong)
+    monkeypatch.setattr(exported_files, "to_tensors", wrong)
 
 
 def _without_a_tensor(monkeypatch):
-    to_tensors = huggingface_files.to_tensors
+    to_tensors = exported_files.to_tensors
     monkeypatch.setattr(
-        huggingface_files,
+        exported_files,
         "to_tensors",
         lambda *arguments: {
             name: array
@@ -213,10 +211,10 @@ def _with_swapped(first, second):
         a, b = vocab.index(first), vocab.index(second)
         vocab[a], vocab[b] = vocab[b], vocab[a]
         swapped = type(made)(vocab, made.options)
-        write = huggingface_files.write_tokenizer
+        write = exported_files.write_tokenizer
         other = dataclasses.replace(model_of("class"), tokenizer=swapped)
         monkeypatch.setattr(
-            huggingface_files, "write_tokenizer", lambda saved, directory: write(other, directory)
+            exported_files, "write_tokenizer", lambda saved, directory: write(other, directory)
         )
 
     return change
@@ -224,8 +222,8 @@ def _with_swapped(first, second):
 
 def _with_other_fields(**fields):
     def change(monkeypatch):
-        config_of = huggingface_files.config_of
-        monkeypatch.setattr(huggingface_files, "config_of", lambda saved: config_of(saved) | fields)
+        config_of = exported_files.config_of
+        monkeypatch.setattr(exported_files, "config_of", lambda saved: config_of(saved) | fields)
 
     return change
 
@@ -261,7 +259,7 @@ def test_the_tolerance_is_a_limit_and_nan_is_above_it():
 def test_parts_that_were_never_trained_are_left_out():
     run = Origin("pretrain", config={"data": {"pairing": "none"}})
     saved = as_trained(dataclasses.replace(model_of("pretraining"), origin=run))
-    assert huggingface_files.class_of(saved) == "BertForMaskedLM"
+    assert exported_files.class_of(saved) == "BertForMaskedLM"
     assert not saved.has_pooler
     kept = dataclasses.replace(saved, origin=Origin("huggingface", config=run.config))
     assert as_trained(kept) is kept
@@ -286,11 +284,9 @@ def test_a_head_for_pairs_is_left_out_of_a_modern_encoder(tmp_path, monkeypatch,
 def test_other_models_keep_their_heads_for_pairs():
     for fields in ({}, {**MODERN, "norm": "rms"}):  # BERT's, and no class's
         saved = small_saved("pretraining", **fields)
-        assert huggingface_files.without_pairs(saved) is saved
+        assert exported_files.without_pairs(saved) is saved
     nomic = small_saved("pretraining", **NOMIC)
-    assert huggingface_files.class_of(huggingface_files.without_pairs(nomic)) == (
-        "NomicBertForMaskedLM"
-    )
+    assert exported_files.class_of(exported_files.without_pairs(nomic)) == ("NomicBertForMaskedLM")
 
 
 def test_a_full_disk_and_signals_leave_nothing(source, tmp_path):
@@ -357,7 +353,7 @@ def test_rows_of_the_proof_fit_the_model():
     rows = proof_rows(saved)
     assert max(map(len, rows)) == 40
     assert any(row.count(saved.tokenizer.special_ids.sep) == 2 for row in rows)
-    assert safetensors.numpy.save is huggingface_files.safetensors.numpy.save
+    assert safetensors.numpy.save is exported_files.safetensors.numpy.save
 
 
 @pytest.mark.parametrize("format", ["huggingface", "orbax"])

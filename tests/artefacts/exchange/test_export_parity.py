@@ -7,8 +7,8 @@ import safetensors.numpy
 from export_models import KINDS, TOKENIZERS, model_of
 
 from bert_jax.artefacts.exchange.export import check_differences, export
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.huggingface import load_theirs, prove
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import (
     ProofFailedError,
     batch_of,

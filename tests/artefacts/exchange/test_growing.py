@@ -11,7 +11,7 @@ import pytest
 from small_run import TOKENIZER, small_config, write_corpus
 from small_saved import FAMILIES, small_saved
 
-from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface
+from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main

@@ -16,8 +16,8 @@ from family_models import WORDS, save_family  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
 from bert_jax.artefacts.exchange import importing  # noqa: E402
+from bert_jax.artefacts.exchange.exported_files import write_huggingface  # noqa: E402
 from bert_jax.artefacts.exchange.huggingface import prove  # noqa: E402
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface  # noqa: E402
 from bert_jax.artefacts.exchange.importing import import_model, read_source  # noqa: E402
 from bert_jax.artefacts.exchange.proof import ProofFailedError, logits_of, proof_rows  # noqa: E402
 from bert_jax.artefacts.saved.reading import read_model  # noqa: E402

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_saved import FAMILIES, ROWS, small_saved
 
-from bert_jax.artefacts.exchange.huggingface_files import state_dict_of
+from bert_jax.artefacts.exchange.exported_files import state_dict_of
 from bert_jax.artefacts.exchange.onnx import runtime as onnx_export
 from bert_jax.artefacts.exchange.onnx.runtime import prove, write
 from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits_of

@@ -15,8 +15,8 @@ from modern_files import write_modern  # noqa: E402
 from small_saved import FAMILIES, OUTPUTS, small_saved  # noqa: E402
 from translators import FORMS, translator_of  # noqa: E402
 
+from bert_jax.artefacts.exchange.exported_files import class_of, has_class, write_huggingface  # noqa: E402
 from bert_jax.artefacts.exchange.huggingface import auto_class  # noqa: E402
-from bert_jax.artefacts.exchange.huggingface_files import class_of, has_class, write_huggingface  # noqa: E402
 from bert_jax.artefacts.exchange.peft import without_adapter  # noqa: E402
 from bert_jax.artefacts.exchange.peft import write as write_adapter  # noqa: E402
 from bert_jax.artefacts.exchange.proof import (  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from small_saved import ROWS, small_saved
 
-from bert_jax.artefacts.exchange.huggingface_files import state_dict_of
+from bert_jax.artefacts.exchange.exported_files import state_dict_of
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of
 from bert_jax.artefacts.exchange.stablehlo import exported, prove, write
 

@@ -15,7 +15,7 @@ from vector_models import vector_model
 import bert_jax
 from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo, theirs
 from bert_jax.artefacts.exchange.export import export
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
 from bert_jax.artefacts.saved.reading import read_model

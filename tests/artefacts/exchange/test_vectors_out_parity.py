@@ -7,7 +7,7 @@ from vector_models import vector_model
 
 from bert_jax.artefacts.exchange import sentence_transformers
 from bert_jax.artefacts.exchange.export import export
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.infer.loaded import LoadedModel

@@ -10,7 +10,7 @@ import pytest
 from modern_files import KINDS, write_modern
 from pretraining import apply_pretraining
 
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.vocabulary import add_tokens, new_tokens, read_lines
 from bert_jax.artefacts.formats.entries import lookup
 from bert_jax.artefacts.saved.model import Origin, SavedModel

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from flax.traverse_util import unflatten_dict
 from small_saved import FAMILIES, OUTPUTS, small_saved
 
 from bert_jax.artefacts.exchange.export import FORMATS, export
-from bert_jax.artefacts.exchange.huggingface_files import has_class
-from bert_jax.artefacts.formats.entries import unnamed
+from bert_jax.artefacts.exchange.exported_files import has_class
 from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.config.mapping import build
@@ -85,7 +85,9 @@ def test_a_message_names_formats_that_hold_the_model(saved, tmp_path):
         assert not (tmp_path / name / "config.json").exists()
         if saved.outputs is not None:
             assert build(TaskOutputs, said["outputs"], "o") == saved.outputs
-    weights = unnamed(safetensors.numpy.load_file(tmp_path / "stablehlo/model.safetensors"))
+    weights = unflatten_dict(
+        safetensors.numpy.load_file(tmp_path / "stablehlo/model.safetensors"), sep="/"
+    )
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), weights, saved.params)
     jax.tree.map(np.testing.assert_array_equal, read_tree(tmp_path / "orbax/params"), saved.params)
 

@@ -19,7 +19,7 @@ from bert_jax.artefacts.formats.model_config import (
 )
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.heads import encode, init_params, vocabulary_logits
+from bert_jax.model.heads import encode, init_params, vocabulary_projection
 
 SIZES = {
     "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6,
@@ -280,7 +280,7 @@ def test_neobert_computes_what_its_description_says():
     @jax.jit
     def logits(params, tokens):
         hidden = encode(config, params, tokens, tokens * 0, tokens * 0 + 1)
-        return vocabulary_logits(config, params, hidden)[..., :100]
+        return vocabulary_projection(config, params, hidden).logits()[..., :100]
 
     expected = neobert(arrays, tokens[0], config.num_heads)
     assert np.abs(expected).max() > 1

@@ -20,7 +20,7 @@ from modern_models import VARIANTS, modern_model  # noqa: E402
 from bert_jax.artefacts.exchange.theirs import quiet  # noqa: E402
 from bert_jax.artefacts.formats.form import form_of  # noqa: E402
 from bert_jax.artefacts.formats.huggingface_files import read_weights  # noqa: E402
-from bert_jax.model.heads import encode, vocabulary_logits  # noqa: E402
+from bert_jax.model.heads import encode, vocabulary_projection  # noqa: E402
 
 LENGTH = 40
 LENGTHS = (LENGTH, 29)
@@ -65,7 +65,7 @@ def their_logits(variant):
 @partial(jax.jit, static_argnums=0)
 def our_logits(config, params, tokens, segment_ids):
     hidden = encode(config, params, tokens, tokens * 0, segment_ids)
-    return vocabulary_logits(config, params, hidden)[..., : config.vocab_size]
+    return vocabulary_projection(config, params, hidden).logits()[..., : config.vocab_size]
 
 
 def gap(variant, config, params):

@@ -9,7 +9,7 @@ import pytest
 from vector_models import vector_model
 
 from bert_jax.artefacts.exchange import theirs
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.importing import import_model
 from bert_jax.artefacts.formats.sentence_transformers import read_sentence_files
 from bert_jax.artefacts.saved.reading import read_model

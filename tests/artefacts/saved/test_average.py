@@ -23,13 +23,10 @@ from bert_jax.artefacts.saved.runs import staged
 from bert_jax.cli.inspection.evaluate import evaluate_run
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
-    DamagedCheckpointError,
-    Retention,
-    load_newest,
-)
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.reading import DamagedCheckpointError, load_newest
 from bert_jax.distributed.checkpoint.record import named_leaves, read_record
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer

@@ -18,12 +18,14 @@ from small_run import small_config
 from word_tokenizer import WordTokenizer
 
 from bert_jax.artefacts.exchange import orbax_export, peft, stablehlo
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface, write_json
+from bert_jax.artefacts.exchange.exported_files import write_huggingface, write_json
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.mapping import to_dict
 from bert_jax.data.store import open_store
 from bert_jax.data.store_writer import ShardWriter, write_manifest
-from bert_jax.distributed.checkpoint import Checkpoints, DamagedCheckpointError, Retention
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.reading import DamagedCheckpointError
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, check_recorded, digests_of
 from bert_jax.infer.forward import on_device

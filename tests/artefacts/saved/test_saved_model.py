@@ -27,7 +27,8 @@ from bert_jax.artefacts.formats.huggingface_files import (
 from bert_jax.artefacts.saved.reading import read_finetuned, read_model
 from bert_jax.artefacts.saved.runs import FinetunedState
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import Checkpoints, Retention
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.model.config import ModelConfig

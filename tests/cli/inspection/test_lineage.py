@@ -22,7 +22,8 @@ from bert_jax.cli.inspection.lineage import Checked, check_lineage, lineage_line
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.data.corpus.build import build_corpus
-from bert_jax.distributed.checkpoint import Checkpoints, Retention
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.errors import UserError
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective

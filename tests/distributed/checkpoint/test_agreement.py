@@ -17,9 +17,11 @@ from small_run import TOKENIZER
 
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.mapping import build, to_dict
-from bert_jax.distributed.checkpoint import Checkpoints, agreement, reading, saved_steps, storage
+from bert_jax.distributed.checkpoint import agreement, reading, storage
 from bert_jax.distributed.checkpoint.agreement import ElsewhereError, all_agree, by_first
+from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.checkpoint.reading import OutOfSightError, load_newest
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files.remote import open_workdir
 from bert_jax.training.finetune.config import FinetuneConfig

@@ -6,15 +6,15 @@ from etils import epath
 from full_disk import files_of_at_most
 from gcs_emulator import make_bucket, running_emulator
 
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.retention import (
     Retention,
     branches_of,
     keep_for_branch,
-    saved_steps,
-    verify_checkpoint,
+    kept_steps,
 )
-from bert_jax.distributed.checkpoint.retention import kept_steps
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verify_checkpoint
 from bert_jax.errors import UserError
 
 

@@ -20,12 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.artefacts.saved.runs import pretrained_checkpoint
 from bert_jax.config.mapping import build
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
-    DamagedCheckpointError,
-    Retention,
-    saved_steps,
-)
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.reading import DamagedCheckpointError
+from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import PretrainConfig
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.distributed.checkpoint import Retention
+from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.errors import UserError
 
 LOSS = "eval/mlm_loss"

@@ -7,15 +7,11 @@ import threading
 import pytest
 from checkpoint_states import CONFIG, abstract, assert_same, make_state, unmark, write
 
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
-    Retention,
-    SaveFailedError,
-    manager,
-    saved_steps,
-    verified_steps,
-    verify_checkpoint,
-)
+from bert_jax.distributed.checkpoint import manager
+from bert_jax.distributed.checkpoint.manager import Checkpoints, SaveFailedError
+from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verified_steps, verify_checkpoint
 from bert_jax.files.remote import open_workdir
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -14,16 +14,19 @@ from checkpoint_states import (
     write,
 )
 
-from bert_jax.distributed.checkpoint import (
-    Checkpoints,
-    Retention,
+from bert_jax.artefacts.saved.runs import named_steps
+from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.reading import load_newest
+from bert_jax.distributed.checkpoint.record import read_record
+from bert_jax.distributed.checkpoint.retention import Retention
+from bert_jax.distributed.checkpoint.verify import (
+    audit,
+    audit_report,
     is_verified,
-    load_newest,
     verify_checkpoint,
 )
-from bert_jax.distributed.checkpoint.record import read_record
-from bert_jax.distributed.checkpoint.verify import audit, audit_report
 from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -149,16 +152,22 @@ def test_audit(saved, tmp_path):
     copy = tmp_path / "work"
     shutil.copytree(workdir, copy)
     flip(copy / "checkpoints" / "5" / "record" / "data.json")
-    verdicts = audit(copy / "checkpoints")
+    verdicts = audit(copy / "checkpoints", [5, 10])
     lines = audit_report(verdicts)
     assert lines[0] == "step  5  DAMAGED   file record/data.json differs from its CRC"
     assert lines[1].startswith("step 10  intact    11 arrays, 0.4 MB")
     assert lines[2] == ("1 of 2 checkpoints are intact; the newest intact one is step 10")
-    assert [v.step for v in audit(copy / "checkpoints", only=10)] == [10]
+    assert [v.step for v in audit(copy / "checkpoints", [10])] == [10]
+
+
+def test_steps_to_audit(saved, tmp_path):
+    work = open_workdir(saved[0])
+    assert named_steps(work, None, None) == [5, 10]
+    assert named_steps(work, 5, None) == [5]
     with pytest.raises(UserError, match="no checkpoint of step 7; there are 5, 10"):
-        audit(copy / "checkpoints", only=7)
+        named_steps(work, 7, None)
     with pytest.raises(UserError, match="holds no checkpoint"):
-        audit(tmp_path / "nothing")
+        named_steps(open_workdir(tmp_path / "nothing"), None, None)
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, lambda path: path.unlink()])

@@ -18,7 +18,7 @@ from small_run import fingerprint, small_config, write_corpus
 
 from bert_jax.artefacts.saved.runs import pretrained_checkpoint
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import saved_steps
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel import processes
 from bert_jax.distributed.parallel.processes import JoinError, find_cluster
 from bert_jax.errors import UserError

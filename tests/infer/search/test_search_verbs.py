@@ -14,7 +14,7 @@ from asked_models import random_model, write_lines
 from retrieval_sets import write_collection
 
 import bert_jax
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.infer.embed import text_vectors

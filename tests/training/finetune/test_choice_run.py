@@ -105,7 +105,7 @@ def test_other_families_are_not_written(run):
     """Their classes of multiple choice compute something else."""
     import dataclasses
 
-    from bert_jax.artefacts.exchange.huggingface_files import class_of
+    from bert_jax.artefacts.exchange.exported_files import class_of
 
     model = read_finetuned(run)
     assert class_of(model) == "BertForMultipleChoice"

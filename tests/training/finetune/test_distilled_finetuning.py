@@ -10,7 +10,7 @@ import pytest
 from small_finetuning import fingerprint, small_config, write_files
 
 from bert_jax.artefacts.saved.reading import read_finetuned
-from bert_jax.distributed.checkpoint import load_newest
+from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.objectives.distillation import Distilled

@@ -32,7 +32,8 @@ from tensorboard_files import scalars
 from bert_jax.artefacts.saved import reading, runs
 from bert_jax.artefacts.saved.runs import finetuned_checkpoint
 from bert_jax.cli.main import main
-from bert_jax.distributed.checkpoint import saved_steps, storage
+from bert_jax.distributed.checkpoint import storage
+from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.errors import UserError
 from bert_jax.tasks.text.task import TextSplit
 from bert_jax.training.finetune import folds, voice

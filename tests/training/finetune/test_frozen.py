@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from applied_task import apply_task
 
+from bert_jax.distributed.checkpoint.record import named_leaves as named
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.lora import LoraConfig, merged
@@ -18,7 +19,7 @@ from bert_jax.objectives.objective import trained, with_trained
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.rows import Rows, TrainBatches, choose_buckets
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.optim_parts import is_head, layer_rates, named
+from bert_jax.training.steps.optim_parts import is_head, layer_rates
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.steps.step import make_train_step
 from bert_jax.training.steps.trials import (

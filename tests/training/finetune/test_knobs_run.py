@@ -15,9 +15,9 @@ from task_examples import opened, put
 
 from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.export import export
-from bert_jax.artefacts.exchange.huggingface_files import write_huggingface
+from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.distributed.checkpoint import load_newest
+from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TableConfig

@@ -13,7 +13,7 @@ from modern_files import write_modern
 from small_finetuning import write_table
 from small_saved import FAMILIES, OUTPUTS, small_saved
 
-from bert_jax.artefacts.exchange.huggingface_files import class_of, write_huggingface
+from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface
 from bert_jax.artefacts.formats.model_config import (
     kind_of,
     unlike_head,

@@ -20,7 +20,10 @@ from bert_jax.cli.inspection.status import pretrain_status
 from bert_jax.cli.inspection.status_lines import pretrain_lines
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import branches_of, load_newest, saved_steps, verify_checkpoint
+from bert_jax.distributed.checkpoint.reading import load_newest
+from bert_jax.distributed.checkpoint.retention import branches_of
+from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.verify import verify_checkpoint
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.training import workdir as workdir_module

@@ -11,7 +11,7 @@ from small_run import small_config, write_corpus
 
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli import main as cli
-from bert_jax.distributed.checkpoint import load_newest
+from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train

@@ -25,7 +25,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import step_config, with_architecture
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.start import initial_params
-from bert_jax.training.steps.state import init_state
+from bert_jax.training.steps.state import jitted_init
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 
@@ -118,7 +118,7 @@ def test_on_any_mesh_with_any_padding_of_the_vocabulary(initial, corpus, extra):
     config = CONFIG.with_vocabulary(corpus.train.vocab_size)
     mesh = make_mesh(build(MeshConfig, {"data": 2, "fsdp": 2, "tensor": 2}))
     settings = step_config(config, corpus)
-    fresh = init_state(settings, mesh, jax.random.key(0)).params
+    fresh = jitted_init(settings, mesh)(jax.random.key(0)).params
     padded = jax.tree.map(np.copy, initial.params)
     for tree, name in ((padded["encoder"]["embeddings"], "token"), (padded["mlm"], "bias")):
         rows = np.full((extra, *tree[name].shape[1:]), 7.0, np.float32)

@@ -21,7 +21,7 @@ from small_run import (
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.inspection.evaluate import evaluate_run
 from bert_jax.cli.inspection.replay import replay_batch
-from bert_jax.distributed.checkpoint import Checkpoints
+from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import PretrainConfig

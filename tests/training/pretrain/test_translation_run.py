@@ -24,7 +24,7 @@ from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
-from bert_jax.training.steps.state import init_state
+from bert_jax.training.steps.state import jitted_init
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
 CONFIG = translation_config()
@@ -130,7 +130,7 @@ def started(objective, corpus, masked_lm, workdir):
     there = corpus.train.tokenizer_fingerprint
     config, start = resolve_start(config, lambda _: masked_lm, there)
     settings = step_config(config, corpus)
-    fresh = init_state(settings, make_mesh(config.mesh), jax.random.key(0)).params
+    fresh = jitted_init(settings, make_mesh(config.mesh))(jax.random.key(0)).params
     params = start.first_params(fresh, settings.objective.axes())
     return jax.device_get(params), start.lines(fresh)[0]
 

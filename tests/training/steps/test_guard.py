@@ -17,7 +17,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.steps.guard import GUARD_METRICS, GuardConfig, cleared, fresh_guard, judge
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.state import init_state, state_shardings
+from bert_jax.training.steps.state import jitted_init, state_shardings
 from bert_jax.training.steps.step import make_train_step
 
 SKIP = GuardConfig(on_bad_step="skip", window=8)
@@ -104,9 +104,8 @@ def test_a_spike_is_bad_and_does_not_enter_the_statistics():
 
 
 def test_early_steps_are_not_judged():
-    for first_judged, wild in ((4, [9.0, 2.0, 40.0, 9.0]), (4, [1e30, 1.0, 1e-9, 1e12])):
+    for wild in ([9.0, 2.0, 40.0, 9.0], [1e30, 1.0, 1e-9, 1e12]):
         _, said = judged(STOP, wild)
-        assert STOP.first_judged == first_judged
         assert bad_ones(said) == []
         assert all(np.isinf(judgement.metrics["guard_limit"]) for judgement in said)
         guard, said = judged(STOP, [*wild, 2.0])
@@ -206,7 +205,7 @@ class Stepper:
         self.config = replace(config, accumulation=accumulation)
         self.mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
         self.step = make_train_step(self.config, self.mesh)
-        self.first = jax.device_get(init_state(self.config, self.mesh, jax.random.key(0)))
+        self.first = jax.device_get(jitted_init(self.config, self.mesh)(jax.random.key(0)))
 
     def run(self, numbers):
         """States before the first and after each of these batches, and metrics, on the host."""

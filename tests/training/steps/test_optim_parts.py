@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from bert_jax.distributed.checkpoint.record import named_leaves as named
 from bert_jax.distributed.parallel.sharding import (
     MeshConfig,
     make_mesh,
@@ -27,7 +28,6 @@ from bert_jax.training.steps.optim_parts import (
     counted,
     is_decayed,
     matrix_sides,
-    named,
 )
 
 MODEL = ModelConfig(

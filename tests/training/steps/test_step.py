@@ -24,7 +24,7 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.steps.guard import GUARD_METRICS
 from bert_jax.training.steps.optim import OptimizerConfig
-from bert_jax.training.steps.state import TrainState, abstract_state, init_state, state_shardings
+from bert_jax.training.steps.state import TrainState, abstract_state, jitted_init, state_shardings
 from bert_jax.training.steps.step import dropout_seed, make_train_step
 
 MODEL = ModelConfig(
@@ -54,7 +54,7 @@ def one_device():
 
 @lru_cache
 def make_params():
-    return jax.device_get(init_state(CONFIG, one_device(), jax.random.key(0)).params)
+    return jax.device_get(jitted_init(CONFIG, one_device())(jax.random.key(0)).params)
 
 
 def make_batch(rows=ROWS, seed=0):
@@ -190,7 +190,7 @@ def assert_close(tree, reference, tolerance):
 def test_initial_state_is_sharded_and_the_same_on_every_mesh():
     for sizes in MESHES[2:3]:
         mesh = make_mesh(MeshConfig(*sizes))
-        state = init_state(CONFIG, mesh, jax.random.key(0))
+        state = jitted_init(CONFIG, mesh)(jax.random.key(0))
         shardings = state_shardings(CONFIG, mesh)
         for leaf, sharding, abstract in zip(
             *map(jax.tree.leaves, (state, shardings, abstract_state(CONFIG, mesh))), strict=True
@@ -211,7 +211,7 @@ def trained():
     for mesh, accumulation in ((one_device(), 1), (make_mesh(MeshConfig(2, 2, 2)), 4)):
         config = replace(CONFIG, accumulation=accumulation)
         step = make_train_step(config, mesh)
-        state = init_state(config, mesh, jax.random.key(0))
+        state = jitted_init(config, mesh)(jax.random.key(0))
         first, metrics = state, []
         for number in range(3):
             state, values = step(state, place_batch(make_batch(seed=number), mesh))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import proof
-from bert_jax.artefacts.exchange.huggingface_files import card_fields, write_description
+from bert_jax.artefacts.exchange.exported_files import card_fields, write_description
 from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, needs_package

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data.corpus.overlap.ngrams import SHINGLE, sign, similarity
-from bert_jax.data.corpus.overlap.search import DIRECTORY, HELDOUT, decoded, map_spans, store_spans
+from bert_jax.data.corpus.overlap.search import decoded, map_spans, store_spans
 from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
@@ -112,11 +112,6 @@ def heldout_twins(
         ),
         fingerprints={"train": train.fingerprint, "heldout": heldout.fingerprint},
     )
-
-
-def heldout_path(corpus: Path) -> Path:
-    """Return the path of the report in a corpus."""
-    return corpus / "heldout" / DIRECTORY / HELDOUT
 
 
 _Index = tuple[np.ndarray, np.ndarray, list[np.ndarray], float]

@@ -103,10 +103,9 @@ class BucketWorkspace(Workspace):
     @override
     def read(self, name: str) -> bytes | None:
         try:
-            data: bytes = self._files().cat_file(self._key(name))
+            return self._files().cat_file(self._key(name))
         except FileNotFoundError:
             return None
-        return data
 
     @override
     def marks(self) -> set[str]:

@@ -12,8 +12,8 @@ from translators import FORMS, translator_of
 
 from bert_jax.artefacts.exchange import searches as proof
 from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.exchange.exported_files import class_name, write_huggingface
 from bert_jax.artefacts.exchange.huggingface import read_back
-from bert_jax.artefacts.exchange.huggingface_files import class_name, write_huggingface
 from bert_jax.artefacts.exchange.proof import (
     ProofFailedError,
     compare,

@@ -30,14 +30,14 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.search import SearchConfig
+from bert_jax.terminal import plain
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
 """Files that describe models in our own terms: an encoder that no class of Transformers computes,
 and a translation model whose parameters keep our layout."""
-_TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 def family_of(saved: SavedModel) -> str:
@@ -302,7 +302,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         # The original `tokenizer.model` is kept too: `load_tokenizer` reads the original.
         (directory / "tokenizer.json").write_bytes(tokenizer_json(tokenizer))
         config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
-        config |= dict(zip(_TOKEN_FIELDS, specials_of(saved), strict=True))
+        config |= dict(zip(ROLES, specials_of(saved), strict=True))
     elif isinstance(tokenizer, WordPieceTokenizer) and tokenizer.options.max_word_chars != 100:
         # BertTokenizer lacks this option; PreTrainedTokenizerFast uses tokenizer.json unchanged.
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -314,7 +314,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     write_json(path, config)
     if not (names := directory / "special_tokens_map.json").is_file():
-        write_json(names, {field: config[field] for field in _TOKEN_FIELDS if field in config})
+        write_json(names, {field: config[field] for field in ROLES if field in config})
 
 
 def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
@@ -336,7 +336,7 @@ def card_fields(saved: SavedModel) -> dict[str, Any]:
 
 
 def specials_of(saved: SavedModel) -> list[str]:
-    """Return the model's names of the five special tokens, in the order of `_TOKEN_FIELDS`."""
+    """Return the model's names of the five special tokens, in the order of `ROLES`."""
     ids = vars(saved.tokenizer.special_ids).values()
     return [saved.tokenizer.id_to_token(id) for id in ids]
 
@@ -344,8 +344,3 @@ def specials_of(saved: SavedModel) -> list[str]:
 def last_part(path: Any) -> str:
     """Return the last part of a path, so that a card does not reveal local directories."""
     return plain(PurePath(str(path or "unknown")).name)
-
-
-def plain(text: str) -> str:
-    """Put a text on one line, without characters that would end a code span or a table cell."""
-    return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in text)[:120]
