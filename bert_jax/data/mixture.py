@@ -11,7 +11,7 @@ is row (e * quota + j) mod n of its n rows. Whatever the estimate, all rows come
 
 Rows of a mixture come in blocks of 1,000. The corpora divide the interval [0, 1) by their shares.
 In block b, each of the points (p + t) / 1000, p = 0 to 999, is a row of the corpus in whose part
-the point lies; t is number b of van der Corput's sequence. So each corpus has its share of every
+the point lies; t is term b of van der Corput's sequence. So each corpus has its share of every
 block, exact within one row, and of all blocks together (the discrepancy of the sequence grows with
 the logarithm of b; Niederreiter 1992, section 3.1). The number of a corpus's rows before a block
 has a closed form, and a keyed permutation mixes the rows within a block.
@@ -145,8 +145,8 @@ class StoreRows:
         self._pairing = PAIRINGS[config.pairing]
         self._pairing.check(store)
         self.plan = Kept(self._make_plan, num_plans)
-        """Rows of a shard, by its number; a UserError where the length is too short, the shard is
-        damaged, or has no row."""
+        """Plan of a shard, by the shard's number; UserError if the length is too short, or the
+        shard is damaged or has no row."""
 
     @cached_property
     def quotas(self) -> list[int]:
@@ -248,7 +248,7 @@ class Mixing:
         self._blocks = Kept(self._make_block, _BLOCKS)
 
     def split(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the corpora of rows, given by number, and the rows' numbers there, (n,) int64."""
+        """Return each row's corpus and the row's number in the corpus, (n,) int64 each."""
         corpora, rows = np.empty((2, numbers.size), np.int64)
         blocks, positions = np.divmod(numbers, BLOCK)
         for block in np.unique(blocks):
@@ -270,7 +270,7 @@ class Mixing:
         return [after - before for before, after in itertools.pairwise(below)]
 
     def _make_block(self, block: int) -> np.ndarray:
-        """Return (2, BLOCK) int64: the corpora of a block's rows, and the rows' numbers there."""
+        """Return (2, BLOCK) int64: each row's corpus, and the row's number in the corpus."""
         places = permute(np.arange(BLOCK), BLOCK, hash_key(self._key, block)) * _ONE
         corpora = np.searchsorted(self._ends, places + _van_der_corput(block), side="right")
         by_corpus = np.argsort(corpora, kind="stable")

@@ -73,7 +73,7 @@ class PackedPlan:
 
 
 def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the pieces in `rows`, (n,) row by row, and how many each has, (B,)."""
+    """Return the numbers (n,) of the pieces, row by row, and the number of pieces per row (B,)."""
     first = row_offsets[rows]
     counts = row_offsets[rows + 1] - first
     before = np.cumsum(counts) - counts
@@ -182,7 +182,7 @@ def deal(
     Args:
         kinds: (n,) kind of each piece, such as its length.
         histogram: number of pieces of each kind.
-        patterns: (number of rows, kinds of the pieces in each of them, equal kinds adjacent).
+        patterns: (number of rows, kinds of the pieces in each row, equal kinds adjacent).
 
     Returns:
         Numbers of the pieces, (n,) row by row, and the number of pieces in each row, (num_rows,).
@@ -213,7 +213,7 @@ def deal(
 
 
 def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Pack a histogram of piece lengths, (n,), by best-fit decreasing into rows of `length`.
+    """Pack pieces into rows of `length` by best-fit decreasing; `histogram` (n,) counts lengths.
 
     A piece of length k takes k + 2 positions.
 

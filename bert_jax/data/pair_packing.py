@@ -180,7 +180,7 @@ def pack_pairs(
     """Pack pairs into rows of (length, target_length) places.
 
     A pair of kind i takes `source[i]` and `target[i]` places, and `histogram[i]`, at least 1, is
-    the number of such pairs; all are (k,).
+    the number of such pairs; all arrays are (k,).
 
     Returns:
         Items (number of rows, kinds of the pairs in each of these rows, in rising order).

@@ -53,8 +53,8 @@ class DataConfig(Bounded, section="data"):
     short_rate: Fraction = 0.1
     """Share of sentence pairs that get a random, shorter target length (BERT: 0.1)."""
     window: Natural = 0
-    """Number of shards whose rows are shuffled together; 0 means all. A host holds the plans of one
-    window and the next, and caches their files if the corpus is in a bucket."""
+    """Number of shards whose rows are shuffled together; 0 means all. A host holds the plans of the
+    current window and the next, and caches their files if the corpus is in a bucket."""
     cache_gb: NonNegative = 20.0
     """Gigabytes of local disk for cached shards of corpora in buckets; must hold two windows."""
     cache_dir: str = ""
@@ -74,7 +74,7 @@ class DataConfig(Bounded, section="data"):
         if self.target_length and self.pairing != "translation":
             raise UserError(
                 f"data.target_length is {self.target_length}, but data.pairing {self.pairing!r} "
-                "makes rows of one side; leave it out, or set data.pairing 'translation'"
+                "makes rows of one side; leave target_length out, or set data.pairing 'translation'"
             )
 
 
@@ -88,11 +88,11 @@ class ExamplePlan(Protocol):
         """Build the rows with these numbers, (B,) int64: all arrays except `row_index`."""
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe the text in no row: a clause and, if it is much, a warning with its causes."""
+        """Describe the text in no row: a clause and, if there is much, a warning with causes."""
 
 
 class Column(NamedTuple):
-    """Array of a batch, described for planning without data."""
+    """Shape and dtype of one array of a batch, so that planning needs no data."""
 
     shape: tuple[int, ...]
     """Shape of a row."""

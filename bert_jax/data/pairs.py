@@ -3,7 +3,7 @@
 `nsp` is the next-sentence task of Devlin et al. 2018 (section 3.1 and appendix A.2, with the rules
 of the published data creation). A chunk is consecutive sentences of a document, up to a target
 length, divided at a random sentence into A and B. Half of the time, and always if the chunk is one
-sentence, text of another document, from a random sentence on, replaces B, whose own sentences begin
+sentence, B is text of another document, from a random sentence on; the replaced sentences begin
 the next chunk. A pair longer than the row loses tokens of the longer side, each at a random end.
 Whether the target is short is drawn for each chunk; the published code draws it per document.
 
@@ -117,7 +117,7 @@ class PairPlan:
             long = sentences[sentences > half].sum() / shard.num_tokens
             lines = ": each line is one" if shard.meta.get("splitter") == "lines" else ""
             trouble.append(
-                f"{unheld:.0%} of the corpus's tokens are in none of them ({long:.0%} lie in "
+                f"{unheld:.0%} of the corpus's tokens are in no row ({long:.0%} lie in "
                 f"sentences longer than half a row{lines}; what does not fit is cut off)"
             )
             cures.append("longer rows hold more")
@@ -216,7 +216,7 @@ def truncate(
 
 
 def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Count the heads in `count` coin tosses, (k,) int64: the set bits of hashes."""
+    """Count the heads (k,) int64 in `count` (k,) coin tosses; heads are the set bits of hashes."""
     heads = np.zeros(count.shape, np.int64)
     left = count.copy()
     todo = np.flatnonzero(left > 0)
@@ -325,7 +325,7 @@ def _random_partners(
     """Return the first token and length of each row's random B, which is from another document.
 
     B begins at a random sentence, and goes on until it has `target` tokens or the document ends.
-    The document is a random number below n - 1, plus 1 from the row's own document on.
+    The document is r, random below n - 1 of n documents, or r + 1 if r >= the row's own document.
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)

@@ -72,7 +72,7 @@ class PhaseConfig:
     """Exponent of a corpus's tokens in its share; by default `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0
     """Number of steps with fewer rows at the start: a third of them has an eighth of `batch_size`,
-    a third a quarter, a third half. If it exceeds the phase, a tenth of the phase is used."""
+    a third a quarter, a third half. If it exceeds the phase's steps, it becomes a tenth of them."""
 
     def check(self, number: int) -> None:
         """Raise a UserError if fields contradict each other; `number` counts phases from 0."""
@@ -105,7 +105,7 @@ def scaling(name: str, warmup: int, num_steps: int) -> list[str]:
 
 
 def described(phase: Mapping[str, Any]) -> str:
-    """Describe the fields that a phase sets besides its shape; "" for none."""
+    """Describe the fields that a phase sets besides its shape; "" if it sets none."""
     names = (
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
         "accumulation",
@@ -129,7 +129,7 @@ class Phase:
     batch_warmup_steps: int = 0
     """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
     unit: int = 1
-    """Divisor of the number of rows in each of these steps."""
+    """Divisor of the number of rows in each step of `batch_warmup_steps`."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -184,7 +184,7 @@ class Share(NamedTuple):
         return batch_size // self.process_count
 
     def rows(self, phase: Phase, step: int) -> tuple[int, int]:
-        """Return (the process's first row of a step, counted in the phase; its number of rows)."""
+        """Return a process's first row of a step, counted in the phase, and its number of rows."""
         start, batch_size = phase.rows_of(step)
         count = self.of(batch_size)
         return start + self.process_index * count, count

@@ -89,7 +89,7 @@ class ExampleStream:
         """Check the phases; `stores`, by number of the phase, replace `store` in some phases.
 
         Raises:
-            UserError: There is no phase, a length, batch size or number of steps is out of range,
+            UserError: There is no phase; a length, batch size or number of steps is out of range;
                 or the pairing cannot use a store.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
@@ -125,7 +125,7 @@ class ExampleStream:
         self._row_block = Kept(self._make_row_block, _BLOCKS)
 
     def phase_of(self, step: int) -> int:
-        """Return the index of the phase that holds a step; IndexError beyond the last."""
+        """Return the index of the phase that holds a step; IndexError if there is no such step."""
         if not 0 <= step < self.num_steps:
             raise IndexError(f"step {step} is not in [0, {self.num_steps})")
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
@@ -135,7 +135,7 @@ class ExampleStream:
         return self._texts[phase].stores[0]
 
     def plan(self, phase: int) -> ExamplePlan:
-        """Return the plan of the rows of the first shard that a phase reads."""
+        """Return the plan of shard 0 of the first corpus that a phase reads."""
         return self.corpora(phase)[0].rows.plan(0)
 
     def corpora(self, phase: int) -> tuple[CorpusRows, ...]:
@@ -153,7 +153,7 @@ class ExampleStream:
         return self._first_row[number] + start
 
     def progress(self, step: int) -> list[CorpusProgress]:
-        """Count the text of each corpus that the steps before `step` have read, in all phases."""
+        """Count the text that the steps before `step`, in all phases, read from each corpus."""
         seen: dict[str, CorpusProgress] = {}
         for number, phase in enumerate(self.phases):
             steps = min(step - self._first_step[number], phase.num_steps)
@@ -171,7 +171,7 @@ class ExampleStream:
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """Return one process's rows of a step: a contiguous slice, without building the others.
+        """Return a process's rows of a step, a contiguous slice; rows of others are not built.
 
         Raises:
             UserError: The batch does not divide among the processes, or the store is damaged.
@@ -187,7 +187,7 @@ class ExampleStream:
         return batch
 
     def wait_for_checks(self) -> None:
-        """Wait until all text read so far is compared with its digests; UserError if it differs."""
+        """Wait until all text read has been compared with its digests; UserError if it differs."""
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
@@ -241,7 +241,7 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Begin to read; a UserError if a batch does not divide or the step is out of range."""
+        """Begin to read; UserError if batches do not divide evenly or the step is out of range."""
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)
@@ -276,7 +276,7 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """One pass over a held-out store; it may be iterated many times, and is planned once.
+    """One pass over a held-out store, planned once; it may be iterated many times.
 
     The last batch is filled up with rows of segment ids 0 and pair_label -1. All processes see the
     same number of batches.

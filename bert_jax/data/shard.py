@@ -149,9 +149,9 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 
 
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
-    """Raise a UserError if the offsets, (n,), do not rise strictly from 0 to `end`.
+    """Raise a UserError unless `offsets` (n,) rise strictly from 0 to `end`.
 
-    `name` is "sentence" or "document". Unless `whole`, only the first of the offsets are read.
+    `name` is "sentence" or "document"; unless `whole`, only `_CHECKED_OFFSETS` offsets are read.
     """
     if offsets[0] != 0 or offsets[-1] != end:
         ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"
@@ -161,7 +161,7 @@ def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole
         falls = np.flatnonzero(np.diff(offsets[begin : begin + _CHECK_BLOCK + 1]) <= 0)
         if falls.size:
             at = begin + int(falls[0])
-            said = f"{offsets[at]} is followed by {offsets[at + 1]} at {at}"
+            said = f"{offsets[at]} is followed by {offsets[at + 1]} at position {at}"
             raise damaged(path, f"{name}_offsets.bin: {said}")
 
 
@@ -185,7 +185,7 @@ def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def check_digests(path: Path, digests: Any) -> None:
-    """Raise a UserError if a file differs from its digest; `digests` are by file name."""
+    """Raise a UserError if a file differs from its digest; `digests` maps file names to digests."""
     if name := differing(path, digests):
         raise damaged(path, f"{name} does not have the digest that corpus.json names")
 

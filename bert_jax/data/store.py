@@ -137,7 +137,7 @@ class TokenStore:
 
     @property
     def target_entropy(self) -> float | None:
-        """Entropy in nats of the targets' tokens, including one end token each; None without pairs.
+        """Entropy in nats of target tokens, with one end token per target; None without pairs.
 
         It is the loss of a model that knows only how frequent each target token is.
         """
@@ -173,7 +173,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Compute a store's fingerprint from its tokenizer's and each shard's sha256 by array."""
+    """Compute a store's fingerprint from its tokenizer's fingerprint and each shard's sha256s."""
     # Records of old runs hold fingerprints, so these version numbers must never change.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
@@ -236,9 +236,9 @@ def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> 
         raise damaged(path, f"corpus.json: {type(error).__name__}: {error}") from error
     if tokenizer is not None and tokenizer.fingerprint != store.tokenizer_fingerprint:
         raise UserError(
-            f"the token store {path} was built with another tokenizer: the store has "
-            f"{store.tokenizer_fingerprint}, the given tokenizer {tokenizer.fingerprint}. Use the "
-            f"tokenizer in {path / 'tokenizer'}, or build the corpus again with the one you want."
+            f"the token store {path} was built with another tokenizer (fingerprint "
+            f"{store.tokenizer_fingerprint}; the given tokenizer's is {tokenizer.fingerprint}). "
+            f"Use the tokenizer in {path / 'tokenizer'}, or build the corpus with the given one."
         )
     unigram = np.array(map_array(path, COUNTS, OFFSET_DTYPE, store.vocab_size))
     total = sum(unigram.tolist())  # numpy's sum could overflow
@@ -253,7 +253,7 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    `check` looks at the beginning of the shard's offsets; with `verify` too, at all of them.
+    `check` tests the beginning of the shard's offsets or, with `verify`, all of them.
 
     Raises:
         UserError: The shard, which the message names, is missing or damaged.

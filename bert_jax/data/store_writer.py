@@ -21,7 +21,7 @@ _SUMS = ("num_tokens", "num_sentences", "num_documents")
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Check that ids, (n,) integers, can be stored; jax would read past a table silently.
+    """Check that the ids `tokens` (n,) can be stored; jax would silently read past a table.
 
     Raises:
         UserError: An id is outside the vocabulary, or special and not [UNK].
@@ -51,7 +51,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     removes what was written. `write_manifest` makes a store from shards.
 
     Raises:
-        UserError: `path` holds something else than a shard, or cannot be written.
+        UserError: `path` holds something other than a shard, or cannot be written.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:
@@ -82,7 +82,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         Args:
             tokens: (n,) ids of all sentences, one after the other.
             sentence_lengths: (s,) number of tokens in each sentence, at least 1; they sum to n.
-            document_lengths: (d,) number of sentences in each document, at least 1; sum is s.
+            document_lengths: (d,) number of sentences in each document, at least 1; they sum to s.
 
         Raises:
             ValueError: The lengths do not add up, or one is below 1.
@@ -179,7 +179,7 @@ def write_manifest(
     places = [directory / "shards" / shard.name for shard in shards]
     for shard, place, found in zip(shards, places, counts or map(_counts, places), strict=True):
         if found is None or crc_of([found]) != shard.crc32c[COUNTS]:
-            raise damaged(place, f"{COUNTS}.bin is missing, or not as it was written")
+            raise damaged(place, f"{COUNTS}.bin is missing, or has changed since it was written")
         unigram_counts += np.frombuffer(found, OFFSET_DTYPE)
     try:
         directory.mkdir(parents=True, exist_ok=True)

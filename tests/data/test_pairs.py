@@ -158,7 +158,7 @@ def test_what_a_plan_leaves_out_is_said():
     assert "% of the pairs are random (" in warning
     assert "`bert-jax corpus` cuts long sentences" in warning
     unheld = float(clause.partition("%")[0])
-    assert f"{unheld:.0f}% of the corpus's tokens are in none of them" in warning
+    assert f"{unheld:.0f}% of the corpus's tokens are in no row" in warning
     _, warning = said([[300] * 50] * 4, splitter="fast")
     assert "each line" not in warning
     _, warning = said([[60] * 50] * 4)
@@ -167,7 +167,7 @@ def test_what_a_plan_leaves_out_is_said():
     clause, warning = said([[9]] * 40)
     assert clause.endswith("100.0% random pairs")
     assert "100% of the documents are one sentence" in warning
-    assert "in none of them" not in warning
+    assert "in no row" not in warning
     clause, warning = said([[9]] * 40, pairing="sop")
     assert "random" not in clause
     assert warning is None

@@ -60,7 +60,7 @@ class BuiltCorpus:
         return cls(path, open_store(path / "train"), heldout, written, seconds)
 
     def summary(self) -> str:
-        """Return counts, speed, and how much text sentence pairs of the default length lose."""
+        """Return counts, speed, and the share of text that pairs of the default length lose."""
         lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
@@ -72,7 +72,7 @@ class BuiltCorpus:
             shards = f" in {len(store.counts):,} shards" if len(store.counts) > 1 else ""
             lines.append(
                 f"  {name}: {store.num_documents:,} documents, {store.num_sentences:,} sentences, "
-                f"{store.num_tokens:,} tokens{shards}, {store.unknown_rate:.2%} of them [UNK]"
+                f"{store.num_tokens:,} tokens{shards}, {store.unknown_rate:.2%} of the tokens [UNK]"
             )
         first = self.train.shards[0]
         try:
@@ -141,14 +141,14 @@ def build_corpora(
     of at least four distinct documents, the two with the smallest hashes are held out.
 
     The result does not depend on the engine or the number of its processes. Small sources become
-    one shard, made here. Larger ones become tasks with a shard each (`plan_tasks`); if such a build
-    ends early, complete tasks stay beside `out`, and a build with equal settings does the rest.
+    one shard, made on this machine. Larger ones become tasks with a shard each (`plan_tasks`); if
+    such a build ends early, complete tasks stay beside `out`, and an equal build does the rest.
 
     Args:
         sources: see `resolve_sources`.
         recipe: settings that determine the content.
         out: directory, or gs://BUCKET/DIRECTORY, for `train` and `heldout`; with `recipe.by_field`,
-            for one directory per value, which has both.
+            for one directory per value, which has both stores.
         engine: processes that do the work; by default local ones.
         shard_bytes: number of bytes of input files per shard.
         options: how the sources are read.
@@ -224,7 +224,7 @@ def iter_texts(
 def _spread(paragraphs: Iterable[str], max_bytes: int) -> list[list[str]]:
     """Return every k-th piece; k doubles whenever the pieces exceed `max_bytes`.
 
-    `paragraphs` are read once; a piece is a few consecutive ones.
+    `paragraphs` are read once; a piece is a few consecutive paragraphs.
     """
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
 

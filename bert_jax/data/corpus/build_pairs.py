@@ -42,7 +42,7 @@ class Cases:
     first: list[Origin] = field(default_factory=list)
 
     def add(self, name: str, numbers: np.ndarray) -> None:
-        """Add pairs of the source `name`, by their lines or rows, (n,)."""
+        """Add pairs of the source `name`; `numbers` (n,) are their lines or rows."""
         self.count += numbers.size
         room = _SHOWN - len(self.first)
         self.first += [Origin(name, number) for number in numbers[:room].tolist()]
@@ -97,7 +97,7 @@ class BuiltPairs(NamedTuple):
 
 
 def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
-    """Return true if the sides' counts of ids, (2, vocab_size), match better when exchanged."""
+    """Return true if counts of ids (2, vocab_size) match better with the sides exchanged."""
     train, heldout = (
         counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1.0)
         for counts in (train, heldout)
@@ -308,15 +308,15 @@ def _findings(
         text, again = changed[0]
         warnings.append(
             f"Warning: {share:.1%} of the targets do not come back from "
-            f"their tokens, for example {text!r} comes back as {again!r}: the best "
-            "translation is still wrong there. What helps: a tokenizer that keeps case and "
+            f"their tokens, for example {text!r} comes back as {again!r}; even a "
+            "perfect model gets these targets wrong. What helps: a tokenizer that keeps case and "
             "spaces (bert-jax tokenizer --kind unigram)"
         )
     return findings, warnings
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
-    """Return the number of held-out texts, on a side, that are also in `train`, and the first."""
+    """Return the number of a side's held-out texts that `train` has too, and the first text."""
     texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
     known = np.flatnonzero(np.isin(texts, others))
     if store is None or not known.size:

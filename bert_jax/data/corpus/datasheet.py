@@ -96,7 +96,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
 
 
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
-    """Count tokens by script, given `counts`, (vocab_size,), of how often each id occurs.
+    """Count tokens by script; `counts` (vocab_size,) says how often each id occurs.
 
     No text is read. [UNK] and parts of characters, which have no script, are counted apart.
     """
@@ -144,7 +144,7 @@ class Tally:
         self._source, self._room = "", 0
 
     def count(self, text: str, source: str, fields: Mapping[str, Any]) -> None:
-        """Count a document by its fields, and add text to the sample while its source has room."""
+        """Count a document by its fields, and add its text to the sample if there is room."""
         if source != self._source:
             self._source, self._room = source, min(_OF_SOURCE, _SAMPLE - self.characters)
         if self._room > 0:

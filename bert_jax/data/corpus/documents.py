@@ -58,7 +58,7 @@ class Source(ABC):
     unit = "bytes"
     """Unit of `size` and `bytes_read`, also its name in `record`."""
     options: ReadOptions | None = None
-    """Options that the content depends on; None if there are none."""
+    """Options that the content depends on; None if it depends on no options."""
     state: FileState | None = None
     """Size and version of the file when the source was named; None if there is no file."""
     part: tuple[int, int] | None = None
@@ -168,7 +168,7 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
     """Return the text in a field, with lone surrogates (from JSON escapes) and NULs replaced.
 
     Raises:
-        UserError: There is no such field, or it holds something else than text in UTF-8.
+        UserError: The field is missing, or holds something other than text in UTF-8.
     """
     value = example.get(field)
     if isinstance(value, bytes):

@@ -50,9 +50,9 @@ class Block(NamedTuple):
     """Documents of one corpus, for `clean_and_encode`."""
 
     corpus: str
-    """Name of their corpus; empty if there is only one."""
+    """Name of the documents' corpus; empty if there is only one corpus."""
     source: str
-    """Name of their source; empty if they may come from several."""
+    """Name of the documents' source; empty if they may come from several sources."""
     numbers: list[int]
     """Number of each document among the documents that the pass reads, from 0."""
     data: bytes
@@ -92,7 +92,7 @@ def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | 
     """Clean, split and tokenize documents.
 
     Returns:
-        Name of the corpus, its arrays, and counts of what was left out (None without cleaning).
+        Name of the corpus, encoded block, and counts of what was left out (None without cleaning).
 
     Raises:
         UserError: The tokenizer gave an id that cannot be stored.

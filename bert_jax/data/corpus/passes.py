@@ -22,9 +22,9 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 BLOCK_BYTES = 1 << 20
 PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
-"""Smallest number to hold out, since random partners of sentences are from another document."""
+"""Smallest number of documents to hold out; a sentence's random partner needs a second document."""
 MAX_CORPORA = 100
-"""Largest number of values of `Recipe.by_field`; each value keeps files open during a pass."""
+"""Largest number of values of the field `Recipe.by_field`; each keeps files open during a pass."""
 _MIN_DOCUMENTS = 4  # if fewer are distinct, none is held out
 _WAITING_BYTES = 64 << 20
 
@@ -44,7 +44,7 @@ class Recipe:
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the share leaves nothing to train on."""
+        """Raise a UserError unless `heldout_rate` is at least 0 and below 1."""
         check_rate(self.heldout_rate)
 
     def identity(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Written:
 
 
 def check_rate(heldout_rate: float) -> None:
-    """Raise a UserError if holding out this share leaves nothing to train on."""
+    """Raise a UserError unless the share is at least 0 and below 1."""
     if not 0 <= heldout_rate < 1:
         raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
 
@@ -102,7 +102,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
     Leaving it without `finish`, with or without an error, removes what was written.
 
     Args:
-        place: function of a corpus and a part, `train` or `heldout`, to its shard's directory.
+        place: function from a corpus and a part (`train` or `heldout`) to the shard's directory.
         thresholds: by corpus, the hash below which documents are held out, instead of the rate.
         drops: decisions about duplicates, from a scan of the same sources.
         samples: number of dropped documents to keep for each reason.
@@ -155,7 +155,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
                 advance()
 
     def written(self) -> dict[str, Written]:
-        """Return the counts of each corpus so far."""
+        """Return the counts of documents and text bytes so far, by corpus."""
         for (corpus, part), writer in self._writers.items():
             setattr(self._written[corpus], part, writer.num_documents)
         return self._written

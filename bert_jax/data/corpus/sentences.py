@@ -57,7 +57,7 @@ _ROMAN = frozenset("IVXLC")
 
 
 def split_fast(paragraph: str) -> list[str]:
-    """Split a paragraph into sentences by punctuation, on one core 40 to 50 MB/s of English.
+    """Split a paragraph into sentences by punctuation, at 40 to 50 MB/s of English on one core.
 
     Rules decide, no model: a terminator, of any of several scripts, ends a sentence unless an
     initial, a title or another abbreviation precedes it, or lower case follows. The periods in

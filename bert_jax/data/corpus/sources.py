@@ -34,7 +34,7 @@ def match_hub(spec: str) -> list[str]:
 
     `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. The data
     set's card names the files of each configuration and split. If it names none, the files are
-    chosen by name: below a directory named as the configuration, with a word for the split in the
+    chosen by name: below a directory named like the configuration, with a word for the split in the
     path. The URLs name the commit, so that later pushes change nothing.
 
     Raises:

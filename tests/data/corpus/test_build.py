@@ -70,7 +70,7 @@ def test_every_sentence_in_order(text, tmp_path):
     assert found["train"] == [d for d in expected if d in set(found["train"])]
     assert 10 <= len(found["heldout"]) <= 60
     assert built.train.meta["sources"][0]["name"] == str(text)
-    assert f"{built.train.num_tokens:,} tokens, 0.00% of them [UNK]" in built.summary()
+    assert f"{built.train.num_tokens:,} tokens, 0.00% of the tokens [UNK]" in built.summary()
     assert left(tmp_path) == []
 
 

@@ -284,7 +284,7 @@ def test_not_utf8(tmp_path, monkeypatch, end):
     monkeypatch.setattr(compressed, "BLOCK", 16)
     start = ("Grüße.\n" * 30 + "ab").replace("\n", end).encode()
     path = put(tmp_path / "a.txt", start + b"\xe9t\xe9\nmore\n")
-    where = f"line 31: not UTF-8: byte 0xe9 at byte 3 of the line, {len(start)} of the text"
+    where = f"line 31: not UTF-8: byte 0xe9 at byte 3 of the line, byte {len(start)} of the text"
     with pytest.raises(UserError, match=where):
         read(path)
 

@@ -1,8 +1,8 @@
 """Rules for cleaning documents, and the cleaner that applies them, one document at a time.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-A search reads each task twice: `duplicates.scan` writes signatures of documents that pass filters,
-`duplicates.find_duplicates` decides which to drop, and `Cleaner(config, drops)` drops them.
+With a search, it reads each task twice. First `duplicates.scan` writes signatures of documents that
+filters keep; `duplicates.find_duplicates` makes `drops`; then `Cleaner(config, drops)` cleans.
 """
 
 import functools
@@ -49,7 +49,7 @@ def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
 def identify(text: str) -> tuple[str, float]:
     """Return the language of a text's first 1,000 characters, and its probability.
 
-    The language is a code of ISO 639-1, or of another part of ISO 639 if that has none.
+    The language is a code of ISO 639-1, or of another part of ISO 639 if ISO 639-1 has none.
     """
     language, probability = _identifier()[0](text[:_MAX_CHARS])
     return str(language), float(probability)
@@ -78,13 +78,13 @@ class CleaningConfig:
     language: str = ""
     """Code of the language to keep, such as de; the empty string keeps all languages."""
     language_threshold: float = 0.8
-    """Lowest probability of that language at which a document is kept."""
+    """Lowest probability of `language` at which a document is kept."""
     duplicates: bool = False
-    """Whether to drop documents with the same words as an earlier one; the next two imply this."""
+    """Whether to drop documents whose words are an earlier one's; the next two fields imply it."""
     duplicate_paragraphs: bool = False
     """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Jaccard similarity of word 5-shingles from which a document is dropped; None drops none."""
+    """Lowest Jaccard similarity of word 5-shingles at which a document is dropped; None: never."""
     without: tuple[str, ...] = ()
     """Evaluation texts (see `read_evaluation`); paragraphs with an n-gram of them are left out."""
 
@@ -226,7 +226,7 @@ class Drops(NamedTuple):
         return bool(self.filtered[_rows(self.filtered, number)].size)
 
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return (is exact, task and number of the document kept), or None if not a duplicate."""
+        """Return (is exact, the kept document's task, its number); None if not a duplicate."""
         for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
             task, first = self.firsts[at].tolist()
             return bool(self.exact[at]), task, first
@@ -327,7 +327,7 @@ class Cleaner:
         return "\n".join(kept)
 
     def _unwanted(self, text: str) -> Dropped | None:
-        """Return a reason, a filter or the language, for dropping a document; None to keep it."""
+        """Return why a document is dropped, by a filter or for its language; None if it stays."""
         prose = Prose(text)
         for name, each in self._filters.items():
             if reason := each.reason(prose):

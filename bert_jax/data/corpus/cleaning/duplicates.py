@@ -207,7 +207,7 @@ class _Work:
         return _opened(*self._scans[task])
 
     def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the task and the row in it, (n,) each, of rows numbered in the whole corpus."""
+        """Return the task and the row in the task, (n,) each, of rows numbered in the corpus."""
         tasks = np.searchsorted(self.bases, documents, side="right") - 1
         return tasks, documents - self.bases[tasks]
 
@@ -292,7 +292,7 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find the paragraphs of a range that repeat others; return the file of (row, number)."""
+    """Find the paragraphs of a range that repeat others; return the file of (row, paragraph)."""
     keys, places = work.entries("paragraph", span)
     parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
     stays = parents[places[:, 0]] == places[:, 0]

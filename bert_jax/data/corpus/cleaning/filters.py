@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, suggestion
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the share of lines that repeat an earlier line, or the share of their characters."""
+    """Return the share of lines (with `characters`: of characters) that repeat an earlier line."""
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:
@@ -247,10 +247,10 @@ def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Fi
     """Return the edits and the filters that `specs` name, in the order of `EDITS` and `FILTERS`.
 
     A specification is the name of a filter, an edit or a group, or NAME=LOW:HIGH, which gives the
-    filter other bounds; either may be empty. A later one replaces an earlier one of the same name.
+    filter other bounds; either bound may be empty. The last specification of a name counts.
 
     Raises:
-        UserError: A name is unknown or takes no bounds, or the bounds are no ascending numbers.
+        UserError: A name is unknown or takes no bounds, or the bounds are not ascending numbers.
     """
     chosen: dict[str, Filter | None] = {}
     for spec in specs:

@@ -23,7 +23,7 @@ _HEADERS = {
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
-"""Limits: bytes of a record's headers; a page's bytes (twice MediaWiki's limit); its elements."""
+"""Limits: bytes of a record's headers, bytes of a page (twice MediaWiki's limit), its elements."""
 
 
 class _Archive(FileSource):
@@ -55,7 +55,7 @@ class WarcSource(_Archive):
                 where, headers, content = f"{self.name}, record {number}", record.rec_headers, None
                 size = headers.get_header("Content-Length") or ""
                 if not re.fullmatch("[0-9]{1,18}", size):
-                    raise ArchiveLoadFailed(f"Content-Length is {size!r:.40}, no number of bytes")
+                    raise ArchiveLoadFailed(f"Content-Length is {size!r:.40}, not a byte count")
                 kind, form, content = headers.get_header("Content-Type"), "", record.raw_stream
                 if record.rec_type == "response":
                     stream.allow(_MOST_HEADERS, f"{where}: headers")
@@ -107,7 +107,7 @@ class WikipediaSource(_Archive):
             _, root = next(events)
             if _name(root) != "mediawiki":
                 raise UserError(
-                    f"{self.name} is no dump of MediaWiki: its root is <{_name(root):.40}>. No "
+                    f"{self.name} is not a dump of MediaWiki: its root is <{_name(root):.40}>. No "
                     "other XML is read."
                 )
             for event, element in events:
@@ -135,8 +135,8 @@ class WikipediaSource(_Archive):
                     text = plain(markup, left_out) if len(markup) <= _MOST_PAGE else None
                     if text is None:
                         raise UserError(
-                            f"{self.name}, page {number - 1}, {title!r:.200}: its markup takes "
-                            f"over {SECONDS} s to parse or {_MOST_PAGE:,} characters. Take it out."
+                            f"{self.name}, page {number - 1}, {title!r:.200}: it takes over "
+                            f"{SECONDS} s to parse or has over {_MOST_PAGE:,} characters. Drop it."
                         )
                     yield text, {"title": title, "id": id_}
         except ElementTree.ParseError as error:

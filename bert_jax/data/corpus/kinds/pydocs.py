@@ -2,7 +2,7 @@
 """English prose that every installation has: the documentation of Python and of packages.
 
 The prose comes from docstrings and from comments of several lines, since these explain code in
-running text. When measured, comments held 0.28 times as much prose as docstrings.
+running text. In one measurement, comments held 0.28 times as much prose as docstrings.
 """
 
 import ast
@@ -84,7 +84,7 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
 
 
 def is_prose(sentence: str) -> bool:
-    """Return true if a sentence looks like English prose, by its words and both its ends."""
+    """Return true if a sentence looks like English prose in its words and at both ends."""
     if not sentence[0].isupper() or not _ENDS.search(sentence) or _NOISE.search(sentence):
         return False
     words = sentence.split()
@@ -203,8 +203,8 @@ _NAMES = """
     anyio wadler_lindig prometheus_client array_record httpx2 httpcore2 h11 idna
 """
 PACKAGES = tuple(_NAMES.split())
-"""Packages that are read if installed: direct and indirect dependencies of bert_jax. Others are not
-read, so that the same versions give the same corpus on every machine."""
+"""Packages that are read if installed: direct and indirect dependencies of bert_jax. Other
+packages are not read, so that the same versions give the same corpus on every machine."""
 
 MIN_SENTENCES = 4
 """Smallest number of sentences in a document; a class with fewer joins its module's document, and a

@@ -41,7 +41,7 @@ class FileSource(Source):
 
     options: ReadOptions
     has_cuts = True
-    """Whether reading can start after any line end (or after any blank line)."""
+    """Whether reading can start at any line end, or any blank line if these separate documents."""
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 
@@ -94,7 +94,7 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted cuts: begin, end and, for each size, where the next document begins."""
+        """Return sorted positions: the part's ends and, for each size, the next document start."""
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
@@ -122,7 +122,7 @@ class FileSource(Source):
         return number
 
     def _content(self) -> Iterator[bytes]:
-        """Read the file, or only its byte range `part`, decompressed, in blocks."""
+        """Yield the decompressed content of the file, or of its byte range `part`, in blocks."""
         digest = hashlib.sha256()
         with open_binary(self.name) as file:
             if self._begin:
@@ -244,8 +244,8 @@ class FileSource(Source):
                 hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
             raise UserError(
                 f"{self.name}, line {self._line(number)}: not UTF-8: byte "
-                f"0x{data[error.start]:02x} at byte {column} of the line, {offset + error.start} "
-                f"of the text. {hint}"
+                f"0x{data[error.start]:02x} at byte {column} of the line, byte "
+                f"{offset + error.start} of the text. {hint}"
             ) from error
         if not offset:
             text = text.removeprefix("\ufeff")  # byte order mark

@@ -69,7 +69,7 @@ def text_key(text: str) -> str:
 
 
 def read_evaluation(spec: str) -> EvaluationSet:
-    """Read the evaluation texts that `spec` names, in one of `_FORMS`.
+    """Read the evaluation texts that `spec` names; `_FORMS` lists the forms of `spec`.
 
     GLUE: the dev and test splits that exist, without labels. SQuAD: questions and contexts. Tables:
     all columns. JSON lines: all strings. Files that have not changed are not read again.
@@ -93,7 +93,7 @@ def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...])
     if kind == "glue":
         return _glue(path, spec)
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "is not there"
+        what = "is a directory" if path.is_dir() else "does not exist"
         raise UserError(f"{spec!r}: {path} {what}. Evaluation texts are {_FORMS}.")
     if kind != "squad":
         return _set(path.name, [path], _examples(path))

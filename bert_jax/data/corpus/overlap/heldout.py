@@ -115,11 +115,11 @@ def heldout_twins(
 
 
 _Index = tuple[np.ndarray, np.ndarray, list[np.ndarray], float]
-"""Band keys of held-out documents, (n,) uint64 ascending; the row of each; sketches; threshold."""
+"""Held-out documents' band keys (n,) uint64, ascending; each key's row; sketches; threshold."""
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return at most `MAX_DOCUMENTS` documents, evenly spread over the store, by number."""
+    """Return {number: text} of at most `MAX_DOCUMENTS` documents, evenly spread over the store."""
     total = store.num_documents
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
     texts = (text for span in store_spans(store) for text in decoded(store, tokenizer, span))

@@ -79,7 +79,7 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Mark the words, (num_words,) bool, that n-grams, given as (size, first words), cover."""
+    """Return which words n-grams cover, (num_words,) bool; `ngrams` has items (size, positions)."""
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
@@ -117,9 +117,9 @@ class NgramTable:
         self._grams: dict[int, np.ndarray] = {}
         """Distinct n-grams by size, ascending."""
         self._entries: dict[int, np.ndarray] = {}
-        """By size, the index in `_grams` of each n-gram of the texts."""
+        """Index in `_grams` of each n-gram of the texts, by size."""
         self._filters: dict[int, np.ndarray] = {}
-        """(2^22,) bool by size: whether the hash of an n-gram begins with these 22 bits."""
+        """(2^22,) bool by size: whether the hash of some n-gram begins with the index's 22 bits."""
         for size in self._sizes:
             self._grams[size], self._entries[size] = np.unique(
                 np.concatenate(hashes[size]), return_inverse=True
@@ -128,11 +128,11 @@ class NgramTable:
             self._filters[size][_bits(self._grams[size])] = True
 
     def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Find n-grams of the texts in a document whose words have the (n,) `hashes`.
+        """Find n-grams of the texts in a document; `hashes` (n,) are the hashes of its words.
 
         Returns:
-            For each size of n-gram found, the positions of their first words and their indices in
-            `_grams`, (k,) each.
+            For each size found, the positions of the n-grams' first words and the n-grams' indices
+            in `_grams`, (k,) each.
         """
         found = {}
         for size, grams in several_ngram_hashes(hashes, self._sizes):
@@ -145,21 +145,21 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Mark the words of a document, (n,) bool, that an n-gram of the texts covers."""
+        """Return which words of a document an n-gram of the texts covers, (n,) bool."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return a mark for each n-gram, by size, all unset; `mark` sets them."""
+        """Return unset marks of all n-grams, by size of the n-gram; `mark` sets them."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
-        """Mark in `seen` the n-grams of a document whose words have the `hashes`, (n,) uint64."""
+        """Mark in `seen` the n-grams of a document; `hashes` (n,) are the hashes of its words."""
         for size, (_, numbers) in self.find(hashes).items():
             seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count each text's n-grams (0 if it is short), and its marked ones: (num_texts,) int64."""
+        """Count each text's n-grams (0 if short) and marked n-grams, (num_texts,) int64 each."""
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)
@@ -174,7 +174,7 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 SHINGLE = 5
 BANDS, ROWS = 20, 6
 SKETCH = 1024
-"""Number of shingle hashes, the smallest, kept of a document; most documents have fewer."""
+"""Number of smallest shingle hashes that are kept of a document; most documents have fewer."""
 _SEED = 1
 
 
@@ -188,7 +188,7 @@ class Signatures(NamedTuple):
     sketches: list[np.ndarray]
     """(s,) uint32 for each document, the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
-    """(m, 3) uint64, for each paragraph with words: hash, document (from 0), number there."""
+    """(m, 3) uint64, for each paragraph with words: hash, document and paragraph number, from 0."""
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
@@ -242,7 +242,7 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all shingles, and the bounds, (n + 1,), of each document's.
+    """Return the hashes of all shingles, and the bounds (n + 1,) of each document's shingles.
 
     A document with fewer than `SHINGLE` words is one shingle.
     """

@@ -54,13 +54,13 @@ class Report:
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
     """Keys of each example's texts, by split; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """(n-grams, how many of them the corpus has) for each text's key; (0, 0) if it is too short."""
+    """(n-grams, n-grams that the corpus has) of each text, by key; (0, 0) if too short."""
     ngram: int
     min_words: int
     """Smallest number of words of a text that is searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return, by split, the share of each example's n-grams in the corpus; NaN if too short."""
+        """Return by split what share of each example's n-grams the corpus has; NaN if too short."""
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
@@ -89,8 +89,8 @@ class Report:
         return [
             f"{self.evaluation} in {self.corpus}: {ngram}-grams of normalised words",
             *table_lines([head, *rows]),
-            f"seen: the corpus has one of its {ngram}-grams or, with {shortest} to {ngram - 1} "
-            f"words, the whole text; with fewer than {shortest} words it is too short to judge",
+            f"seen: the corpus has a {ngram}-gram of the example or, with {shortest} to "
+            f"{ngram - 1} words, all of it; with fewer than {shortest} it is too short to judge",
         ]
 
     def summary(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def reports_of(store: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Return (n-grams, seen n-grams) of each text, by key, from the report with most seen."""
+    """Return (n-grams, seen n-grams) of each text, by key, from the report that saw most."""
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():

@@ -208,7 +208,7 @@ def _run(
 ) -> list[dict[str, Any]]:
     """Run `work(task, num_workers, advance)` for tasks whose mark lacks `key(task)`; show a bar.
 
-    A few tasks run one after another, each with all processes of this machine.
+    If a local engine has few tasks, they run one by one, each with all the engine's processes.
 
     Returns:
         Marks of all tasks, in their order.
@@ -299,7 +299,7 @@ def estimate_corpus(
     shard_bytes: int = SHARD_BYTES,
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Estimate:
-    """Build a sample, evenly spread over the sources, in a temporary directory, and scale it up.
+    """Build a sample, evenly spread over the sources, in a temporary directory; scale its sizes up.
 
     A file that cannot be divided is sampled at its beginning.
 

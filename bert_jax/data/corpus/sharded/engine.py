@@ -15,7 +15,7 @@ from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.errors import UserError, needs_package
 
 SHARD_BYTES = 1 << 30
-"""Default bytes of input files per shard; less than twice as many bytes make a single shard."""
+"""Default number of input bytes per shard; fewer than twice as many make a single shard."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class RayEngine(Engine):
     Args:
         address: HOST:PORT of the head, `auto` for this machine's cluster, or `ray://HOST:PORT`;
             None starts a Ray that spans only this machine and ends with the engine.
-        num_workers: number of processes of such a Ray, and of local ones for undivided work.
+        num_workers: number of processes of a Ray started here, and of local ones (undivided work).
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.

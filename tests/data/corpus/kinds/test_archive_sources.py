@@ -122,7 +122,7 @@ def test_damaged_dumps(tmp_path):
     with pytest.raises(UserError, match=r"a\.xml is not a sound XML file: .* line"):
         read(path)
     path.write_text("<feed/>")
-    with pytest.raises(UserError, match="no dump of MediaWiki: its root is <feed>"):
+    with pytest.raises(UserError, match="not a dump of MediaWiki: its root is <feed>"):
         read(path)
 
 
@@ -198,5 +198,5 @@ def test_hostile_wikitext(tmp_path, monkeypatch):
     assert [text.split() for text, _ in read(path)] == [["x", "Rest."]]
     monkeypatch.setattr(wikitext, "SECONDS", 1)
     path.write_text(OPEN + "[http://a " * 20_000 + "</text></page></mediawiki>")
-    with pytest.raises(UserError, match=r"page 1, 'T': its markup takes over .* Take it out"):
+    with pytest.raises(UserError, match=r"page 1, 'T': it takes over .* Drop it"):
         read(path)

@@ -119,7 +119,7 @@ def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_firs
     ("arguments", "said"),
     [
         ([], "required: --against"),
-        (["--against", "none.txt"], "none.txt is not there"),
+        (["--against", "none.txt"], "none.txt does not exist"),
         (["--against", "heldout", "--similarity=0.3"], "--similarity is 0.3"),
         (["--against", "a.txt", "--against", "b.txt", "--out=c.json"], "--out is one file"),
     ],

@@ -162,9 +162,9 @@ def test_squad_and_glue(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("none.txt", "none.txt is not there"),
+        ("none.txt", "none.txt does not exist"),
         ("glue:none", "none is not a directory"),
-        ("squad:none.json", "none.json is not there"),
+        ("squad:none.json", "none.json does not exist"),
         ("x.json", "Is it squad:"),
         ("blank.txt", "has no text to look for"),
         ("bad.txt", "bad.txt, line 1, byte 3: 0xff is not UTF-8"),
