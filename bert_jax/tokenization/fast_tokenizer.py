@@ -1,7 +1,7 @@
 """Tokenizers from a `tokenizer.json`: byte-level BPE (RoBERTa) or pieces with "▁" (XLM-R).
 
-Special tokens keep the names in the model's files; code that needs one takes its id from
-`special_ids`. Text that spells one of the five is ordinary text, as in every tokenizer here.
+The five special tokens keep their names in the model's files; code takes their ids from
+`special_ids`. Text that spells one of the five names is ordinary text, as in every tokenizer here.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ class FastTokenizer(Tokenizer):
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
         }
-        """Spellings of added words in vocabulary characters, with the space if they take it."""
+        """Spellings of added words in vocabulary characters, with the space if a word takes one."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
@@ -164,7 +164,7 @@ class FastTokenizer(Tokenizer):
         return self._run(self._decoder.decode, tokens).strip(" ")
 
     def normalised(self, word: str) -> str:
-        """Return a word as an added token must have it: normalised like text.
+        """Return the word as an added token must spell it: normalised like text.
 
         If a normalizer marks spaces, added tokens are matched before it runs: the word stays as is.
         """

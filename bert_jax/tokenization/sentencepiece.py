@@ -62,8 +62,8 @@ class SentencePieceTokenizer(Tokenizer):
         """Load the content of a `.model` file, which `where` names in error messages.
 
         Raises:
-            UserError: it is not a model, has too many pieces, or special pieces are missing or
-                match raw text.
+            UserError: the file is not a model or has too many pieces, or its special pieces are
+                missing or match raw text.
         """
         # Checked before the library makes an object of each piece.
         if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
@@ -217,7 +217,7 @@ def train_sentencepiece(
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")
     reserved = len(SPECIAL_TOKENS) + 256 * byte_fallback
-    what, advice = f"{len(SPECIAL_TOKENS)} special tokens", "Ask for several times that"
+    what, advice = f"{len(SPECIAL_TOKENS)} special tokens", "Ask for several times as many"
     if byte_fallback:
         what, advice = f"{what} and 256 bytes", f"{advice}, or train without byte_fallback"
     check_vocab_size(vocab_size, reserved, what, advice)

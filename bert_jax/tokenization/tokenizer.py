@@ -115,13 +115,13 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return each text's ids, (n,) int32, perhaps read-only: the ids of `encode`, but faster.
+        """Return each text's ids (n,) int32 like `encode`, but faster; the arrays may be read-only.
 
         Uses only the calling thread, because callers run one process per core.
         """
 
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids, (n,) int32, that each word has inside a sentence, after a space."""
+        """Return the ids (n,) int32 of each word as it stands inside a sentence, after a space."""
         return self.encode_batch([self.word_prefix + word for word in words])
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Tokenizer(ABC):
     def save(self, directory: Path) -> None:
         """Write the files that `load_tokenizer` reads.
 
-        A missing or empty directory gets all of them or none; in others, each file is replaced.
+        A missing or empty directory gets all files or none; otherwise each file is replaced.
 
         Raises:
             UserError: the directory has a tokenizer of another kind, or cannot be written.
@@ -197,7 +197,7 @@ class TokenRow(NamedTuple):
 
 
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
-    """Join ids, (n,), to [CLS] first [SEP] (second [SEP]); `num_between` [SEP] separate texts."""
+    """Wrap ids (n,): [CLS] first [SEP], or [CLS] first [SEP] * num_between second [SEP]."""
     special = tokenizer.special_ids
     cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
     if second is None:
@@ -221,7 +221,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def check_vocab_size(vocab_size: int, reserved: int, what: str, advice: str) -> None:
-    """Refuse a vocabulary beyond `MAX_TOKENS`, or without room beside `reserved` tokens, `what`."""
+    """Refuse a vocabulary above `MAX_TOKENS`, or with no room beside `reserved` tokens (`what`)."""
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
     if vocab_size <= reserved:

@@ -174,7 +174,7 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
 def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
     """Find the special tokens, by the names in other files, else by the usual names.
 
-    If both lack the padding or the unknown token, the separator takes its role.
+    If the padding or the unknown token is not found, the separator takes its role.
     """
     sources = (reading.config, reading.beside(MAP_NAME))
     numbers = reading.beside("config.json")

@@ -27,7 +27,7 @@ MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
 """Number of separators between two texts in RoBERTa."""
 _MAX_PARTS, _MAX_PAIR = 64, 16
-"""Limits for the parts of a normalizer (a SentencePiece export has 37) and a template's tokens."""
+"""Limits: parts of a normalizer (a SentencePiece export has 37), and tokens of a template."""
 _MAX_CHARSMAP = 1 << 20
 """Largest character map, in bytes; XLM-R's, which covers all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
@@ -115,7 +115,7 @@ class Reading:
         return found
 
     def parts(self, name: str, members: str) -> list[dict[str, Any]]:
-        """Return the parts in a field: a single one, or a Sequence's; [] if it is missing."""
+        """Return the parts in a field: a single part, or the parts of a Sequence; [] if missing."""
         found = self.whole.get(name)
         if found is None:
             return []
@@ -150,7 +150,7 @@ class Reading:
         return {"type": kind} | {f: check(f"normalizer.{f}", part.get(f)) for f, check in fields}
 
     def _pattern(self, name: str, found: object, *, splits: bool = False) -> dict[str, str]:
-        """Check a text or a regex that takes linear time; of a `Split`, with alternatives."""
+        """Check a text, or a regex that takes linear time; `splits` allows alternatives."""
         pattern = self.mapping(name, found)
         for kind, most in (("String", 80), ("Regex", 1 << 14)):
             if set(pattern) == {kind} and pattern[kind]:
@@ -219,7 +219,7 @@ class Reading:
         return [name for maker in makers for name in self._pair(maker)]
 
     def num_between(self, roles: tuple[str, ...]) -> int:
-        """Count separators between two texts; 1 if the file puts no separators into rows."""
+        """Count the separators between two texts; 1 if tokenizer.json adds no separators."""
         made = self.pair
         cls, sep = roles[2:4]
         rows = {number: [cls, "A", *[sep] * number, "B", sep] for number in (1, 2)}

@@ -63,8 +63,8 @@ def train_wordpiece(
         limit_alphabet: number of characters that get tokens, the most frequent first; words with
             other characters become [UNK].
         character_coverage: share of the texts that the characters with tokens must make up. If
-            neither this nor `limit_alphabet` is given, 1,000 characters get tokens or, if more are
-            needed to cover 99.95% and fit in, these; further ones follow if merging leaves room.
+            neither this nor `limit_alphabet` is given, 1,000 characters get tokens, or more if
+            covering 99.95% takes more and these fit; further ones follow if merging leaves room.
 
     Returns:
         A tokenizer; if the texts have too few pairs, its `vocab_size` is smaller than asked, and a

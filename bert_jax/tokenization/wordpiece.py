@@ -94,7 +94,7 @@ class WordPieceTokenizer(Tokenizer):
 
         Raises:
             UserError: an entry is empty, repeated, too long or not one line of text; a special
-                token is missing; there are too many entries.
+                token is missing; or there are too many entries.
         """
         options = options or WordPieceOptions()
         _check_vocab(vocab, where)
@@ -218,7 +218,7 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def _check_vocab(vocab: Sequence[str], where: str) -> None:
-    """Raise UserError if a vocabulary is invalid; `where` names an entry by number."""
+    """Raise UserError if a vocabulary is invalid; `where` names an entry by position."""
     if len(vocab) > MAX_TOKENS:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}
@@ -233,7 +233,7 @@ def _check_vocab(vocab: Sequence[str], where: str) -> None:
             fault = f": {shown} has a line break or a NUL; vocab.txt has one token per line"
         elif ids.setdefault(token, id) != id:
             there = where.format(ids[token] + 1)
-            fault = f": {shown} is there already ({there}); each token has one id"
+            fault = f": {shown} occurs already ({there}); each token has one id"
         elif replace_surrogates(token) != token:
             fault = f": {shown} is not valid Unicode text"
         if fault:

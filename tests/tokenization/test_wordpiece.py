@@ -278,7 +278,7 @@ GOOD = "\n".join([*SPECIAL_TOKENS, "a"]).encode() + b"\n"
     ("content", "message"),
     [
         (b"", "is empty"),
-        (GOOD + b"a\n", r"line 7: 'a' is there already \(.*line 6\)"),
+        (GOOD + b"a\n", r"line 7: 'a' occurs already \(.*line 6\)"),
         (GOOD + b"\nb\n", "line 7 is empty"),
         (GOOD + b"\xff\xfe\n", "line 7, byte 1: 0xff is not UTF-8"),
         (GOOD + b"b\0c\n", "line 7: a NUL byte"),
