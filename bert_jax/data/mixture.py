@@ -80,7 +80,7 @@ class ShardOrder:
         self._windows = Kept(self._make_windows, _EPOCHS)
 
     def places(self, numbers: np.ndarray) -> Places:
-        """Return the places of the rows with these numbers, (n,) int64, over all epochs."""
+        """Return the places of rows; `numbers` (n,) int64 count rows over all epochs."""
         shards, visits = np.empty((2, numbers.size), np.int64)
         epochs, positions = np.divmod(numbers, self.num_rows)
         for epoch in np.unique(epochs):

@@ -171,7 +171,7 @@ class ExampleStream:
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """Return a process's rows of a step, a contiguous slice; rows of others are not built.
+        """Return a process's contiguous slice of a step's rows; no other process's rows are built.
 
         Raises:
             UserError: The batch does not divide among the processes, or the store is damaged.

@@ -28,7 +28,7 @@ class Numbers(NamedTuple):
 
 
 def french_words(number: int) -> str:
-    """Spell a number from 0 to 999,999; ValueError for others."""
+    """Spell a number from 0 to 999,999; ValueError for other numbers."""
     if not 0 <= number < LIMIT:
         raise ValueError(f"the number is {number}; expected 0 to {LIMIT - 1:,}")
     thousands, rest = divmod(number, 1000)

@@ -158,7 +158,7 @@ class CleaningReport:
     lines: Counter[str] = field(default_factory=Counter)
     """Number of lines left out, by reason, including lines of documents that are dropped later."""
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Dropped documents kept as samples, by reason: those whose texts have the smallest hashes."""
+    """Samples of dropped documents by reason: documents whose texts have the smallest hashes."""
 
     def add(self, reason: str, detail: str, source: str, number: int, text: str) -> None:
         """Count a dropped document; keep it as a sample if its hash is among the smallest."""

@@ -212,7 +212,7 @@ class _Work:
         return tasks, documents - self.bases[tasks]
 
     def entries(self, name: str, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys in a range, sorted, and the place of each.
+        """Return the sorted keys in a range, and each key's place.
 
         Keys are (n,) uint64. Places are (n, 1) or (n, 2) int64: the row, numbered in the whole
         corpus, and for paragraphs also the paragraph's number in the document.

@@ -100,7 +100,7 @@ class FileSource(Source):
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
     def _cut(self, file: Any, position: int, end: int) -> int:
-        """Return where the first document after `position` begins; `end` if none does."""
+        """Return where the first document after `position` begins; `end` if no document does."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         file.seek(position)
         seen, start = b"", 0

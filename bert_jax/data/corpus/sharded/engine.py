@@ -73,7 +73,7 @@ a Ray that was started here."""
 
 
 class Engine:
-    """Engine of `num_workers` local processes, by default one per core; UserError out of range."""
+    """Engine of `num_workers` local processes, default one per core; UserError if out of range."""
 
     is_local = True
 
@@ -101,7 +101,7 @@ class RayEngine(Engine):
     Args:
         address: HOST:PORT of the head, `auto` for this machine's cluster, or `ray://HOST:PORT`;
             None starts a Ray that spans only this machine and ends with the engine.
-        num_workers: number of processes of a Ray started here, and of local ones (undivided work).
+        num_workers: processes of a Ray started here, and local processes for undivided work.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.

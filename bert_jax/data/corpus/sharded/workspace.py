@@ -135,7 +135,7 @@ class BucketWorkspace(Workspace):
         return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
 
     def _find(self, name: str = "") -> list[str]:
-        """Return the keys below a directory; none if it does not exist."""
+        """Return the keys below a directory; [] if it does not exist."""
         files, key = self._files(), self._key(name)
         return list(files.find(key)) if files.exists(key) else []
 
