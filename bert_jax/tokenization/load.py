@@ -179,6 +179,6 @@ def _find(directory: Path) -> Path:
     pair = [directory / name for name in KIND_FILES["fast"][1:]]
     if not found and not all(file.is_file() for file in pair):
         raise UserError(
-            f"{directory} holds no tokenizer: none of tokenizer.json, vocab.txt, *.model is there"
+            f"{directory} holds no tokenizer: it has no tokenizer.json, vocab.txt or *.model"
         )
     return (found or pair)[0]

@@ -193,7 +193,7 @@ class TokenRow(NamedTuple):
     ids: np.ndarray
     """(n,) int32."""
     second_start: int
-    """Position where the second text begins; n if there is none."""
+    """Position where the second text begins; n if there is no second text."""
 
 
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:

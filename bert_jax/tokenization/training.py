@@ -179,7 +179,7 @@ class _Alphabet:
         return cls(characters, [total[char] for char in characters], first, rest)
 
     def tokens(self, start: int, stop: int) -> list[str]:
-        """Return tokens for characters `start` to `stop`: sorted word starts, then the others."""
+        """Return tokens of characters `start` to `stop`: sorted word starts, then continuations."""
         kept = set(self.characters[start:stop])
         alone = sorted(self.first & kept)
         return alone + [CONTINUATION + char for char in sorted(self.rest & kept)]
