@@ -26,13 +26,13 @@ def example_key(texts: Sequence[str]) -> bytes:
 
 
 def example_keys(examples: Texts) -> np.ndarray:
-    """Return the keys of all examples, (N,) uint64: the first 8 bytes of `example_key`."""
+    """Return keys (N,), uint64, of all examples: the first 8 bytes of each `example_key`."""
     joined = b"".join(example_key(texts)[:8] for texts in examples)
     return np.frombuffer(joined, "<u8")
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
-    """Return a warning that counts examples with the texts of training examples; "" if none.
+    """Return a warning that counts examples whose texts training examples have; "" if none do.
 
     `known` are the keys of the training examples.
     """
@@ -71,10 +71,10 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
 
 
 def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
-    """Hold out a share of a file's distinct keys, at least `least`, whatever the order of the keys.
+    """Hold out `rate` of a file's distinct keys, but at least `least`, whatever the keys' order.
 
     Raises:
-        UserError: fewer than `least` keys would remain; `what` is the noun for the keys.
+        UserError: fewer than `least` distinct keys would remain; `what` is the noun for the keys.
     """
     ranked = sorted(set(keys))
     if len(ranked) < 2 * least:

@@ -63,8 +63,8 @@ def _of_groups(
     held = (deal(kinds, groups, keys, shares) == 0).tolist()
     if all(held) or not any(held):
         raise UserError(
-            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} that stay "
-            f"together cannot be divided by task.dev_rate {config.dev_rate:g}; set another "
+            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} are kept whole, "
+            f"so task.dev_rate {config.dev_rate:g} leaves train or dev empty; set another "
             "share, or name a second file in task.dev"
         )
     return held

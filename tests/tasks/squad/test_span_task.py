@@ -111,7 +111,7 @@ def test_windows_without_a_known_target_are_not_learned_from(tmp_path):
     train, [dev] = task.train_split(), task.dev_splits()
     assert (len(train.rows), len(train.rows.labels)) == (1, 1)
     assert any(
-        "2 questions have no known answer, so are not used" in each for each in train.warnings
+        "2 questions have no known answer and are not used" in each for each in train.warnings
     )
     assert any("1 question is without a target" in each for each in train.warnings)
     assert any("kept only for scores" in each for each in dev.warnings)
