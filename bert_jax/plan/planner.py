@@ -140,7 +140,7 @@ class Planner:
         return search.largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
-        """Return the fastest size and number of micro-batches on the mesh of `settings`, if any.
+        """Return the fastest fitting size and number of micro-batches on `settings`' mesh, or None.
 
         Steps of one and two layers, or of one and two periods of the layer pattern, stand for the
         whole as in `reduced`.

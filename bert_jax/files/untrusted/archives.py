@@ -51,7 +51,7 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    `max_bytes` limits the size of all files, `max_ratio` that size as a multiple of the archive's.
+    `max_bytes` limits the size of all files, and so does `max_ratio` times the archive's size.
     If an entry is damaged, unsafe or too large, a UserError names it and no `target` is left.
     """
     path, target = Path(path), Path(os.path.abspath(target))

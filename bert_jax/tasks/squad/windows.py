@@ -33,8 +33,8 @@ class Window:
     spans: Int32[np.ndarray, "c 2"]
     """Characters [start, end) of the context that each context token covers."""
     has_most_context: Bool[np.ndarray, " c"]
-    """Whether this window scores the token, because it has the most context around it; true in exactly
-    one window for each token of the context."""
+    """Whether this window scores the token, as the window with the most context around it; true in
+    exactly one window for each token of the context."""
     target: tuple[int, int] | None
     """Positions in `ids` of the answer's first and last token; both 0 ([CLS]) if there is no answer
     or the window does not contain all of it; None if the answer is unknown, as in prediction."""
