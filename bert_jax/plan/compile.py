@@ -85,7 +85,7 @@ class Plan:
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
     memory: Memory
-    """Memory of the step; for a refused step, the known parts, and `temporaries` as refused."""
+    """Memory of the step; if refused, the known parts, and `temporaries` from the refusal."""
     usable: int
     """Bytes of a device's memory that a program may use."""
     refused: str = ""
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """Peak bytes of a device, even beyond the device's memory."""
+        """Peak bytes of a device; they may exceed the device's memory."""
         return max(self.memory.peak, self.needs)
 
     @property

@@ -73,7 +73,7 @@ def parse_topology(name: str) -> Topology:
     """Return the topology that is named `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
-        UserError: The name has another form, or no chip or slice is so named; similar ones are listed.
+        UserError: The name has another form, or names no chip or slice; similar names are listed.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:

@@ -19,7 +19,7 @@ from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
 def read_choices(
     source: str, config: ChoiceConfig, read: Any = read_labelled, **options: Any
 ) -> Data[TextExample]:
-    """Read texts with choices from a table; `read` is the function of `text.tables` that reads."""
+    """Read texts with choices from a table with `read`, a function of the module `text.tables`."""
     columns = [*filter(None, [config.beginning]), *config.choices]
 
     def choices(origin: Origin, values: Sequence[Any]) -> list[str]:

@@ -198,7 +198,7 @@ class EmbeddingTaskConfig(WrittenConfig):
         """Raise a UserError: embeddings are scored on all dev texts at once, never in folds."""
         raise UserError(
             f"task.folds is {self.folds}, but embeddings are scored by a search among all dev "
-            "texts, not example by example; leave folds out, and name task.dev"
+            "texts, not example by example; leave folds out, and name a file in task.dev"
         )
 
 

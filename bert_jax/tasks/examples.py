@@ -246,7 +246,7 @@ class Problems:
 
 
 def counted(what: str, origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return a warning for each file that counts `origins` as `what` and lists the first lines."""
+    """Return one warning per file, which counts `origins` as `what` and lists the first lines."""
     found = []
     for path, group in groupby(sorted(origins), key=attrgetter("path")):
         lines = list(group)

@@ -112,7 +112,7 @@ class TextRows:
     long: Sequence[int] = ()
     """Numbers of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Number of tokens in long examples, special tokens excluded; `left_out`: in no row."""
+    """Number of tokens in long examples, no special tokens; `left_out` of them are in no row."""
     left_out: int = 0
 
     def warnings(

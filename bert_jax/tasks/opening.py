@@ -48,7 +48,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
 
 def fold_parts(split: Split, count: int) -> np.ndarray:
-    """Return the fold (N,), from 1, of each example; only texts, labels and groups decide it.
+    """Return fold numbers (N,), from 1, of the examples; texts, labels and groups decide them.
 
     Raises:
         UserError: there are fewer groups than folds.

@@ -32,7 +32,7 @@ def example_keys(examples: Texts) -> np.ndarray:
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
-    """Return a warning that counts examples whose texts training examples have; "" if none do.
+    """Return a warning that counts examples whose texts occur in training; "" if there are none.
 
     `known` are the keys of the training examples.
     """
@@ -96,8 +96,8 @@ def deal(
     """Divide examples into parts with equal mixes of kinds, whatever the examples' order.
 
     Groups of equal content (number of examples of each kind) are divided evenly, the largest first.
-    Each remaining group goes to the part that lacks its content most: the part that minimises the
-    squared differences from the shares, each relative to the number of examples of the kind.
+    Each remaining group goes to the part that lacks its content most, which keeps the squared
+    differences from the shares, relative to the number of examples of each kind, smallest.
 
     Each example has a kind (see `strata`), a group, which stays in one part, and a hash of
     its texts (`keys`), which orders groups. `shares` are the parts' sizes and sum to 1. The result

@@ -100,6 +100,7 @@ def choose_buckets(
 
     Raises:
         UserError: there are no rows.
+        ValueError: `max_buckets` is below 1, or a row is longer than `limit`.
     """
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
@@ -293,7 +294,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the examples `index` to `length`; only a trial's first `num_real` weigh anything."""
+        """Pad the examples `index` to `length`; after a trial's first `num_real`, weights are 0."""
         whole, at = self._rows, np.arange(length)
         group = np.arange(whole.group)
         each = index if whole.group == 1 else index[..., None] * whole.group + group

@@ -29,7 +29,7 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Yield what `read` returns, decompressed as the suffix says; damage is a UserError."""
+    """Yield bytes from `read`, decompressed as the suffix of `name` says; UserError if damaged."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):

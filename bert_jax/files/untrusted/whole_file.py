@@ -54,7 +54,7 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8, without a byte order mark; a UserError names the line of a NUL or bad byte."""
+    """Decode UTF-8, dropping a byte order mark; a UserError names the line of a NUL or bad byte."""
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1

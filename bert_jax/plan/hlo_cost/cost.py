@@ -45,7 +45,7 @@ class Op:
     hbm_bytes: int
     """Bytes of operands and results in HBM, not in the core's own memories."""
     source: str
-    """Source line, `model/encoder.py:123 Layer.__call__`; empty for the compiler's own work."""
+    """Source line, such as `model/encoder.py:123 Layer.__call__`; empty for the compiler's own."""
     phase: str
     """Phase: "forward", "backward", "recomputed" (rematerialised) or "" (the rest of the step)."""
     flops: int | None = None

@@ -102,7 +102,7 @@ class Module:
         return {n: (location, parent - shift) for n, (location, parent) in frames.items()}
 
     def source(self, instruction: Instruction) -> str:
-        """Return the innermost frame in the package, `model/encoder.py:123 Layer.__call__`, or ""."""
+        """Return the package's innermost frame, `model/encoder.py:123 Layer.__call__`, or ""."""
         number = _int_of("stack_frame_id", instruction.attributes)
         seen: set[int] = set()
         while number in self._frames and number not in seen:
@@ -189,7 +189,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def arrays(shape: str) -> Iterator[tuple[int, str]]:
-    """Yield (bytes, layout) of every array in a type, without tiles; tokens have no bytes."""
+    """Yield (bytes, layout) of each array in a type, without padding to tiles; tokens have 0."""
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = _BITS.match(dtype)
         size = 8 if dtype == "pred" else int(bits.group(1)) if bits else 0

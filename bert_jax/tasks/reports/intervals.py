@@ -54,7 +54,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield counts (d, count) for d resamples at a time: how often each unit occurs in each."""
+    """Yield counts (d, count), d resamples at a time: how often a resample has each unit."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
@@ -70,7 +70,7 @@ def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.nd
 
 
 def means(names: Sequence[str], each: np.ndarray) -> Score:
-    """Make a function that averages each column of `each` (N, S) by weight; NaN if no weight."""
+    """Make a function that averages the columns of `each` (N, S) by weight; NaN at weight 0."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         found = ratio(w @ each, w.sum(axis=1, keepdims=True), np.nan)
@@ -85,7 +85,7 @@ def unweighted(score: Score, count: int) -> dict[str, float]:
 
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
-    """Return intervals of our scores or, given `theirs`, of the paired differences to theirs."""
+    """Return intervals of our scores or, given `theirs`, of our scores minus theirs (paired)."""
     from scipy.stats import binomtest  # takes half a second to import
 
     _, unit = np.unique(ours.units, return_inverse=True)

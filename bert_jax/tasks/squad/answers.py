@@ -146,7 +146,7 @@ def _candidates(
 
 
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
-    """Return scores (c, max_tokens) of runs: entry (i, j) is of tokens i to i + j, or -inf."""
+    """Return scores (c, max_tokens) of runs: entry (i, j) is for tokens i to i + j; -inf: none."""
     window = row.window
     c = len(window.spans)
     inside = slice(window.context_at, window.context_at + c)
@@ -170,7 +170,7 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
     The threshold is some question's odds, the lowest if several are equally good, as in SQuAD's
-    script. Two rules are not the script's, so that predictions really reach the F1: of questions
+    script. Two rules differ from the script, so that predictions really reach the F1: of questions
     with equal odds, all or none are answered; and if answering none is best, the threshold is just
     below the lowest odds, not 0.
 

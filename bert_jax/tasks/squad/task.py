@@ -65,7 +65,7 @@ class SpanSplit(Split):
         return 100.0 * sum(scores) / len(scores)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return the context of each question."""
+        """Return one list of keys: a hash of each question's context."""
         return [[example_key([each.context]) for each in self._examples]]
 
     @property

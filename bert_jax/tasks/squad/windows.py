@@ -146,7 +146,7 @@ def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
     """Choose each token's window (num_tokens,) by the context on the token's shorter side.
 
-    A hundredth of the length is added to the context: longer windows win; the first wins ties.
+    A hundredth of the window's length is added, so that longer windows win; the first wins ties.
     """
     at = np.arange(num_tokens)
     first = np.array(begins)[:, None]

@@ -66,7 +66,7 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best constant's score; an entity constant marks each word or each sentence."""
+        """Return the best constant's score; for entities, every word or every sentence is one."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
@@ -116,8 +116,7 @@ class TaggingSplit(Split):
         """Yield predictions.jsonl and predictions.txt.
 
         predictions.txt has a line for each word: the word, the file's tag, if any, and the
-        predicted tag, in the CoNLL script's order. Spaces separate them, or tabs if a word contains
-        a space.
+        predicted tag, in the CoNLL script's order; spaces separate them, tabs if words have spaces.
         """
         yield from super()._prediction_files(outputs, scores)
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "

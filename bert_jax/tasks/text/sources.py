@@ -97,7 +97,7 @@ def read_glue_source(
     `labelled`.
 
     Raises:
-        UserError: no split or file has this name, or it cannot be read.
+        UserError: no split or file has this name, or the file cannot be read.
     """
     task, others = glue_task(config.name), ["ax"] if config.name == "mnli" else []
     if source in [*task.files, *others]:
