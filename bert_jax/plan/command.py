@@ -134,7 +134,7 @@ def _as_configured(planner: Planner) -> _Answer:
     before = [
         output.as_text(plan),
         "",
-        "the fastest settings found that fit with the same rows a step; add to the command:",
+        "the fastest settings found that fit, with the same rows a step; add to the command:",
         "  " + " ".join(overrides),
         "tried on the way:",
     ]

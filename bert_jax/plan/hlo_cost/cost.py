@@ -268,10 +268,10 @@ def _how(program: Program, chip: Chip) -> dict[str, str]:
     if unread:
         names = ", ".join(sorted(unread))
         how["kernels not counted"] = (
-            "programs that cannot be read whole: stated FLOPs at "
+            "for programs that cannot be read whole, stated FLOPs at "
             f"{STATED_EFFICIENCY:.0%} of the peak, or bytes / HBM bandwidth: {names}"
         )
     if program.unknown_loops:
         names = ", ".join(f"{loop.name} ({loop.source})" for loop in program.unknown_loops)
-        how["unknown loops"] = f"length depends on data, one iteration counted: {names}"
+        how["unknown loops"] = f"the length depends on data, so one iteration is counted: {names}"
     return how
