@@ -56,9 +56,9 @@ class TaskConfig(Bounded, section="task"):
         """Raise a UserError for a fold or a metric that the task does not have."""
         super().__post_init__()
         if self.fold > self.folds:
+            right = f"a fold from 1 to {self.folds}, or 0 for all" if self.folds else "0: no folds"
             raise UserError(
-                f"task.fold is {self.fold}, but task.folds is {self.folds}; expected a fold from 1 "
-                f"to {self.folds}, or 0 for all"
+                f"task.fold is {self.fold}, but task.folds is {self.folds}; expected {right}"
             )
         if self.metrics:
             self.choose_metric(self.metrics)

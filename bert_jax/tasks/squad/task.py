@@ -159,8 +159,8 @@ class SpanTask(Task[SquadConfig]):
         unknown = [question for question in dev.examples if question.answers is None]
         if unknown:
             raise UserError(
-                f"{question_name(unknown[0])} has no reference answers, nor have "
-                f"{len(unknown) - 1} others; task.dev needs answers, to select the best checkpoint"
+                f"{question_name(unknown[0])} has no reference answers ({len(unknown):,} questions "
+                "have none); task.dev needs answers, to select the best checkpoint"
             )
         empty = [q for file in (train, dev) for q in file.examples if q.answers == ()]
         rules = config.rules if config.rules != "auto" else "v2.0" if empty else "v1.1"

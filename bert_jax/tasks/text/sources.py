@@ -228,8 +228,8 @@ def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
     missing = dev - set(lines.values())
     if missing:
         raise UserError(
-            f"{home / 'dev_ids.tsv'}: the pair {' '.join(min(missing))!r} is not in {path}, nor "
-            f"are {len(missing) - 1} others; fetch both files again"
+            f"{home / 'dev_ids.tsv'}: {path} lacks {len(missing):,} of its pairs, the first "
+            f"{' '.join(min(missing))!r}; fetch both files again"
         )
     chosen = [e for e in data.examples if (e.origin.line in lines) == (split == "dev")]
     return replace(data, examples=tuple(replace(e, id=f"{n}") for n, e in enumerate(chosen)))
