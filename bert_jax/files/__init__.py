@@ -1,4 +1,4 @@
-"""File access: limited readers of untrusted files, atomic replacement, leases, and buckets.
+"""File access: readers with limits for untrusted files, atomic replacement, leases, and buckets.
 
 `untrusted/` limits bytes, depth and time for each format. The package knows no model. Read first:
 untrusted/whole_file.py, staging.py.

@@ -34,7 +34,7 @@ class BucketFiles:
     """Files below a URL; failed reads are retried until a timeout."""
 
     def __init__(self, url: str, read_timeout: float) -> None:
-        """Set gs://BUCKET/DIRECTORY, and the seconds for which it may be out of reach."""
+        """Set gs://BUCKET/DIRECTORY, and the seconds for which the bucket may be out of reach."""
         self.url, self._read_timeout = url.rstrip("/"), read_timeout
         self._files = file_system(url)
         self.bytes_read = 0
@@ -53,14 +53,14 @@ class BucketFiles:
         return data
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes; a UserError if missing, else the errors of `read`."""
+        """Return a file's size in bytes; UserError if it is missing, other errors as in `read`."""
         try:
             return int(self._patiently(name, "info")["size"])
         except FileNotFoundError as error:
             raise damaged(self, name, "the file is missing") from error
 
     def fetch_small(self, name: str, target: Path) -> None:
-        """Download a small file to `target`, unless it is there.
+        """Download a small file to `target`, unless `target` exists.
 
         Raises:
             UserError: The file is missing or too large; other errors as in `read`.
@@ -124,7 +124,7 @@ class FileCache:
         first use in a process, and fetched again if it is damaged.
 
         Raises:
-            UserError: The file is missing or differs in the bucket, or the disk is full.
+            UserError: The bucket's file is missing or differs, or the disk is full.
             BucketAwayError: See `BucketFiles.read`.
         """
         if self._has(target, size, digest):

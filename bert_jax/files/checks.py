@@ -69,7 +69,7 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Raise a UserError if a file differs from its recorded digest; the first key found counts."""
+    """Raise a UserError if a file differs from its digest under the first of `keys` on record."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)
@@ -95,7 +95,7 @@ def differing(directory: Path, digests: Any) -> str:
 
 
 def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dict[str, str]:
-    """Compute digests of the files below a directory, by path, leaving out the directory `but`."""
+    """Return the digest of each file below a directory, by path, without the files below `but`."""
     paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     files = [path for path in paths if path.parts[0] not in (but, ".lock")]
     return {path.as_posix(): digest_of(directory / path, kind) for path in files}

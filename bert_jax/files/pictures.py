@@ -22,7 +22,7 @@ def new_figure(inches: tuple[float, float], title: str = "") -> Any:
 
 
 def dress(axis: Any, lines: str = "y") -> None:
-    """Draw light lines at the ticks of y, x or both behind the curves; no top and right border."""
+    """Draw a light grid for y, x or both behind the curves; remove the top and right border."""
     axis.grid(axis=lines, color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

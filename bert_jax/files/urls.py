@@ -25,7 +25,7 @@ class FileState(NamedTuple):
 
 
 def scheme(path: str | Path) -> str | None:
-    """Return a URL's scheme, such as "gs", else None; "gs:/x", as a Path has it, counts too."""
+    """Return a URL's scheme, such as "gs", else None; "gs:/x", as `Path` writes it, counts too."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 
@@ -36,7 +36,7 @@ def is_url(name: str | os.PathLike[str]) -> bool:
 
 
 def file_system(url: str) -> Any:
-    """Return a URL's fsspec file system; a UserError if scheme or package are not available."""
+    """Return a URL's fsspec file system; an unknown scheme or missing package is a UserError."""
     kind = scheme(url) or ""
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:
@@ -70,7 +70,7 @@ def file_state(name: str) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a file to read (remote: by ranges); failures, also those in the body, are UserErrors."""
+    """Open a file to read (remote: by ranges); a failure, even in the body, is a UserError."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation for TPU slices: the cost of a step before anybody pays for one.
+"""Ahead-of-time compilation for TPU slices: the cost of a step, before a slice is paid for.
 
 `hlo_cost/` adds up the cost of a compiled program and knows nothing of BERT.
 May import training and below. Read first: command.py, compile.py.

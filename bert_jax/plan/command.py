@@ -18,7 +18,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
-"""Number of tokens in a chip's micro-batch below which a step's time hardly depends on them."""
+"""Tokens of a chip's micro-batch; with fewer, a step takes hardly less time."""
 
 
 def run_plan(
@@ -90,7 +90,7 @@ class _Answer:
 
 
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
-    """Return the changes that `train` makes to a run on a topology, as sentences.
+    """Return sentences on the changes that `train` makes to a run on a topology.
 
     Raises:
         UserError: `train` would refuse the run.
@@ -116,7 +116,7 @@ def with_rows_per_chip(
 
 
 def _as_configured(planner: Planner) -> _Answer:
-    """Plan the configured settings or, if they do not fit, the fastest found that do."""
+    """Plan the configured settings or, if they do not fit, the fastest settings found that fit."""
     plan = planner.plan(planner.configured)
     if plan.fits:
         hint = (
@@ -134,7 +134,7 @@ def _as_configured(planner: Planner) -> _Answer:
     before = [
         output.as_text(plan),
         "",
-        "the fastest settings found that fit with the same rows a step; add to the command:",
+        "the fastest settings found that fit, with the same rows a step; add to the command:",
         "  " + " ".join(overrides),
         "tried on the way:",
     ]
@@ -153,7 +153,7 @@ def _nothing_fits(plan: Plan, record: dict[str, Any], why: str) -> _Answer:
 
 
 def _fit(planner: Planner) -> _Answer:
-    """Plan the largest batch per chip, on the configured mesh if any batch fits there."""
+    """Plan the largest batch per chip: on the configured mesh, or on another if none fits there."""
     settings = planner.configured
     fit = planner.fit(settings)
     record: dict[str, Any] = {"configuration_fits": fit.largest > 0}
@@ -270,7 +270,7 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"{b['name']:18} {b['batch_size']:13,} {b['tokens']:10,}  {split:>19} {time}")
         if b["overrides"]:
             lines.append("  " + " ".join(b["overrides"]))
-    return [*lines, "the last is from compilations of 1 and 2 layers; report on the first row:", ""]
+    return [*lines, "the last row is from compilations of 1 and 2 layers; report on the first:", ""]
 
 
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:

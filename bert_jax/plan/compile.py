@@ -85,7 +85,7 @@ class Plan:
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
     memory: Memory
-    """Memory of the step; if it is refused, the known parts and the refusal's `temporaries`."""
+    """Memory of the step; if refused, the known parts, and `temporaries` from the refusal."""
     usable: int
     """Bytes of a device's memory that a program may use."""
     refused: str = ""
@@ -98,7 +98,7 @@ class Plan:
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
-    """Whether the answer came from the cache; `compile_seconds` is then the first compilation's."""
+    """Whether the answer is from the cache, with the first compilation's `compile_seconds`."""
 
     @property
     def rows(self) -> int:
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """Peak bytes of a device, even beyond the device's memory."""
+        """Peak bytes of a device; they may exceed the device's memory."""
         return max(self.memory.peak, self.needs)
 
     @property
@@ -368,7 +368,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Store an answer and remove the oldest; ignore faults of the disk, which only cost time."""
+    """Store an answer; remove the oldest beyond the size limit; ignore faults of the disk."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

@@ -102,7 +102,7 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     yield _row("peak", _size(peak), peak / usable, f"{peak / usable:.0%}")
     if not plan.fits:
         yield (
-            f"does not fit: the compiler refuses it, because it needs {_size(peak)} a chip, "
+            f"does not fit: the step needs {_size(peak)} a chip, "
             f"{_size(peak - usable)} more than the usable {_size(usable)}"
         )
 

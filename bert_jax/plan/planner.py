@@ -40,8 +40,8 @@ _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
 _EXPOSED = 0.5
 """Share of the time of gathers and reductions that no computation hides."""
 _KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
-"""Number of bfloat16 activations of width D kept per token and layer: on every device, and divided
-by tensor parallelism."""
+"""Numbers of bfloat16 activations of width D kept per token and layer: whole on every device, and
+divided by tensor parallelism."""
 
 
 class Planner:
@@ -140,7 +140,7 @@ class Planner:
         return search.largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
-        """Return the fastest size and number of micro-batches on the mesh of `settings`, if any.
+        """Return the fastest fitting size and number of micro-batches on `settings`' mesh, or None.
 
         Steps of one and two layers, or of one and two periods of the layer pattern, stand for the
         whole as in `reduced`.
@@ -208,7 +208,7 @@ class Planner:
         return dataclasses.replace(settings, rows=self.rows(settings, rows_per_shard))
 
     def rows(self, settings: Settings, rows_per_shard: int) -> int:
-        """Count the global rows of a step from the rows of one shard of a micro-batch."""
+        """Count the global rows of a step, given the rows of a micro-batch on one batch shard."""
         shards = self.topology.num_devices // settings.tensor
         return rows_per_shard * shards * settings.accumulation
 

@@ -20,7 +20,7 @@ REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
 """Largest tensor parallelism; beyond it, devices would wait for four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Largest number of micro-batches in a step, and the share of its speed that fewer must reach."""
+"""Most micro-batches in a step, and the share of their speed that fewer must reach."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
 """Largest numbers of compilations in a search, of reduced depth and of the whole model."""
 SHRINK_BELOW = 0.97
@@ -150,7 +150,7 @@ class Found:
 def fastest_that_fits(
     choices: Iterable[Settings], paper: Measure, reduced: Measure, whole: Measure, usable: int,
 ) -> Found | None:  # fmt: skip
-    """Return the fastest choice whose peak is within `usable` bytes; None if none is found.
+    """Return the fastest choice whose peak is within `usable` bytes; None if no choice is found.
 
     `paper` costs nothing, `reduced` compiles at reduced depth, and `whole` gives the compiler's
     answer, with the needed peak if the compiler refuses.
@@ -283,7 +283,7 @@ def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: 
     """Return the size and number of micro-batches with the highest MFU; None if none fit.
 
     Micro-batches small enough to keep the activations between layers in the core's own memory are
-    faster per row than one large batch; more of them spread the work done once per step. The rows
+    faster per row than one large batch; many share the work that a step does only once. The rows
     in `ladder`, ascending, are tried until larger micro-batches are slower or do not fit.
     """
     tried: dict[int, Pass] = {}

@@ -73,12 +73,12 @@ def parse_topology(name: str) -> Topology:
     """Return the topology that is named `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
-        UserError: There is no such chip or slice; names similar ones.
+        UserError: The name has another form, or names no chip or slice; similar names are listed.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
         raise UserError(
-            f"--topology {name!r} is not CHIP:AxB, CHIP:AxBxC or either with ,slices=N; such as "
+            f"--topology {name!r} is not CHIP:AxB, CHIP:AxBxC or either with ,slices=N; examples: "
             "v5e:16x16, v5p:4x4x8, tpu7x:4x4x4, v5e:1x1 (one chip), v5e:16x16,slices=2"
         )
     kind, dimensions, slices = match.groups()

@@ -19,7 +19,7 @@ from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
 def read_choices(
     source: str, config: ChoiceConfig, read: Any = read_labelled, **options: Any
 ) -> Data[TextExample]:
-    """Read texts with choices from a table by `read`, a function of the module `text.tables`."""
+    """Read texts with choices from a table with `read`, a function of the module `text.tables`."""
     columns = [*filter(None, [config.beginning]), *config.choices]
 
     def choices(origin: Origin, values: Sequence[Any]) -> list[str]:
@@ -58,7 +58,7 @@ class ChoiceSplit(Split):
         return float(np.bincount(gold).max() / len(gold))
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return the text of each example, without its choices."""
+        """Return one list of keys: a hash of each example's text, without its choices."""
         return [[example_key([example.text]) for example in self._examples]]
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:

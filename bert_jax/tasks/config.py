@@ -58,7 +58,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     """Treatment of texts of more than task.max_length tokens. cut: read only the beginning.
     head_tail: fill a quarter of the row with the beginning and the rest with the end (Sun et al.
     2019). windows: read everything in overlapping rows; for a pair, each row has a part of the
-    longer text and the other text, cut to half a row. Every window is trained on its text's label,
+    longer text and at most half a row of the shorter. Every window is trained on its text's label,
     and the windows of a text together weigh as much as one row."""
     window_pooling: Pooling = "mean"
     """Rule that pools the windows' logits into a text's: the mean, the highest logit of each class,
@@ -68,7 +68,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     0: half a window (long=windows)."""
     calibrate: bool = False
     """Whether to divide logits by the temperature with the least log loss on the dev data, so that
-    probabilities match the shares of right answers (Guo et al. 2017). Predicted classes stay."""
+    probabilities match shares of right answers (Guo et al. 2017). No predicted class changes."""
     thresholds: Literal["half", "tuned"] = "half"
     """Probability above which a label is predicted (multi_label). half: 0.5. tuned: for each label,
     the threshold that gives the label's highest F1 on the dev data."""
@@ -110,7 +110,7 @@ class TableConfig(SkewConfig, WrittenConfig):
 
     @property
     def long_texts(self) -> LongTexts:
-        """Treatment of texts with more tokens than a row."""
+        """Treatment of texts that do not fit in a row."""
         return LongTexts(self.long, self.window_pooling, self.window_stride)
 
 
@@ -141,8 +141,8 @@ class EmbeddingTaskConfig(WrittenConfig):
     `negatives` add hard negatives. scores: two texts and their similarity. classes: a text and its
     class. texts: one text, which is compared with itself under different dropout (SimCSE)."""
     dev_rows: Literal["auto", "pairs", "scores"] = "auto"
-    """Content of a row in the dev and test files, unless `rows` is classes. auto: the same as
-    `rows`; a single text is cut in two, and its first half searches for its second half."""
+    """Content of a row in the dev and test files; it must be auto if `rows` is classes. auto: as
+    in `rows`; a single text is cut in two, and its first half searches for its second half."""
     query: str = "query"
     """Column of the query, or of the first text (pairs, scores)."""
     document: str = "document"
@@ -198,7 +198,7 @@ class EmbeddingTaskConfig(WrittenConfig):
         """Raise a UserError: embeddings are scored on all dev texts at once, never in folds."""
         raise UserError(
             f"task.folds is {self.folds}, but embeddings are scored by a search among all dev "
-            "texts, not example by example; leave folds out, and name task.dev"
+            "texts, not example by example; leave folds out, and name a file in task.dev"
         )
 
 
@@ -220,9 +220,9 @@ class ChoiceConfig(FileTaskConfig):
     choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
-    """Column of the right choice: its name in `labels` or, if that is empty, its number from 0."""
+    """Column of the right choice: its name in `labels` or, without `labels`, its number from 0."""
     labels: tuple[str, ...] = ()
-    """Names of the choices, as the column `label` has them, such as A,B,C,D; empty: 0, 1, ..."""
+    """Names of the choices, as written in the column `label`, such as A,B,C,D; empty: 0, 1, ..."""
     id: str = ""
     """Column of the rows' ids; empty: rows are numbered from 0."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
@@ -239,7 +239,7 @@ class ChoiceConfig(FileTaskConfig):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the choices, as the column `label` has them."""
+        """Names of the choices, as written in the column `label`."""
         return self.labels or tuple(map(str, range(len(self.choices))))
 
 
@@ -291,7 +291,7 @@ class SquadConfig(FileTaskConfig):
 
 @dataclass(frozen=True)
 class WindowOptions(Bounded):
-    """Lengths of the windows of a long context, in tokens; the defaults are `run_squad.py`'s.
+    """Lengths, in tokens, that determine a long context's windows; defaults as in `run_squad.py`.
 
     Raises:
         UserError: a length is below 1, or tokens between windows would be left out.
@@ -344,7 +344,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     """Names of the tags 0, 1, ..., for files in which tags are numbers (rows)."""
     labels: tuple[str, ...] = ()
     """Tags in the order of the model's outputs, entity tags as IOB2 with O; empty: the tags of the
-    training file. An unlisted tag is an error there and counts as a miss in other files."""
+    training file. A tag not listed is an error in that file and a miss in other files."""
     scheme: Literal["auto", "plain"] = "auto"
     """Scheme of the tags. auto: detect IOB1, IOB2 or IOBES; tags that mark no entities are plain.
     plain: tags are classes of words, and the metric is accuracy."""
@@ -386,7 +386,7 @@ class ParsingConfig(FileTaskConfig):
     kind: str = "parsing"
     labels: tuple[str, ...] = ()
     """Relations in the order of the model's outputs; empty: the relations of the training file. An
-    unlisted relation is an error there and counts as a miss in other files."""
+    unlisted relation is an error in that file and a miss in other files."""
 
 
 TaskConfig.VARIANTS = {

@@ -28,7 +28,7 @@ _SHORTEST_HALVES = 8
 
 @dataclass(frozen=True)
 class GroupData(Data[TextExample]):
-    """Examples of one file: query, document and hard negatives; two texts; or one text."""
+    """Examples of one file: each has query, document and hard negatives; two texts; or one text."""
 
     kind: PairKind = "pairs"
 
@@ -121,7 +121,7 @@ def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
 
 
 def halved(data: GroupData) -> GroupData:
-    """Cut each text into a pair of halves, at the blank nearest to its middle if there is one.
+    """Cut each text in two, at the blank nearest to its middle or, without blanks, at its middle.
 
     Raises:
         UserError: fewer than two texts are long enough.
@@ -141,7 +141,7 @@ def halved(data: GroupData) -> GroupData:
         raise UserError(
             f"{data.examples[0].origin.path}: {len(found)} of {len(data.examples):,} dev texts "
             "can be cut into halves, but at least 2 are needed; name a file of pairs or scores in "
-            "task.dev, with task.dev_rows"
+            "task.dev, and set task.dev_rows"
         )
     notes = counted("texts too short to be cut into halves, not scored", short)
     return replace(data, examples=found, warnings=(*data.warnings, *notes))
@@ -236,10 +236,10 @@ class EmbeddingSplit(Split):
     def _search(
         self,
     ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
-        """Return queries and documents, as positions among all N * G rows, and two lists by query.
+        """Return positions of queries and documents among all N * G rows, and two lists by query.
 
-        The first list has the numbers of the documents that answer each query; the second has the
-        number of the document with the query's own text, -1 if there is none or it is an answer.
+        The first list has the numbers of the documents that answer each query. The second has the
+        number of the document with the query's own text, or -1 if it is an answer or missing.
         """
         group = self.rows.group
         assert self.rows.text_ids is not None

@@ -41,7 +41,7 @@ class TextExample:
     """A text or a pair of texts to be classified, scored or embedded, or a text with choices."""
 
     id: str
-    """Id that the file gives the example, or else its number from 0."""
+    """Id from the file or, if the file has no ids, the example's number from 0."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | None
@@ -127,13 +127,13 @@ class Data(Generic[Example]):
     warnings: tuple[str, ...] = ()
     """Warnings that count examples skipped, or kept although they look wrong, with line numbers."""
     submission: tuple[str, str] | None = None
-    """GLUE task and test split, if the leaderboard takes predictions for these texts."""
+    """GLUE task and test split, if the leaderboard takes predictions for the texts; else None."""
     trains: bool = False
     """Whether a model is trained on the examples."""
 
     @cached_property
     def truth(self) -> list[Any] | None:
-        """Labels of all examples; None unless each has one."""
+        """Labels of all examples; None if an example has no label."""
         labels = [each.label for each in self.examples]
         return None if None in labels else labels
 
@@ -198,7 +198,7 @@ class UnknownLabel(UserError):
         # A number is never a misspelling of another number.
         near = folded.get(name.strip().casefold()) or nearest(name, () if name.isdigit() else known)
         hint = f" Did you mean {near!r}?" if near is not None else ""
-        return f"{origin}: the label {name[:80]!r} is not known; known are {listed(known)}.{hint}"
+        return f"{origin}: the label {name[:80]!r} is not known; labels: {listed(known)}.{hint}"
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
@@ -221,7 +221,7 @@ class MissingColumn(UserError):
 
 
 class Problems:
-    """Faults of a file, collected while the file is read; `what` is a noun such as "rows"."""
+    """Faults of a file, collected while it is read; `what` is the noun for its parts ("rows")."""
 
     def __init__(self, path: str, what: str = "rows") -> None:
         self._path = path
@@ -246,7 +246,7 @@ class Problems:
 
 
 def counted(what: str, origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return a warning for each file: the number of its `origins`, and the first lines."""
+    """Return one warning per file, which counts `origins` as `what` and lists the first lines."""
     found = []
     for path, group in groupby(sorted(origins), key=attrgetter("path")):
         lines = list(group)

@@ -50,15 +50,15 @@ class TaskConfig(Bounded, section="task"):
     f1 and exact. parsing: las and uas. embedding: rows of scores have spearman and pearson, other
     rows ndcg@10, mrr@10, recall@100 and map."""
     test: str = ""
-    """File (for GLUE, a split with labels) scored once, after training; empty: none."""
+    """File (for GLUE, a split with labels) to score once, after training; empty: no file."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for a fold or a metric that the task does not have."""
         super().__post_init__()
         if self.fold > self.folds:
+            right = f"a fold from 1 to {self.folds}, or 0 for all" if self.folds else "0: no folds"
             raise UserError(
-                f"task.fold is {self.fold}, but task.folds is {self.folds}; expected a fold from 1 "
-                f"to {self.folds}, or 0 for all"
+                f"task.fold is {self.fold}, but task.folds is {self.folds}; expected {right}"
             )
         if self.metrics:
             self.choose_metric(self.metrics)
@@ -69,7 +69,7 @@ class TaskConfig(Bounded, section="task"):
         return self.METRICS
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
-        """Return the configured metric, by default the first; a UserError for an unknown metric."""
+        """Return the configured metric or, by default, the first; an unknown one is a UserError."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
             hint = "; f1 needs two labels" if metric == "f1" and "macro_f1" in metrics else ""
@@ -86,7 +86,7 @@ class TaskConfig(Bounded, section="task"):
 
     @property
     def long_texts(self) -> LongTexts:
-        """Treatment of texts with more tokens than a row."""
+        """Treatment of texts that do not fit in a row."""
         return CUT
 
     @property
@@ -177,5 +177,5 @@ class WrittenConfig(TableFormat, FileTaskConfig):
     id: str = ""
     """Column of the rows' ids; empty: rows are numbered from 0."""
     dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
-    """Share of the distinct texts (for pairs: documents) to hold out if dev is empty; rows with the
-    same text stay together."""
+    """Share of the distinct texts (for embedding pairs: of the documents) to hold out if dev is
+    empty; rows with the same text stay together."""

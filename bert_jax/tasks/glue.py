@@ -132,14 +132,14 @@ def submission_file(
     ids: Sequence[str],
     predictions: Sequence[int] | Sequence[float] | np.ndarray,
 ) -> tuple[str, str]:
-    """Return the name and content of a leaderboard file: a header, then index and prediction.
+    """Return the name and the lines of a leaderboard file: a header, then index and prediction.
 
-    `ids` and `predictions` are in the same order, which may be any. A prediction is the number of a
-    class, or a score, which is clipped to 0...5 and written with three digits.
+    `ids` and `predictions` correspond one to one, in any order. A prediction is the number of a
+    class, or a score, which is clipped to 0...5 and written with three decimals.
 
     Raises:
-        UserError: `split` is no test split, a prediction is not valid, or a row of the split does
-            not have exactly one prediction.
+        UserError: the task is unknown, `split` is no test split, a prediction is not valid, or a
+            row of the split does not have exactly one prediction.
     """
     task = glue_task(name)
     if split not in task.submissions:

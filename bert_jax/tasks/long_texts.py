@@ -20,7 +20,7 @@ of the first and the last window."""
 
 @dataclass(frozen=True)
 class LongTexts(Bounded, section="long"):
-    """Treatment of texts with more tokens than a row."""
+    """Treatment of texts that do not fit in a row."""
 
     how: Literal["cut", "head_tail", "windows"] = "cut"
     """Tokens read from a long text. cut: the beginning. head_tail: the beginning and the end.
@@ -45,7 +45,7 @@ class LongTexts(Bounded, section="long"):
     def pooled(
         self, logits: Float[np.ndarray, "R C"], owners: Int64[np.ndarray, " R"]
     ) -> Float[np.ndarray, "N C"]:
-        """Pool the logits of each example's rows; `owners` has each row's example, ascending."""
+        """Pool the logits of each example's rows; `owners` numbers each row's example."""
         first = np.flatnonzero(np.diff(owners, prepend=-1))
         if len(first) == len(logits):
             return logits
@@ -69,7 +69,7 @@ def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _ends(length: int, keep: int) -> list[Span]:
-    """Return the spans of a text's head and tail, with lengths as 128 to 382 (Sun et al. 2019)."""
+    """Return the spans of a text's head and tail, in the ratio 128 : 382 (Sun et al. 2019)."""
     if length <= keep:
         return [(0, length)]
     head = keep * 128 // 510
@@ -112,7 +112,7 @@ class TextRows:
     long: Sequence[int] = ()
     """Numbers of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Number of tokens in long examples, special tokens excluded; `left_out` of them in no row."""
+    """Number of tokens in long examples, no special tokens; `left_out` of them are in no row."""
     left_out: int = 0
 
     def warnings(
@@ -142,7 +142,7 @@ def text_rows(
     """Encode examples as rows of at most `max_length` tokens.
 
     When a pair is cut, the longer text loses tokens first, as in BERT's `run_classifier.py`. With
-    windows, each row has a part of the longer text and the other text, cut to half a row.
+    windows, each row has a part of the longer text and at most half a row of the shorter.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

@@ -31,7 +31,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
     Raises:
         UserError: a file is missing, unreadable or wrong (see the readers); nothing can be learned
-            from the labels; or rows are longer than `max_positions`.
+            from the labels; rows are longer than `max_positions`; or folds cannot be made.
     """
     config = config.fitted(max_positions)
     if config.length > max_positions:
@@ -48,7 +48,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
 
 def fold_parts(split: Split, count: int) -> np.ndarray:
-    """Return each example's fold, (N,) from 1, which depends only on texts, labels and groups.
+    """Return fold numbers (N,), from 1, of the examples; texts, labels and groups decide them.
 
     Raises:
         UserError: there are fewer groups than folds.

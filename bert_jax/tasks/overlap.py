@@ -26,13 +26,13 @@ def example_key(texts: Sequence[str]) -> bytes:
 
 
 def example_keys(examples: Texts) -> np.ndarray:
-    """Return the keys of all examples, (N,) uint64: the first 8 bytes of `example_key`."""
+    """Return keys (N,), uint64, of all examples: the first 8 bytes of each `example_key`."""
     joined = b"".join(example_key(texts)[:8] for texts in examples)
     return np.frombuffer(joined, "<u8")
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
-    """Return a warning that counts examples with the texts of training examples; "" if none.
+    """Return a warning that counts examples whose texts occur in training; "" if there are none.
 
     `known` are the keys of the training examples.
     """
@@ -71,10 +71,10 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
 
 
 def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
-    """Hold out a share of a file's distinct keys, at least `least`, whatever the order of the keys.
+    """Hold out `rate` of a file's distinct keys, but at least `least`, whatever the keys' order.
 
     Raises:
-        UserError: fewer than `least` keys would remain; `what` is the noun for the keys.
+        UserError: fewer than `least` distinct keys would remain; `what` is the noun for the keys.
     """
     ranked = sorted(set(keys))
     if len(ranked) < 2 * least:
@@ -96,8 +96,8 @@ def deal(
     """Divide examples into parts with equal mixes of kinds, whatever the examples' order.
 
     Groups of equal content (number of examples of each kind) are divided evenly, the largest first.
-    Each remaining group goes to the part that lacks its content most: the part that minimises the
-    squared differences from the shares, each relative to the number of examples of the kind.
+    Each remaining group goes to the part that lacks its content most, which keeps the squared
+    differences from the shares, relative to the number of examples of each kind, smallest.
 
     Each example has a kind (see `strata`), a group, which stays in one part, and a hash of
     its texts (`keys`), which orders groups. `shares` are the parts' sizes and sum to 1. The result

@@ -100,6 +100,7 @@ def choose_buckets(
 
     Raises:
         UserError: there are no rows.
+        ValueError: `max_buckets` is below 1, or a row is longer than `limit`.
     """
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
@@ -164,7 +165,7 @@ class TrainBatches:
         self.batches_of = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
 
     def epoch(self, epoch: int, seeds: Sequence[int], start: int = 0) -> Iterator[Batch]:
-        """Yield an epoch's batches from number `start` on, arrays (M, B, ...) for M trial seeds."""
+        """Yield an epoch's batches from batch `start` on: arrays (M, B, ...) for M trial seeds."""
         if not 0 <= start <= self.num_batches:
             raise ValueError(f"start is {start}; an epoch has {self.num_batches} batches")
         plans = np.stack([self._trial(epoch, seed) for seed in seeds])
@@ -192,8 +193,8 @@ def eval_batches(
 ) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
     """Yield batches that hold every example once, by bucket; rows move up as in training.
 
-    Each batch, arrays (B, ...), comes with the numbers of its examples, in the same order. Rows of
-    weight 0 fill the last batch.
+    Each item has the numbers of a batch's examples, and the batch of arrays (B, ...) in the same
+    order. Rows of weight 0 fill the last batch.
     """
     if len(rows) == 0:
         return
@@ -231,7 +232,7 @@ class _Buckets:
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
-        """Return the rows of each batch; copies of its first row fill up the last batch.
+        """Return the rows of each batch; the last is filled up with copies of its own first row.
 
         A bucket's batches take the bucket's rows and the rows left over from the bucket below, in
         the order of `shuffle`; rows that do not fill a batch move up to the next bucket.
@@ -293,7 +294,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the examples `index` to `length`; a trial's first `num_real` have weights above 0."""
+        """Pad the examples `index` to `length`; after a trial's first `num_real`, weights are 0."""
         whole, at = self._rows, np.arange(length)
         group = np.arange(whole.group)
         each = index if whole.group == 1 else index[..., None] * whole.group + group

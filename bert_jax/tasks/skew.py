@@ -23,7 +23,7 @@ class SkewConfig(Bounded, section="task"):
     """Options for rare classes and uncertain labels, used in training only."""
 
     class_weights: str = ""
-    """Weights of the classes in the loss: a list such as label=2.5,other=1 (other labels weigh 1),
+    """Weights of the classes in the loss: a list such as spam=2.5,news=2 (unlisted labels weigh 1),
     or balanced: rows / (classes * rows of the class). With several labels per row (multi_label), a
     label's weight applies to the rows that have the label, and balanced means rows without the
     label / rows with it. Tags are weighted as classes are. Empty: all weigh 1."""
@@ -33,8 +33,8 @@ class SkewConfig(Bounded, section="task"):
     label_smoothing: Rate = 0.0
     """Share of each label to spread over all classes, such as 0.1."""
     oversampling: Fraction = 0.0
-    """Exponent from 0 to 1: an epoch has each row (most / own) ** exponent times; `most` counts the
-    rows of the most frequent class, `own` the rows of the row's (rarest) class. 1: all classes are
+    """Exponent from 0 to 1: a row occurs (most / own) ** exponent times an epoch; `most` counts the
+    rows of the most frequent class, `own` the rows of the row's rarest class. 1: all classes are
     equally frequent. 0: each row occurs once."""
 
     def __post_init__(self) -> None:

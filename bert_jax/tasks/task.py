@@ -29,9 +29,9 @@ HeadKind = Literal[
 word, an answer span, a head and a relation for each word, one of several choices, a vector."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
-"""Model outputs for N rows or groups, in their order, float32: logits (N, C), for choices (N, G);
-for embeddings vectors (N, D), in groups (N, G, D); for tags and spans N arrays (n, C), for arcs N
-arrays (n, n, 2), in which entries after the row's tokens are padding."""
+"""Model outputs, float32, for N rows or groups in order: logits (N, C), or (N, G) for choices;
+vectors (N, D) for embeddings, or (N, G, D) in groups; N arrays (n, C) for tags and spans, or
+(n, n, 2) for arcs, in which entries after the row's tokens are padding."""
 
 SplitScores = Mapping[str, float]
 """Scores of a split by name, with the thresholds and the temperature that predictions need."""
@@ -93,7 +93,7 @@ class Split(ABC):
 
     @property
     def _gold(self) -> list[Any]:
-        """Labels of all examples; a `UserError` unless each has one."""
+        """Labels of all examples; a `UserError` if an example has no label."""
         if self._data.truth is None:
             raise UserError(f"{self.name} has no {self.LABELS}, so it cannot be scored; predict it")
         return self._data.truth
@@ -123,7 +123,7 @@ class Split(ABC):
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Number of each example's unit, (N,)."""
+        """Numbers (N,) of the examples' units."""
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: SplitScores | None = None) -> Grounds | None:
@@ -137,7 +137,7 @@ class Split(ABC):
 
         The keys are `examples`, `scores`, `intervals` (95%) and, if all logits are finite,
         `no_intervals` (reasons), `units` (name and number of the resampled units), `constant` and
-        the task's own (see `reports.lines`). Arguments and errors are as in `score`.
+        the task's own keys (see `reports.lines`). Arguments and errors are as in `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
@@ -199,9 +199,9 @@ class Split(ABC):
     def select(
         self, examples: Sequence[int], *, trains: bool = False
     ) -> "tuple[Split, np.ndarray]":
-        """Return a new split of the examples with these ascending numbers, and its rows' numbers.
+        """Return a new split of the examples with these ascending numbers, and row numbers (n,).
 
-        The rows' numbers, (n,), are their numbers in this split; for `trains` see `Data`.
+        The row numbers are positions of its rows in this split; for `trains` see `Data`.
         """
         some = tuple(self._examples[number] for number in examples)
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
@@ -315,7 +315,7 @@ class Task(ABC, Generic[Config]):
         """Read the examples of another file (see `open_split`)."""
 
     def hold_out(self, parts: np.ndarray, fold: int) -> None:
-        """Use as dev data the training examples whose entry in `parts`, (N,), equals `fold`."""
+        """Use as dev data the training examples whose entry in `parts` (N,) equals `fold`."""
         whole = self.train_split()
         self._train, dev = (
             whole.select(np.flatnonzero((parts == fold) == held).tolist(), trains=not held)[0]
@@ -354,7 +354,7 @@ class Task(ABC, Generic[Config]):
         return found
 
     def units(self, scores: SplitScores) -> tuple[float, float]:
-        """Return (shift, factor), which turn logits into predictions, from the dev scores."""
+        """Return the (shift, factor) that turn logits into predictions, given the dev scores."""
         return 0.0, 1.0
 
     def thresholds(self, scores: SplitScores) -> tuple[float, ...]:

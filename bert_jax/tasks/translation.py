@@ -16,7 +16,7 @@ from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, intervals
 
 BUCKETS = {"up to 10": (1, 10), "11 to 15": (11, 15), "16 to 20": (16, 20), "above 20": (21, None)}
-"""Smallest and largest number of source words in each row of the table of scores by length."""
+"""Smallest and largest number of source words of each row of `by_length`, by the row's name."""
 _ORDERS = range(1, 5)
 
 
@@ -26,13 +26,13 @@ class Score:
 
     value: float
     interval: tuple[float, float] | None
-    """Bounds of the 95% confidence interval over sentences; None if there is none."""
+    """Bounds of the 95% confidence interval over sentences; None: not known."""
     signature: str
     """Settings of the metric as sacreBLEU writes them, to be quoted with the score."""
 
 
 class Constant(NamedTuple):
-    """Text that has the best BLEU when it is the translation of every sentence."""
+    """Text that scores the best BLEU if every sentence is translated as that text."""
 
     text: str
     bleu: float
@@ -57,7 +57,7 @@ def by_length(
 
 
 def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constant:
-    """Find the training caption with the best BLEU as the translation of every sentence."""
+    """Find the training caption with the best BLEU if it translates every sentence."""
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
     tokenize, compute = Tokenizer13a(), _metrics().BLEU.compute_bleu

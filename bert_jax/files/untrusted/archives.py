@@ -51,7 +51,7 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    `max_bytes` limits the size of all files, `max_ratio` that size as a multiple of the archive's.
+    The limits on the size of all files are `max_bytes` and `max_ratio` times the archive's size.
     If an entry is damaged, unsafe or too large, a UserError names it and no `target` is left.
     """
     path, target = Path(path), Path(os.path.abspath(target))
@@ -179,7 +179,7 @@ class _Unpacked:
         if size > self._limit:
             why = f"{self._limit:,} bytes"
             if self._limit < self._max_bytes:
-                why += f" for an archive of {self.path.stat().st_size:,}"
+                why += f" for an archive of {self.path.stat().st_size:,} bytes"
             raise UserError(f"{self.path} unpacks to more than the limit of {why}")
 
     def add_directory(self, name: str) -> None:

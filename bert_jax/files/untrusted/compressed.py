@@ -29,7 +29,7 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Yield what `read` returns, decompressed by the suffix of `name`; UserError if damaged."""
+    """Yield bytes from `read`, decompressed as the suffix of `name` says; UserError if damaged."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):
@@ -71,7 +71,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
-    """Read a whole file, decompressed, of at most `max_bytes`; errors as in `read_bytes`."""
+    """Read a file and decompress it, to at most `max_bytes`; errors as in `read_bytes`."""
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
     found = bytearray()

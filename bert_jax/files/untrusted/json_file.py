@@ -43,7 +43,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
     """Parse a JSON document into Python values; a UserError names `where` and, if known, the line.
 
     `max_depth` limits the nesting of lists and objects; `allow_nan` accepts `NaN`, `Infinity` and
-    numbers that a float64 cannot hold. An object with a key twice is refused.
+    numbers that a float64 cannot hold. An object that has a key twice is refused.
     """
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)

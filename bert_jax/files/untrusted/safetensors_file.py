@@ -85,7 +85,7 @@ def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
 
 
 def _check_name(path: Path, name: str) -> None:
-    """Refuse names that are unsafe as parameter paths, in messages, or as other programs' files."""
+    """Refuse names that are unsafe as parameter paths, as file names, or in messages."""
     said = f"{path}: the tensor name {name[:80]!r}"
     if not name or len(name) > MAX_NAME:
         raise UserError(f"{said} has {len(name):,} characters; 1 to {MAX_NAME} are allowed")
@@ -104,7 +104,7 @@ def _check_entry(where: str, entry: object) -> None:
         raise UserError(f"{where}: the dtype is {dtype!r:.40}; {', '.join(DTYPES)} are read")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise UserError(
-            f"{where}: the shape is {shape!r:.80}; at most {MAX_DIMENSIONS} sizes are needed"
+            f"{where}: the shape is {shape!r:.80}; expected up to {MAX_DIMENSIONS} sizes"
         )
     # numpy multiplies the other sizes of an empty array, too.
     sizes = [n for n in shape if isinstance(n, int) and n > 0]

@@ -38,7 +38,7 @@ def csv_records(
 
 @contextlib.contextmanager
 def open_parquet(name: str) -> Iterator[Any]:
-    """Open a local or remote parquet file by pyarrow; damage found now or later is a UserError."""
+    """Open a local or remote parquet file by pyarrow; damage, even in the body, is a UserError."""
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -9,9 +9,9 @@ its CRC-32C when it is read. The index has LevelDB's format of sorted string tab
 
     [data block]... [metaindex block] [index block] [footer, 48 bytes]
 
-The footer has the positions of the last two blocks; the index block has a key and the position of
-each data block. In a block, a key is stored as the number of bytes that it shares with the previous
-key, and the rest. After each block come a byte that names its compression and a CRC-32C.
+The footer has the positions of the last two blocks; the index block has, for each data block, a key
+and a position. In a block, a key is stored as the number of bytes that it shares with the previous
+key, and the other bytes. After each block come a byte for its compression, and a CRC-32C.
 """
 
 import functools
@@ -100,7 +100,7 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
     """Read PREFIX.index; return its tensors by name (their data are read later).
 
     Raises:
-        UserError: The index is missing, damaged, or of another format.
+        UserError: The index is missing, damaged, beyond a limit, or of another format.
     """
     index = Path(index)
     table = read_sstable(
@@ -184,7 +184,7 @@ def _num_shards(raw: bytes, where: str) -> int:
         raise UserError(f"{where}: the tensors are big-endian, which is not read")
     if not isinstance(needs, int) or needs > _VERSION:
         raise UserError(
-            f"{where}: needs a reader of version {needs!r:.40}; this reader has {_VERSION}"
+            f"{where}: needs a reader of version {needs!r:.40}; this reader is version {_VERSION}"
         )
     return shards
 
@@ -295,7 +295,7 @@ def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, by
             raise UserError(
                 f"{where}: a key of {shared:,} + {rest:,} bytes with a value of {size:,} at "
                 f"{at:,} does not fit (the block has {end:,}; a key has at most {max_key:,}, the "
-                f"one before has {len(key):,})"
+                f"previous key has {len(key):,})"
             )
         key = key[:shared] + block[at : at + rest]
         at += rest

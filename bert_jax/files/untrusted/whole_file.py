@@ -38,7 +38,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def map_bytes(path: Path, what: str) -> np.ndarray:
-    """Map a file as (n,) uint8; `what` ends the message of the UserError for a missing file."""
+    """Map a file as bytes (n,); `what` ends the message of the UserError for a missing file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; {what}")
     try:
@@ -54,7 +54,7 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8 without its byte order mark; a UserError names a NUL or invalid byte's line."""
+    """Decode UTF-8, dropping a byte order mark; a UserError names the line of a NUL or bad byte."""
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1

@@ -45,7 +45,7 @@ class Op:
     hbm_bytes: int
     """Bytes of operands and results in HBM, not in the core's own memories."""
     source: str
-    """`model/encoder.py:123 Layer.__call__`, or empty for the compiler's own."""
+    """Source line, such as `model/encoder.py:123 Layer.__call__`; empty for the compiler's own."""
     phase: str
     """Phase: "forward", "backward", "recomputed" (rematerialised) or "" (the rest of the step)."""
     flops: int | None = None
@@ -71,14 +71,14 @@ class Collective:
     axes: tuple[str, ...]
     """Mesh axes of the exchange, in mesh order; ("mixed",) if no axes give the groups."""
     group_size: int
-    """Devices in a group (2 in a permutation); number of slices, in an exchange between slices."""
+    """Number of devices in a group (2 in a permutation) or, between slices, number of slices."""
     runs: int
     source: str
     phase: str
     colors: int = 0
     """Number of rings that XLA runs at once, each on one link of a device; 0: not stated."""
     asynchronous: bool = False
-    """Whether other work is scheduled between its start and its end."""
+    """Whether other work is scheduled between the exchange's start and end."""
     overlapped_cycles: int = 0
     """Cycles of work scheduled beside one run, shared out among all exchanges under way."""
 
@@ -98,7 +98,7 @@ class Loop:
 
     name: str
     trips: int | None
-    """Number of iterations; None if it depends on data, and the body is counted once."""
+    """Number of iterations; None if it depends on data; the body is then counted once."""
     runs: int
     """Number of times per step that the loop is entered."""
     cycles: int
@@ -142,7 +142,7 @@ class Cost:
     by_source: tuple[tuple[float, str], ...]
     """Seconds per step by source line, longest first; "(compiler)" if there is no line."""
     hidden: dict[str, float]
-    """Seconds hidden beside the parts: "collectives", "copies"."""
+    """Seconds that other work hides, not in `parts`: "collectives", "copies"."""
 
 
 def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
@@ -211,7 +211,7 @@ def _work(op: Op) -> Work | None:
 def collective_seconds(
     exchange: Collective, device: Chip, program: Program, torus: Sequence[int] = ()
 ) -> float:
-    """Estimate the seconds of one run that has the network to itself.
+    """Estimate the seconds of one run of an exchange that has the network to itself.
 
     A ring runs in both directions of every dimension it spans: each device sends (n-1)/n of the
     bytes, twice for an all-reduce (reduce-scatter, then all-gather).
@@ -260,7 +260,7 @@ def _how(program: Program, chip: Chip) -> dict[str, str]:
         "unestimated": "operations for which XLA estimates no cycles (gathers, scatters, sorts): "
         "bytes of operands and results / HBM bandwidth",
         "collectives exposed": "bytes over rings on all links of the dimensions a group spans; "
-        "asynchronous ones count by the time by which they outlast the work beside them",
+        "asynchronous ones count only for the time by which they outlast the work beside them",
         "copies exposed": "DMA between HBM and core memory: the time by which it outlasts all else",
     }
     kernels = [op for op in program.ops if op.kind == "pallas"]
@@ -268,10 +268,10 @@ def _how(program: Program, chip: Chip) -> dict[str, str]:
     if unread:
         names = ", ".join(sorted(unread))
         how["kernels not counted"] = (
-            "programs that cannot be read whole: stated FLOPs at "
+            "for programs that cannot be read whole, stated FLOPs at "
             f"{STATED_EFFICIENCY:.0%} of the peak, or bytes / HBM bandwidth: {names}"
         )
     if program.unknown_loops:
         names = ", ".join(f"{loop.name} ({loop.source})" for loop in program.unknown_loops)
-        how["unknown loops"] = f"length depends on data, one iteration counted: {names}"
+        how["unknown loops"] = f"the length depends on data, so one iteration is counted: {names}"
     return how

@@ -81,7 +81,7 @@ class _Flight:
 
     exchange: Collective
     fused: bool
-    """Whether it advances only inside TPU's async collective fusions."""
+    """Whether the collective advances only inside TPU's async collective fusions."""
     overlapped: float = 0.0
 
 

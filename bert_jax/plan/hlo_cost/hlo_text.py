@@ -22,7 +22,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _BITS = re.compile(r"[a-z]+(\d+)")
 MIXED = "mixed"
-"""Name that stands for the axes of groups that no product of mesh axes gives."""
+"""Name for the axes of groups that no product of mesh axes gives."""
 
 _EXPLICIT = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -47,12 +47,12 @@ class Instruction:
     attributes: str
 
     def attribute(self, pattern: str) -> str | None:
-        """Return the first group of `pattern` in the attributes, or None."""
+        """Return the first group of `pattern` in the attributes; None without a match."""
         match = re.search(pattern, self.attributes)
         return match.group(1) if match else None
 
     def number(self, key: str) -> int | None:
-        """Return the number of a key in the backend_config, such as "flops", or None."""
+        """Return the number at a key of the backend_config, such as "flops"; None if missing."""
         value = self.attribute(rf'"{key}":\s*"?(\d+)"?')
         return int(value) if value else None
 
@@ -125,7 +125,7 @@ def _int_of(key: str, text: str) -> int:
 
 
 def parse_text(text: str) -> Module:
-    """Parse the text of a program; a ValueError says that there is no ENTRY computation."""
+    """Parse the text of a program; a text without an ENTRY computation is a ValueError."""
     lines = iter(text.splitlines())
     head = next(lines, "")
     module = Module({}, "", _int_of("num_partitions", head) or 1, {})
@@ -189,7 +189,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def arrays(shape: str) -> Iterator[tuple[int, str]]:
-    """Yield (bytes, layout) of every array in a type, without tiles; tokens have no bytes."""
+    """Yield (bytes, layout) of each array in a type, without padding to tiles; tokens have 0."""
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = _BITS.match(dtype)
         size = 8 if dtype == "pred" else int(bits.group(1)) if bits else 0
@@ -204,7 +204,7 @@ def shape_bytes(shape: str) -> int:
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return shapes written and read (result, operands); a gather reads as much as it returns."""
+    """Return the shapes that an instruction writes and reads; a gather reads what it returns."""
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
@@ -219,7 +219,7 @@ def phase_of(op_name: str) -> str:
 
 
 def hbm_bytes(shape: str) -> int:
-    """Add up the bytes of a type's arrays in HBM: their layout names no memory space like S(1)."""
+    """Add up the bytes of a type's arrays in HBM, whose layouts name no memory space like S(1)."""
     return sum(size for size, layout in arrays(shape) if "S(" not in layout)
 
 
@@ -313,9 +313,9 @@ def _rows(array: np.ndarray) -> tuple[tuple[int, ...], ...]:
 def axes_of_groups(
     groups: Iterable[tuple[int, ...]], mesh_shape: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the mesh axes over which groups of positions in `mesh.devices.flat` run, in order.
+    """Return, in mesh order, the axes that groups of positions in `mesh.devices.flat` span.
 
-    Returns () if every group is one device, one axis also if groups span only a part of the axis,
+    The result is () if every group is one device, one axis even if groups span only a part of it,
     and ("mixed",) if no product of axes gives the groups.
     """
     wanted = frozenset(frozenset(group) for group in groups)

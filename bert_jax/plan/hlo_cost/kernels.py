@@ -25,7 +25,7 @@ class Work:
     steps: int
     """Steps of the grid."""
     products: tuple[tuple[int, int, int, int, bool], ...]
-    """(rows, contraction, columns, times, float32) of every matrix product."""
+    """Matrix products: (rows, contraction, columns, times, whether float32)."""
     vector: int
     """32-bit elementwise operations, arrays padded to registers of 8 x 128."""
     transcendentals: int
@@ -39,7 +39,7 @@ class Work:
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """Count FLOPs on systolic arrays of this side, contraction and columns padded to it."""
+        """Count FLOPs on systolic arrays of this side; contraction and columns are padded to it."""
         # float32 at full precision takes six passes.
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)

@@ -47,7 +47,7 @@ class ParsingSplit(Split):
         super().__init__(data, rows, task.metrics, cut)
 
     def _best_constant(self, gold: list[Tree]) -> float:
-        """Return the best score of one constant arc: to the root, or over a fixed distance."""
+        """Return the best score of one arc for all words: to the root, or over a fixed distance."""
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
             for tree in gold
@@ -87,12 +87,12 @@ class ParsingSplit(Split):
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 
     def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
-        """Count each sentence's words, right heads, and right arcs (head and relation), (N, 3)."""
+        """Return counts (N, 3) by sentence: words, right heads, right arcs (head and relation)."""
         pairs = zip(self._gold, trees, strict=True)
         return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 
     def _trees(self, outputs: Outputs) -> list[Tree]:
-        """Return the best tree of each sentence from outputs (L, L, 2); see `objectives.task`."""
+        """Return each sentence's best tree, given its outputs (L, L, 2); see `objectives.task`."""
         names, found = self._task.spec.labels, []
         unread = _UNREAD if _UNREAD in names else names[0]
         for sentence, positions, values in zip(
@@ -173,7 +173,7 @@ def parsing_rows(
 def _labels(
     sentence: Sentence, positions: np.ndarray, relations: Mapping[str, int], length: int
 ) -> Int32[np.ndarray, " n"]:
-    """Encode each word's head and relation: head's position * number of relations + relation."""
+    """Encode each word's arc: (head's position) * (number of relations) + (relation's number)."""
     found = np.full(length, NO_LABEL, np.int32)
     if sentence.tree is None:
         return found

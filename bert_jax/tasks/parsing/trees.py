@@ -66,8 +66,8 @@ def find_cycle(heads: Int64[np.ndarray, " n"]) -> list[int]:
 def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
     """Return the heads of the single-rooted tree with the greatest sum of scores.
 
-    `scores` are finite; each row has a word's scores for its head: the root (column 0) or word j
-    (column j, from 1); a word's score for itself is not read. A head is 0 or a word's number.
+    Each row of `scores`, which are finite, scores one word's possible heads: the root in column 0,
+    word j in column j. A word's score for itself is not read. A head is 0 or a word's number.
     """
     count = len(scores)
     whole = np.zeros((count + 1, count + 1))
@@ -80,7 +80,7 @@ def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
 
 
 def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
-    """Return each node's best parent, with root 0; `scores[i, j]` is for j as the parent of i."""
+    """Return each node's best parent, with root 0; `scores[i, j]` scores j as the parent of i."""
     parents = scores.argmax(axis=1)
     parents[0] = 0
     cycle = find_cycle(parents)
@@ -120,7 +120,7 @@ class Sentence:
     lines: tuple[str, ...]
     """Lines of the file: comments, words, ranges (`3-4`) and empty nodes (`5.1`)."""
     places: tuple[int, ...]
-    """Number of each word's line among `lines`."""
+    """Position of each word's line in `lines`."""
     origin: Origin
     """File and line of the first word."""
     tree: Tree | None = None
@@ -157,9 +157,9 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
     heads are `_`, or without `labelled`, the sentences have no trees.
 
     Raises:
-        UserError: the file is missing or not UTF-8, or has no words. Also, all in one message:
-            lines without ten columns, ids that do not count from 1, or words without text; then
-            heads or relations that make no tree with a single root.
+        UserError: the file is missing, is not UTF-8 or has no words; a line does not have ten
+            columns, an id does not count from 1 or a word is empty; or heads and relations make no
+            tree with a single root. One message lists the first faults and counts the others.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")

@@ -27,7 +27,7 @@ def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
 def class_rows(
     labels: Sequence[str], correct: _Counts, predicted: _Counts, support: _Counts
 ) -> list[dict[str, Any]]:
-    """Return a report row for each class, from counts by class, (C,) each."""
+    """Return a report row for each of C classes, given counts (C,)."""
     rows = []
     for label, *each in zip(labels, correct, predicted, support, strict=True):
         counts = [int(count) for count in each]
@@ -63,7 +63,7 @@ def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -
 
 
 def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """Return class rows, their mean and the confusion matrix, for one class per example, (N,)."""
+    """Return class rows, their mean and the confusion matrix, given classes (N,) of examples."""
     size = len(labels)
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
@@ -74,14 +74,14 @@ def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) 
 def of_label_sets(
     labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray
 ) -> dict[str, Any]:
-    """Return class rows and their mean, for several labels per example, (N, K) bool."""
+    """Return class rows and their mean, given the labels of each example as (N, K) bool."""
     counts = (truth & predicted).sum(axis=0), predicted.sum(axis=0), truth.sum(axis=0)
     rows = class_rows(labels, *counts)
     return {"classes": rows, "macro": macro(rows)}
 
 
 def indicator(numbers: np.ndarray, size: int | None = None) -> csr_array:
-    """Return the matrix (N, size) with 1 at each row's number and 0 elsewhere."""
+    """Return the matrix (N, size) in which row n has 1 at column `numbers[n]`, 0 elsewhere."""
     shape = len(numbers), int(numbers.max()) + 1 if size is None else size
     return csr_array((np.ones(len(numbers)), (np.arange(len(numbers)), numbers)), shape)
 

@@ -29,7 +29,7 @@ _PURPOSE = 0x6578616D  # key of these random numbers
 _BLOCK = 1 << 22  # numbers drawn at a time
 
 Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
-"""Function that maps float weights of the examples, (d, N), to scores by name, (d,) each."""
+"""Function that maps float weights (d, N) of the examples to scores by name, each (d,)."""
 
 
 class Grounds(NamedTuple):
@@ -37,9 +37,9 @@ class Grounds(NamedTuple):
 
     score: Score
     units: np.ndarray
-    """(N,) number of each example's sampled unit."""
+    """Numbers (N,) of the sampled units to which the examples belong."""
     right: np.ndarray | None = None
-    """(N,) share of each example that is right, 0 to 1; None if none is right or wrong (scores)."""
+    """Share (N,) of each example that is right, 0 to 1; None if scores are predicted."""
     rarest: float = math.inf
     """Number of examples of the rarest class; scores other than `accuracy` need `LEAST` of them."""
     most: float = 1.0
@@ -54,7 +54,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield, for d resamples at a time, how often each of `count` units occurs, (d, count)."""
+    """Yield counts (d, count), d resamples at a time: how often a resample has each unit."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
@@ -70,7 +70,7 @@ def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.nd
 
 
 def means(names: Sequence[str], each: np.ndarray) -> Score:
-    """Make a score function: the weighted mean of each column of `each` (N, S); NaN at weight 0."""
+    """Make a function that averages the columns of `each` (N, S) by weight; NaN at weight 0."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         found = ratio(w @ each, w.sum(axis=1, keepdims=True), np.nan)
@@ -85,7 +85,7 @@ def unweighted(score: Score, count: int) -> dict[str, float]:
 
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
-    """Return the intervals of our scores or, given `theirs`, of ours minus theirs (paired)."""
+    """Return intervals of our scores or, given `theirs`, of our scores minus theirs (paired)."""
     from scipy.stats import binomtest  # takes half a second to import
 
     _, unit = np.unique(ours.units, return_inverse=True)

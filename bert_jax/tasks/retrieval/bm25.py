@@ -39,12 +39,12 @@ class BM25:
         self._weights = counts
 
     def scores(self, query: Sequence[str]) -> Float[np.ndarray, " N"]:
-        """Return the score of each document; 0 for a document that shares no word."""
+        """Return the score of each document; 0 if it shares no word with the query."""
         known = [self._numbers[word] for word in query if word in self._numbers]
         return np.asarray(self._weights[:, known].sum(axis=1))
 
     def ranked(self, query: Sequence[str], k: int) -> Int64[np.ndarray, " K"]:
-        """Return the k best documents that share a word, the best first; ties keep their order."""
+        """Return the numbers of the k best documents with a word of the query; ties keep order."""
         scores = self.scores(query)
         some = np.flatnonzero(scores)
         if len(some) > k:

@@ -25,7 +25,7 @@ class Collection:
     """Documents, queries, and relevance judgements that link them."""
 
     documents: Mapping[str, str]
-    """Texts by id, each preceded by its title and a blank if it has a title."""
+    """Texts by id; the document's title, if any, and a blank come before the text."""
     queries: Mapping[str, str]
     """Texts of the judged queries by id."""
     relevant: Mapping[str, Mapping[str, float]]
@@ -35,8 +35,8 @@ class Collection:
 def read_collection(path: str | Path) -> Collection:
     """Read a collection; files may be compressed, with .gz, .xz or .zst added to their names.
 
-    The path is either a collection's directory, in which the judgements are qrels/test.tsv or the
-    only file in qrels, or a file of judgements in a collection's `qrels`.
+    The path is a collection's directory or a file of judgements in its `qrels`. Given a directory,
+    the judgements are qrels/test.tsv or the only file in `qrels`.
 
     Raises:
         UserError: A file is missing, a line is wrong, or a judgement names an unknown id.
@@ -80,7 +80,7 @@ def _file(directory: Path, name: str) -> Path:
 
 
 def _texts(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
-    """Read a corpus or queries: for each line the id, the text and all fields."""
+    """Read a file of documents or queries; return each line's id, text and fields."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     seen: set[str] = set()
     for number, line in enumerate(read_plain(path, max_bytes=MAX_BYTES).split(b"\n"), 1):

@@ -38,7 +38,7 @@ def query_scores(
     its better rank. Rankings are ordered lists, so ties are already broken.
 
     Returns:
-        `ndcg@10`, `mrr@10`, `recall@100` and `map`, each of (Q,), in the order of `relevant`.
+        Scores (Q,) in the order of `relevant`, by name: `ndcg@10`, `mrr@10`, `recall@100`, `map`.
 
     Raises:
         UserError: No query is judged.
@@ -89,9 +89,9 @@ def search_scores(
 ) -> dict[str, Float[np.ndarray, " q"]]:
     """Rank the documents for each query by cosine, and score the rankings by `query_scores`.
 
-    `relevant` lists the numbers of the documents that answer each query; a query without any is
-    left out. `hidden` has the number of a document to leave out of each query's ranking, such as
-    the query's own text; -1: none.
+    `relevant` lists the numbers of the documents that answer each query; a query without answers
+    is left out. `hidden` has the number of a document to leave out of each query's ranking, such as
+    the query's own text; -1: no document.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
     ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))

@@ -46,7 +46,7 @@ class Prediction:
     """Candidates with different texts, best first; at least one."""
     null: Candidate
     """Candidate "no answer": [CLS] in the window where its score is lowest, since a question has no
-    answer only if none of its windows has one."""
+    answer only if no window contains an answer."""
 
     @property
     def null_odds(self) -> float:
@@ -60,7 +60,7 @@ class Prediction:
         return self.candidates[0].text
 
     def shares(self, *, with_null: bool) -> list[tuple[Candidate, float]]:
-        """Return candidates, best first, with probabilities; `with_null` has "no answer", too."""
+        """Return candidates, best first, with probabilities; `with_null` adds "no answer"."""
         found = [*self.candidates, *([self.null] if with_null else [])]
         found.sort(key=lambda candidate: -candidate.score)
         shares = softmax([candidate.score for candidate in found])
@@ -80,7 +80,7 @@ def find_answers(
 
     Every run of at most `max_answer_tokens` tokens within a window is scored, unless its first
     token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
-    ends of a window only, and so can miss a candidate; it finds none with a higher score.)
+    ends of a window only, and so can miss a candidate, but finds none with a higher score.)
 
     Windows may be in any order. Each has a row of start logits and a row of end logits; entries
     after the window's tokens are padding. `num_best` candidates are kept for each question.
@@ -146,7 +146,7 @@ def _candidates(
 
 
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
-    """Score runs of tokens, (c, max_tokens): entry (i, j) is tokens i to i + j, -inf if invalid."""
+    """Return scores (c, max_tokens) of runs: entry (i, j) is for tokens i to i + j; -inf: none."""
     window = row.window
     c = len(window.spans)
     inside = slice(window.context_at, window.context_at + c)
@@ -170,13 +170,13 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
     The threshold is some question's odds, the lowest if several are equally good, as in SQuAD's
-    script. There are two differences, so that predictions really reach the F1: of questions with
-    equal odds, all or none are answered; and if answering none is best, the threshold is just below
-    the lowest odds, not 0.
+    script. Two rules differ from the script, so that predictions really reach the F1: of questions
+    with equal odds, all or none are answered; and if answering none is best, the threshold is just
+    below the lowest odds, not 0.
 
     Raises:
         UserError: a question has no known answers.
-        ValueError: predictions are not for these questions, in the same order.
+        ValueError: there are no questions, or predictions are not for them in the same order.
     """
     if not questions or [each.id for each in questions] != [each.id for each in predictions]:
         raise ValueError("expected a prediction for each question, in the order of the questions")

@@ -64,7 +64,7 @@ def best_scores(
     """Return the exact match and the F1 of a text, each against its best reference.
 
     Raises:
-        UserError: the question's answers are unknown, or it has none and the rules are v1.1.
+        UserError: the question's answers are unknown or, under v1.1, the question has no answer.
     """
     if question.answers is None:
         raise UserError(
@@ -99,14 +99,14 @@ def score(
         for questions without them, if there are such questions.
 
     Raises:
-        UserError: there are no questions, a question has unknown answers (or, under v1.1, none), or
-            no prediction is for any question.
+        UserError: there are no questions, none of them has a prediction, a question's answers are
+            unknown or, under v1.1, a question has no answer.
     """
     if not questions:
         raise UserError("there are no questions to score")
     if not any(each.id in predictions for each in questions):
         other = next(iter(predictions), None)
-        told = "there are no predictions" if other is None else f"the first is for {other[:80]!r}"
+        told = "there are no predictions" if other is None else f"predictions have {other[:80]!r}"
         raise UserError(
             f"no prediction is for a question of {questions[0].origin.path}: its first id is "
             f"{questions[0].id[:80]!r}, {told}. Give the predictions for this file"

@@ -39,7 +39,7 @@ def _number_and_id(question: Question) -> str:
 def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Question]:
     """Read a file of questions; the questions of one paragraph share one context string.
 
-    A question without `answers`, or with an empty list while `is_impossible` is not true, has
+    Unless `is_impossible` is true, a question without `answers`, or with an empty list, has
     `answers=None`: its answers are unknown, as in SQuAD's test set.
 
     `misplaced` is the treatment of answers that are not at their offsets. `fail`: an error. `skip`:

@@ -41,7 +41,7 @@ class SpanSplit(Split):
             self._windows = tuple(each for each in built.windows if each.target is not None)
             lacks = len({window.question for window in built.windows if window.target is None})
             if lacks:
-                notes.append(f"{path}: {lacks:,} questions have no known answer, so are not used")
+                notes.append(f"{path}: {lacks:,} questions have no known answer and are not used")
             if not self._windows:
                 raise UserError(f"{path}: no question has a known answer to learn from")
         targets = [window.target for window in self._windows if window.target is not None]
@@ -65,7 +65,7 @@ class SpanSplit(Split):
         return 100.0 * sum(scores) / len(scores)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return the context of each question."""
+        """Return one list of keys: a hash of each question's context."""
         return [[example_key([each.context]) for each in self._examples]]
 
     @property
@@ -74,7 +74,7 @@ class SpanSplit(Split):
         return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
-        """Score in percent, with the saved null threshold or, without one, the best for the F1."""
+        """Return scores in percent, with the saved null threshold or else the best one for F1."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
         threshold = None
@@ -159,8 +159,8 @@ class SpanTask(Task[SquadConfig]):
         unknown = [question for question in dev.examples if question.answers is None]
         if unknown:
             raise UserError(
-                f"{question_name(unknown[0])} has no reference answers, nor have "
-                f"{len(unknown) - 1} others; task.dev needs answers, to select the best checkpoint"
+                f"{question_name(unknown[0])} has no reference answers ({len(unknown):,} questions "
+                "have none); task.dev needs answers, to select the best checkpoint"
             )
         empty = [q for file in (train, dev) for q in file.examples if q.answers == ()]
         rules = config.rules if config.rules != "auto" else "v2.0" if empty else "v1.1"

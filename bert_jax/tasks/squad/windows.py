@@ -33,8 +33,8 @@ class Window:
     spans: Int32[np.ndarray, "c 2"]
     """Characters [start, end) of the context that each context token covers."""
     has_most_context: Bool[np.ndarray, " c"]
-    """Whether this window scores the token, having the most context around it; true in exactly one
-    window for each token of the context."""
+    """Whether this window scores the token, as the window with the most context around it; true in
+    exactly one window for each token of the context."""
     target: tuple[int, int] | None
     """Positions in `ids` of the answer's first and last token; both 0 ([CLS]) if there is no answer
     or the window does not contain all of it; None if the answer is unknown, as in prediction."""
@@ -42,7 +42,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class SquadWindows:
-    """Windows of questions: question by question, each from the start of the context to its end."""
+    """Windows in the order of the questions, and from the start of a context to its end."""
 
     windows: tuple[Window, ...]
     """All windows; each question has at least one."""
@@ -57,8 +57,8 @@ def build_windows(
 ) -> SquadWindows:
     """Cut questions and contexts into windows.
 
-    The target is the shortest run of tokens that covers the first reference answer, leaving out
-    answers whose text is not at their offset.
+    The target is the shortest run of tokens that covers the first reference answer whose text is
+    at the answer's offset.
 
     Raises:
         UserError: a context has no token that could be part of an answer.
@@ -100,7 +100,7 @@ def build_windows(
             )
     reasons = {
         f"longer than {options.max_question} tokens, cut there": cut,
-        "without a target: no answer is at its offset and has a token": unplaced,
+        "without a target (no answer is at its offset and has a token)": unplaced,
     }
     warnings = tuple(
         f"{len(found):,} {'question is' if len(found) == 1 else 'questions are'} {what}: "
@@ -144,9 +144,9 @@ def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
 
 
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
-    """Choose each token's window, (num_tokens,), by the context on the token's shorter side.
+    """Choose each token's window (num_tokens,) by the context on the token's shorter side.
 
-    A hundredth of a window's length is added, so that longer windows win; the first wins ties.
+    A hundredth of the window's length is added, so that longer windows win; the first wins ties.
     """
     at = np.arange(num_tokens)
     first = np.array(begins)[:, None]

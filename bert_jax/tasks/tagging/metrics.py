@@ -165,7 +165,7 @@ def tag_mistakes(
 def _confused(
     found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pair gold and predicted types of equal spans, as numbers; the last number is "no entity"."""
+    """Return gold and predicted type numbers for each span; the last number is "no entity"."""
     number, none = {name: n for n, name in enumerate(labels)}, len(labels)
     truth: list[int] = []
     guess: list[int] = []

@@ -9,9 +9,9 @@ I.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_few
 from bert_jax.tasks.examples import LabelSet, TaggedExample
 
 Scheme = Literal["iob2", "iob1", "iobes"]
@@ -143,9 +143,9 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
         return "plain"
     if other:
         raise UserError(
-            f"{_word(*other[0])}: neither O nor a prefix (B, I, E, S) with a type, unlike other "
-            f"tags of these sentences{_more(other)}. Fix the tag or name the column of the tags; "
-            f"if tags do not mark entities (parts of speech), {_PLAIN}"
+            f"{first_few([_word(*each) for each in other], _SHOWN)}: neither O nor a prefix (B, I, "
+            "E, S) with a type, unlike other tags of these sentences. Fix the tags or name the "
+            f"column of the tags; if tags do not mark entities (parts of speech), {_PLAIN}"
         )
     for scheme in SCHEMES:
         if not broken[scheme]:
@@ -153,9 +153,9 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     ends = any(prefix in "ES" for prefix, _ in _split(sorted(met)))
     nearest = min(SCHEMES[2:] if ends else SCHEMES[:2], key=lambda scheme: len(broken[scheme]))
     letters = "" if typed else f"; where letters are parts of speech, {_PLAIN}"
-    first = "; ".join(_word(each, at) + why for each, at, why in broken[nearest][:_SHOWN])
+    breaches = [_word(each, at) + why for each, at, why in broken[nearest]]
     raise UserError(
-        f"{first}{_more(broken[nearest])}. The tags are not valid {nearest.upper()}, nor of "
+        f"{first_few(breaches, _SHOWN)}. The tags are not valid {nearest.upper()}, nor of "
         "another scheme. Fix them, or set lenient to have them read as the CoNLL script "
         f"does{letters}"
     )
@@ -240,8 +240,3 @@ def _word(example: TaggedExample, number: int) -> str:
     assert example.tags is not None
     word, tag = example.tokens[number][:40], example.tags[number][:40]
     return f"{example.origin}, word {number + 1} ({word!r}, {tag!r})"
-
-
-def _more(breaches: Sequence[Any]) -> str:
-    more = len(breaches) - _SHOWN
-    return f"; {more:,} more" if more > 0 else ""

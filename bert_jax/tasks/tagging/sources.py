@@ -39,8 +39,8 @@ def read_columns(
     are skipped, which is unsafe if a word may begin with it, as with `#` in CoNLL-2003.
 
     Raises:
-        UserError: the file is missing or not UTF-8, or has no words or no such column. Also, all in
-        one message: lines with an unusual number of columns, an empty word or tag, or no prefix.
+        UserError: the file is missing or not UTF-8, or has no words or no such column; or a line
+            has an unusual number of columns, an empty word or tag, or no prefix (all are counted).
     """
     path = Path(path)
     problems = Problems(str(path), "lines")
@@ -111,8 +111,8 @@ def read_conllu(
     `column` is None, the sentences have no tags.
 
     Raises:
-        UserError: the file is missing or not UTF-8, or has no words. Also, all in one message:
-            lines without ten columns, with an empty word or tag, or with a wrong id.
+        UserError: the file is missing or not UTF-8, or has no words; or a line does not have ten
+            columns, or has an empty word or tag, or a wrong id (the message counts all faults).
     """
     path = Path(path)
     problems = Problems(str(path), "lines")
@@ -149,13 +149,13 @@ def read_conllu(
 
 
 def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExample]:
-    """Read WikiANN: word TAB tag; the language before each word (`en:Paris`) is removed.
+    """Read WikiANN, lines of word, tab and tag; remove the language before a word (`en:Paris`).
 
     If `with_tags` is false, words without a language are accepted too.
 
     Raises:
-        UserError: the first word has no language, another word has a different language, or an
-            error of `read_columns`.
+        UserError: the first word has no language, another word has a different language, or
+            `read_columns` refuses the file.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)
@@ -188,9 +188,9 @@ def read_token_lists(
     numbers as tags, `tag_names` names them in numerical order; TFDS knows the names itself.
 
     Raises:
-        UserError: the file cannot be read or lacks a column. Also, all in one message: rows without
-            words, with an empty word, with lists of different length, or with tags that are not
-            text or have no name.
+        UserError: the file cannot be read or lacks a column; or a row has no words, an empty word,
+            lists of different lengths, or a tag that is not text or has no name. The message lists
+            the first faults and counts the others.
     """
     name = str(name)
     problems = Problems(name)

@@ -66,7 +66,7 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best constant's score; for entities, it marks each word or each sentence."""
+        """Return the best constant's score; for entities, every word or every sentence is one."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
@@ -116,8 +116,7 @@ class TaggingSplit(Split):
         """Yield predictions.jsonl and predictions.txt.
 
         predictions.txt has a line for each word: the word, the file's tag, if any, and the
-        predicted tag, as the CoNLL script reads them; separated by spaces, or by tabs if a word
-        contains a space.
+        predicted tag, in the CoNLL script's order; spaces separate them, tabs if words have spaces.
         """
         yield from super()._prediction_files(outputs, scores)
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
@@ -180,7 +179,7 @@ class TaggingTask(Task[TaggingConfig]):
         if not _tags_of(dev) & set(labels.names):
             raise UserError(
                 f"{config.dev}: its tags ({listed(sorted(_tags_of(dev)), 5)}) are not among the "
-                f"tags to learn ({listed(labels.names, 5)}); is it the column of the tags?"
+                f"tags to learn ({listed(labels.names, 5)}); were they read from the right column?"
             )
         spec = LabelSpec(labels.names, scheme=scheme)
         return spec, [Data("train", train), Data("dev", dev)]
@@ -240,7 +239,7 @@ def _labels(
         if len(labels) < 2:
             raise UserError(
                 f"{config.train}: the only tag is {labels.names[0]!r}, from which nothing can be "
-                "learned; is it the column of the tags?"
+                "learned; was it read from the right column?"
             )
         return labels
     labels = LabelSet(config.labels)

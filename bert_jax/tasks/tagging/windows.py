@@ -24,7 +24,7 @@ class TagWindow:
     """Number of the window's sentence, from 0."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Number in the sentence of the word that each position labels; -1 if it labels no word."""
+    """Word that each position labels, by its number in the sentence; -1 if it labels no word."""
     labels: Int32[np.ndarray, " L"]
     """Label of the word; `NO_LABEL` at other positions, and everywhere if there are no tags."""
 
@@ -132,7 +132,7 @@ def tag_windows(
 def _ends_of_most_context(
     starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
 ) -> Integer[np.ndarray, " N"]:
-    """Return the end of each window's range of positions to label.
+    """Return where each window stops labelling: the end of its range of positions.
 
     A position belongs to the window with the most context on the position's shorter side. Later
     windows have more context on the right and less on the left, so each window labels consecutive

@@ -55,7 +55,7 @@ class Decisions:
         return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
 
     def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
-        """Apply the thresholds of a multi-label task: true for each predicted label."""
+        """Return, for a multi-label task, true where the probability exceeds the threshold."""
         if not self.thresholds:
             return logits > 0  # a probability above one half
         return self.shares(logits, several=True) > np.array(self.thresholds)
@@ -105,8 +105,8 @@ def reliability(
 
     Returns:
         `ece`, the expected calibration error: the mean gap between `confidence` and `accuracy`,
-        weighted by `counts`; and these lists by bin: `counts`; `confidence`, the mean probability;
-        `accuracy`, the share of hits (both 0 for an empty bin).
+        weighted by `counts`; and three lists by bin: `counts`; `confidence`, the mean probability;
+        `accuracy`, the share of hits. In an empty bin, all three are 0.
     """
     number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(number, minlength=bins)

@@ -30,14 +30,14 @@ from bert_jax.tasks.task import HeadKind
 
 
 def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
-    """Return accuracy, f1, macro_f1 and matthews of class numbers, (N,) each.
+    """Return accuracy, f1, macro_f1 and matthews of class numbers (N,).
 
     f1 is the harmonic mean of precision and recall of class 1, 0 if class 1 is absent; macro_f1 is
     the mean F1 of the classes that occur in the labels or the predictions; matthews is the Matthews
     coefficient for any number of classes, 0 if labels or predictions are constant.
 
     Raises:
-        ValueError: no examples, different lengths, or values that are not integers.
+        ValueError: there are no examples, lengths differ, or values are not integers.
     """
     truth, guess = _pair(labels, predictions)
     for name, values in (("labels", truth), ("predictions", guess)):
@@ -67,7 +67,7 @@ def correlations(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
 
 
 def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
-    """Return f1, macro_f1 and accuracy of multi-label predictions, (N, K) of 0 and 1.
+    """Return f1, macro_f1 and accuracy of multi-label predictions (N, K), each 0 or 1.
 
     f1 counts the predictions of all labels together (micro); macro_f1 is the mean over labels; an
     absent label has F1 0. accuracy is the share of rows with all labels right.
@@ -117,8 +117,8 @@ def text_details(
 ) -> dict[str, Any]:
     """Return a report's details for this kind: classes, confusion, residuals and mistakes.
 
-    `truth` and `predicted` are (N,) classes or scores, or (N, K) bool; `logits`, (N, C), must be
-    divided by the temperature already.
+    `truth` and `predicted` are (N,) classes or scores, or (N, K) bool; `logits` (N, C) must
+    already be divided by the temperature.
     """
     if kind == "regression":
         return _of_scores(examples, truth, predicted)
@@ -204,13 +204,13 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return mean ranks of weighted examples, (d, N); `places` numbers their values, ascending."""
+    """Return mean ranks (d, N) of weighted examples; `places` numbers their values, ascending."""
     counts = w @ indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 
 
 def _correlations(first: np.ndarray, second: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return linear correlations under each of d weightings, (d,); NaN if all values are equal."""
+    """Return linear correlations (d,) under each of d weightings; NaN if all values are equal."""
     total = w.sum(axis=1, keepdims=True)
     first, second = (x - (w * x).sum(axis=1, keepdims=True) / total for x in (first, second))
     squares = [(w * x**2).sum(axis=1) for x in (first, second)]

@@ -63,8 +63,8 @@ def _of_groups(
     held = (deal(kinds, groups, keys, shares) == 0).tolist()
     if all(held) or not any(held):
         raise UserError(
-            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} that stay "
-            f"together cannot be divided by task.dev_rate {config.dev_rate:g}; set another "
+            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} are kept whole, "
+            f"so task.dev_rate {config.dev_rate:g} leaves train or dev empty; set another "
             "share, or name a second file in task.dev"
         )
     return held
@@ -97,7 +97,7 @@ def read_glue_source(
     `labelled`.
 
     Raises:
-        UserError: no split or file has this name, or it cannot be read.
+        UserError: no split or file has this name, or the file cannot be read.
     """
     task, others = glue_task(config.name), ["ax"] if config.name == "mnli" else []
     if source in [*task.files, *others]:
@@ -228,8 +228,8 @@ def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
     missing = dev - set(lines.values())
     if missing:
         raise UserError(
-            f"{home / 'dev_ids.tsv'}: the pair {' '.join(min(missing))!r} is not in {path}, nor "
-            f"are {len(missing) - 1} others; fetch both files again"
+            f"{home / 'dev_ids.tsv'}: {path} lacks {len(missing):,} of its pairs, the first "
+            f"{' '.join(min(missing))!r}; fetch both files again"
         )
     chosen = [e for e in data.examples if (e.origin.line in lines) == (split == "dev")]
     return replace(data, examples=tuple(replace(e, id=f"{n}") for n, e in enumerate(chosen)))

@@ -1,4 +1,4 @@
-"""Reading texts with labels from a table: one class, several classes or a score for a row."""
+"""Reading texts with labels from a table: one class, several classes or a score per row."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

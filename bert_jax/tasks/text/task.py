@@ -174,7 +174,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
     # The meaning of outputs
 
     def units(self, scores: SplitScores) -> tuple[float, float]:
-        """Return (shift, factor): for scores mean, deviation; for classes 0, 1 / temperature."""
+        """Return (shift, factor): (mean, deviation) of scores; (0, 1 / temperature) for classes."""
         if self.objective == "regression":
             return self.spec.mean, self.spec.deviation
         return 0.0, 1 / self.decisions(scores).temperature
@@ -184,7 +184,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
         return self.decisions(scores).thresholds
 
     def decisions(self, scores: SplitScores) -> Decisions:
-        """Restore the rule that turns logits into labels from the dev data's saved scores."""
+        """Restore, from the dev data's saved scores, the rule that turns logits into labels."""
         return Decisions.saved(scores, self.spec.labels)
 
     def predicted(self, logits: np.ndarray, decisions: Decisions = PLAIN) -> np.ndarray:

@@ -90,7 +90,7 @@ def test_other_columns_and_names(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("v,a,b,c,d,e,f,4", r"line 2: the label '4' is not known; known are '0', '1', '2', '3'"),
+        ("v,a,b,c,d,e,f,4", r"line 2: the label '4' is not known; labels: '0', '1', '2', '3'"),
         ("v,a,b,c,d,e,f,", r"line 2: column 'label' is empty; expected a label"),
         ("v,a,b,c,d,e,1", r"line 2"),
     ],

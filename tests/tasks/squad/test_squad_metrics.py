@@ -111,7 +111,7 @@ def test_missing_predictions():
 
 def test_refused():
     asked = question("The cat sat.", "cat", id="1")
-    with pytest.raises(UserError, match=r"first id is '1', the first is for 'x'"):
+    with pytest.raises(UserError, match=r"first id is '1', predictions have 'x'"):
         score([asked], {"x": "cat"})
     with pytest.raises(UserError, match="there are no predictions"):
         score([asked], {})

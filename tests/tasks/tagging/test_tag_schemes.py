@@ -119,7 +119,7 @@ def test_unsound(tags, expected):
 def test_breaches_are_counted():
     many = [example("B-PER O B-PER", 1), *(example("O I-PER", line) for line in range(2, 9))]
     many += [example("B-PER", 10)] * 7
-    with pytest.raises(UserError, match=r"line 2, .*line 3, .*line 4, .*I-PER.*; 4 more\. .*IOB2"):
+    with pytest.raises(UserError, match=r"line 2, .*line 3, .*line 4, .*; and 4 more\. .*IOB2"):
         detect_scheme(many)
 
 
@@ -130,6 +130,12 @@ def test_converted():
     assert found[0].tokens == given[0].tokens
     with pytest.raises(UserError, match="not an entity tag"):
         convert([example(None), example("NN VB", 3)])
+
+
+def test_a_message_shows_three_faults_and_counts_the_others():
+    words = "; ".join(rf".*word {number} \('word\d', 'PER'\)" for number in (2, 3, 4))
+    with pytest.raises(UserError, match=f"^{words}; and 2 more: neither O"):
+        detect_scheme([example("B-PER PER PER PER PER PER I-LOC B-LOC B-LOC B-LOC B-LOC B-LOC")])
 
 
 def test_lenient():

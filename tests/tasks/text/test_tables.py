@@ -335,9 +335,7 @@ def test_labels_of_training_hold_for_dev(tmp_path):
     with pytest.raises(UserError) as caught:
         read_texts(dev, COLUMNS, labels=train.labels)
     text = str(caught.value)
-    assert (
-        "line 3: the label 'NEG' is not known; known are 'neg', 'pos'. Did you mean 'neg'" in text
-    )
+    assert "line 3: the label 'NEG' is not known; labels: 'neg', 'pos'. Did you mean 'neg'" in text
     assert "line 4: the label 'positive' is not known" in text
     one = put(tmp_path / "one.csv", "text,label\na,pos\n")
     assert read_texts(one, COLUMNS, labels=train.labels).examples[0].label == 1
