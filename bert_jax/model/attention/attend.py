@@ -123,7 +123,7 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    On a GPU, if a window leaves out most scores, `xla` is chosen, which computes only the others:
+    On a GPU, if a window leaves out most scores, `xla` is chosen, which computes only the rest:
     cuDNN's window covers one side of a query, so that cuDNN would compute and mask all scores.
     """
     if platform == "gpu" and is_banded(asked):
@@ -156,7 +156,7 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
 
 
 def _fell_back(platform: str, asked: Asked) -> str | None:
-    """Explain why `auto` chose `xla`, and how to avoid that; empty or None if nothing is lost."""
+    """Explain why `auto` chose `xla`, and how to avoid `xla`; empty or None if nothing is lost."""
     if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
     reasons = _obstacles(platform, asked)
@@ -186,7 +186,7 @@ def _warn_once(message: str) -> None:
 def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
     """Raise a UserError if `impl` does not support `asked` on the platform `here`."""
     where = f"model.attention_impl is {impl!r}, which"
-    instead = "set it to 'auto' or 'xla'"
+    instead = "set model.attention_impl to 'auto' or 'xla'"
     wanted = _PLATFORMS[impl]
     if here != wanted and "gpu" in (here, wanted):
         raise UserError(f"{where} runs on {wanted.upper()}s; this is a {here.upper()}: {instead}")

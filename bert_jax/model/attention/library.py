@@ -1,4 +1,4 @@
-"""Library kernels, without dropout: JAX's for TPUs, for any length, and cuDNN's for GPUs.
+"""Library kernels, without dropout: JAX's for TPUs (any length), and cuDNN's for GPUs.
 
 Sources: jax.experimental.pallas.ops.tpu.splash_attention; `jax.nn.dot_product_attention`.
 """

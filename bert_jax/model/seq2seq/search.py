@@ -112,8 +112,8 @@ def search(
 ) -> Found:
     """Find the best target sequences of each source by beam search; one beam is greedy search.
 
-    The source has one text per row. `limits` are the rows' largest numbers of target tokens, cut to
-    `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
+    The source has one text per row. `limits` has each row's largest number of target tokens, cut
+    to `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
