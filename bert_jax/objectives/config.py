@@ -51,7 +51,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
     TEACHER_HEAD: ClassVar[str] = ""
-    """Entry of a teacher's parameters with the head to learn from; empty: teachers do not apply."""
+    """Entry of a teacher's parameters with the head to learn from; empty: no teacher is allowed."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -78,7 +78,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add what the objective needs to starting parameters; raise a UserError if it cannot."""
+        """Add the entries that the objective needs to starting parameters, or raise a UserError."""
         return params
 
     def baseline(self, store: TokenStore) -> float | None:
@@ -215,7 +215,7 @@ class TranslationConfig(NetworkConfig):
             raise UserError(
                 f"objective.num_decoder_layers is {self.num_decoder_layers}, but the encoder of "
                 f"init has {model.num_layers} layers for objective.init_decoder to copy; expected "
-                "at most as many"
+                "at most as many layers"
             )
         network = self.network(model)
         return {**params, **network.decoder_from(params["encoder"], params.get("mlm", {}))}

@@ -61,7 +61,7 @@ PAIR_HEADS = frozenset({"nsp"})
 
 
 def check_decoder(model: ModelConfig) -> None:
-    """Raise a UserError if the layers and the token table differ in width and nothing maps them."""
+    """Raise a UserError if layers and token table differ in width without a dense layer between."""
     if model.projects_embeddings and not model.head_transform:
         raise UserError(
             f"model.head_transform is False, but the token table is {model.embedding_dim} wide and "

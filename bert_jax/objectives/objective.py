@@ -30,7 +30,7 @@ from bert_jax.objectives.losses import ratio
 Tree = Any
 """Nested dict of arrays."""
 Batch = dict[str, Any]
-"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and an objective's own."""
+"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and any others."""
 Scalars = dict[str, Num[Array, ""]]
 """Sums over rows, by name; entries for two sets of rows add up to the entry for both sets."""
 _STACK = ("encoder", "layers")
@@ -168,7 +168,7 @@ class Objective(ABC):
         """Count the floating-point operations of one row in a training step, from array shapes."""
 
     def shown(self, rows: Batch) -> Shown:
-        """Return the input and predicted positions of prepared rows, for display; here, none."""
+        """Return prepared rows for display; by default, no position counts as predicted."""
         tokens = jnp.asarray(rows["tokens"])
         return Shown(tokens, jnp.zeros(tokens.shape, bool))
 
