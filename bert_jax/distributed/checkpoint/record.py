@@ -82,7 +82,7 @@ def read_record(checkpoint: AnyPath) -> Record:
 
 
 def named_leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-    """Return the leaves of a tree, in its order, by name, such as `params/encoder/...`."""
+    """Return the leaves of a tree by name, such as `params/encoder/...`, in the tree's order."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)

@@ -4,7 +4,7 @@ Everything here happens before the first JAX computation. Signs of a run with se
 
 1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, set by `launch/local.py`, by
    `launch/gke.sh` on GPU nodes, or by users of other clusters. (JAX itself reads only the first.)
-2. Slurm's variables inside a job step, Open MPI's under `mpirun`.
+2. Slurm's variables inside a job step, or Open MPI's variables under `mpirun`.
 3. TPU chips in this machine. JAX finds the other hosts of the slice, and the other slices, through
    the metadata server or the variables that GKE sets.
 """
@@ -52,15 +52,15 @@ class Cluster:
     source: str
     """Name, in messages, of the variables or service that describe the processes."""
     method: str | None
-    """`cluster_detection_method` of `jax.distributed.initialize`."""
+    """Argument `cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
-    """host:port of process 0; None: JAX finds it."""
+    """Address of process 0, as host:port; None: JAX finds the address."""
     count: int | None = None
     index: int | None = None
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster in `environ`, None for one process; raise a UserError if incomplete."""
+    """Return the cluster in `environ`, None for one process; UserError for unfit variables."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
@@ -93,8 +93,8 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     "off" uses only the devices of this process.
 
     Raises:
-        UserError: The environment is incomplete or wrong, or names no processes for "on".
-        JoinError: The processes did not find each other in time.
+        UserError: The timeout is below 1, the environment is wrong, or "on" finds no processes.
+        JoinError: Not all processes joined in time, or JAX failed to connect them.
     """
     if mode == "off":
         return
@@ -237,7 +237,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler: the first becomes a SIGTERM, which JAX passes to all processes."""
+    """Return a SIGINT handler; the first SIGINT becomes a SIGTERM, which all processes get."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:
