@@ -301,7 +301,7 @@ def relation_losses(
 ) -> Float[Array, "B L"]:
     """Return, in nats, each token's KL(teacher || student), summed over three kinds of relations.
 
-    `student` and `teacher` are queries, keys and values, (B, L, H, K) each. Relations are the
+    `student` and `teacher` are queries, keys and values (B, L, H, K). Relations are the
     attention of queries to queries, keys to keys and values to values inside segments, in
     `num_heads` heads, whose losses are averaged (Wang et al. 2021); `num_heads` must divide H * K.
     """

@@ -162,7 +162,7 @@ def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
-    """Return the mask of the texts to compare with each text: other groups' different texts."""
+    """Return the mask of the texts to compare with each text: other groups' texts, unless equal."""
     differs = own.text_ids[:, :1] != every.text_ids[:, 0]
     return differs & (own.row_index[:, None] != every.row_index) & (every.weights > 0)
 

@@ -202,7 +202,7 @@ class MaskedLM(Teachable):
 class MaskedLMByPosition(MaskedLM):
     """Masked LM for evaluation, with results by the masked token's position in its segment.
 
-    Batches have `masking_rates`, (B,) float32, each at most `masking.rate`, so that one compiled
+    Batches have float32 `masking_rates` (B,) of at most `masking.rate`, so that one compiled
     program serves all rates.
     """
 
@@ -211,7 +211,7 @@ class MaskedLMByPosition(MaskedLM):
     A token's position is the number of tokens before it in its segment, [CLS] included."""
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Return losses (nats), right answers and counts of each row and bucket, (B, K) each.
+        """Return losses (nats), right answers and counts, each (B, K), by row and bucket.
 
         The host sums over rows, in float64 and in an order that does not depend on the mesh.
         """

@@ -32,7 +32,7 @@ class Record:
     extra: dict[str, Any]
     """Other values that the loop saved with the state."""
     metrics: dict[str, float]
-    """Metrics of an evaluation of exactly this state; empty if there was none."""
+    """Metrics of an evaluation of exactly this state; empty if it was not evaluated."""
     arrays: dict[str, list[Any]]
     """Arrays by name: shape, dtype and digest."""
 

@@ -60,7 +60,7 @@ class Cluster:
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster in `environ`, None for one process; UserError for unfit variables."""
+    """Return the cluster in `environ`, None for one process; UserError if variables are unfit."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
@@ -155,7 +155,7 @@ def label() -> str:
 def leave(code: int) -> None:
     """End this process at once with `code`, if it is one of several; for use after an error.
 
-    A normal exit would wait for the other processes, which wait for this one within a step.
+    A normal exit would wait for the other processes, which wait for this process within a step.
     """
     if not _here.joined:
         return

@@ -105,7 +105,7 @@ def attend(
         axes += [("batch", "length", None)] * len(asked.angles or ())
 
     def run(q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array, *others: Array) -> Array:
-        """Attend on one device, to the device's shards of the arrays."""
+        """Attend on one device, with the device's shards of the arrays."""
         mine = asked._replace(q=q, k=k, v=v, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
         if impl == "splash":
             return library.splash_attention(mine)
@@ -142,7 +142,7 @@ def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
 
 
 def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
-    """Name the requirement of `impl` that `asked` does not meet; None if it meets all."""
+    """Name the requirement of `impl` that `asked` does not meet; None if all are met."""
     from bert_jax.model.attention import fused, library
 
     sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]

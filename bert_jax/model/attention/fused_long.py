@@ -1,6 +1,6 @@
 """Kernels of `fused` for rows beyond 512: loops over chunks of queries and blocks of keys.
 
-A program holds one head of one row, (K, L), with positions along the lanes as in `fused`. If the
+A program holds one head (K, L) of one row, with positions along the lanes as in `fused`. If the
 program rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of
 queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
 1). With a narrow window it meets one block, which has all keys that the chunk can see. The backward

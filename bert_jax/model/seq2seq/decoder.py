@@ -30,7 +30,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import Context, make_context
 
 SITE_DECODER = 1 << 17
-"""Dropout site of the decoder's embeddings; layer n has five sites, from this + 1 + 5 n on."""
+"""Dropout site of the decoder's embeddings; layer n has five sites from SITE_DECODER + 1 + 5 n."""
 SITES_PER_LAYER = 5
 SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the three sites of an encoder's layer
 

@@ -20,7 +20,7 @@ from bert_jax.model.layout import OnMesh
 Tree = Any
 """Nested dict of arrays."""
 Tying = Literal["all", "output", "none"]
-"""Token tables that are shared: all (source, target, output), output (target, output), none."""
+"""Shared token tables: `all` (source, target, output), `output` (target, output), `none`."""
 
 
 class Side(NamedTuple):

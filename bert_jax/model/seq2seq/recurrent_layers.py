@@ -59,7 +59,7 @@ class RecurrentConfig(Bounded, section="objective"):
     window: Natural = 0
     """Largest distance at which a target place sees a source place; 0: no limit."""
     tying: Tying = "all"
-    """Token tables that are shared: all (source, target, output), output (target, output), none."""
+    """Shared token tables: `all` (source, target, output), `output` (target, output), `none`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
