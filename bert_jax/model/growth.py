@@ -21,7 +21,7 @@ from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
 _NOISE = 0.5
-"""Standard deviation of the noise on copies, as a multiple of the kernel's."""
+"""Standard deviation of the noise on copies, as a multiple of the kernel's deviation."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:

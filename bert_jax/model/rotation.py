@@ -23,7 +23,7 @@ class Context(NamedTuple):
     """Inputs that embeddings and all layers share in a forward pass."""
 
     segment_ids: Integer[Array, "B L"]
-    """0 is padding, 1.. are the packed segments; a token sees its own segment."""
+    """Segment of each token, numbered from 1; 0: padding. A token sees its own segment."""
     positions: Integer[Array, "B L"] | None
     """Positions of the tokens; None: they count from 0 in each segment."""
     rotations: dict[str, Rotation]

@@ -39,7 +39,7 @@ class Given(NamedTuple):
     """Whether rows are pairs of sentences with a label."""
     special_ids: SpecialIds
     continues_word: np.ndarray | None = None
-    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
+    """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
     baseline: float | None = None
     """Baseline loss of the corpus (see `ObjectiveConfig.baseline`); None without a corpus."""
 
@@ -200,7 +200,7 @@ class TranslationConfig(NetworkConfig):
     num_decoder_layers: Natural = 0
     """Number of decoder layers; 0: model.num_layers."""
     tying: Tying = "all"
-    """`all`: one token table for source, target and output; `output`: one for target and output,
+    """Token tables. `all`: one for source, target and output; `output`: one for target and output,
     and one for the source; `none`: three."""
     init_decoder: bool = False
     """Whether the decoder also starts from `init`: self-attention, feed-forward and norms from the

@@ -77,7 +77,7 @@ class MaskedLM(Teachable):
     masking: MaskingConfig
     special_ids: SpecialIds
     continues_word: np.ndarray | None = field(default=None, compare=False)
-    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
+    """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
     pairs: bool = True
     """Whether rows are pairs of sentences with a label."""
 

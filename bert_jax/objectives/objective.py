@@ -54,9 +54,9 @@ class Metric:
     short: str = ""
     """Name in printed lines and tables; empty: neither lines nor plots show the metric."""
     floor: str = ""
-    """Name of an evaluation's value for the score of the best constant answer; empty: none."""
+    """Name of the evaluation's value that is the best constant answer's score; empty: no value."""
     baseline: str = ""
-    """Words for `Objective.baseline`; only the first metric has them."""
+    """Words that describe `Objective.baseline`; only the first metric has them."""
 
     def of(self, sums: Mapping[str, float]) -> float:
         """Return the metric's value from sums over all rows of an evaluation."""
@@ -87,9 +87,9 @@ class Shown(NamedTuple):
     """Rows for display: the model's input and the predicted positions."""
 
     tokens: Array
-    """(B, L) token ids of the input."""
+    """Token ids (B, L) of the input."""
     predicted: Array
-    """(B, L) bool: whether the token's label is predicted."""
+    """Mask (B, L) of the tokens whose labels are predicted."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
     states: Float[Array, "B S D"]
     segment_ids: Integer[Array, "B S"]
-    """0 is padding; a target token sees the source tokens that have the target token's id."""
+    """Segment of each token; 0: padding. A target token sees the source tokens of its segment."""
 
 
 class Memory(NamedTuple):

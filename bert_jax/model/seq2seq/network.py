@@ -30,7 +30,7 @@ class Side(NamedTuple):
     """Source: [CLS] text [SEP], or vectors if the network reads vectors; target: [CLS] text, the
     decoder's input."""
     segment_ids: Integer[Array, "B L"]
-    """0 is padding; a source and a target with the same number are a pair."""
+    """Segment of each token; 0: padding. A source and a target with the same number are a pair."""
 
 
 class Cache(NamedTuple):

@@ -213,7 +213,7 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the attention over a source; the backward pass recomputes its large sums."""
+        """Return the attention over a source; the backward pass recomputes the large sums."""
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 

@@ -87,14 +87,14 @@ class _State(NamedTuple):
     step: Array
     cache: Any
     last: Array
-    """(B, K) last token of each beam."""
+    """Last token of each beam, (B, K)."""
     tokens: Array
-    """(B, K, T) tokens of each beam."""
+    """Tokens of each beam, (B, K, T)."""
     sums: Array
-    """(B, K) sums of log-probabilities, best first; -inf where there is no beam."""
+    """Sums of log-probabilities (B, K), best first; -inf where there is no beam."""
     found: Found
     open: Array
-    """(B,) whether a row may still find a better hypothesis."""
+    """Mask (B,) of the rows that may still find a better hypothesis."""
 
 
 @partial(jax.jit, static_argnames=("network", "settings", "max_length", "begin", "end"))
