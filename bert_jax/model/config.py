@@ -69,7 +69,7 @@ class ModelConfig(Bounded, section="model"):
     norm_bias: bool = True
     """Whether layer norms have a bias; RMS norms never do."""
     norm_order: Literal["post", "pre"] = "post"
-    """Place of norms; post: norm(x + f(x)); pre: x + f(norm(x)), a norm after the last layer."""
+    """Place of norms; post: norm(x + f(x)); pre: x + f(norm(x)), and a final norm."""
     embedding_norm: bool = True
     """Whether the embeddings are normalised."""
     first_norm: bool = True

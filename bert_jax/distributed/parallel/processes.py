@@ -119,7 +119,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         where = f" at {cluster.address}" if cluster.address else ""
         raise JoinError(
             f"{me} waited {timeout_seconds} s{where}, but not all processes of the run joined "
-            f"({cluster.source}). Start the same command on every host within --join-timeout "
+            f"(found by {cluster.source}). Start the command on every host within --join-timeout "
             "seconds; each host must resolve the name of process 0's host and reach its port. "
             "To run only on this machine: --distributed=off"
         )
@@ -134,7 +134,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         kind = JoinError if isinstance(failed[0], RuntimeError) else UserError
         line = str(failed[0]).strip().partition("\n")[0]
         raise kind(
-            f"joining the run's processes failed ({cluster.source}): {type(failed[0]).__name__}: "
+            f"joining processes (found by {cluster.source}) failed: {type(failed[0]).__name__}: "
             f"{line}. To run only on this machine: --distributed=off"
         ) from failed[0]
     if nowhere or jax.process_count() == 1:  # one host with TPU chips: nobody to wait for
