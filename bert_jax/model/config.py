@@ -7,7 +7,7 @@ from bert_jax.config.bounds import Bounded, Count, Natural, Positive, Rate
 from bert_jax.errors import UserError
 
 VOCAB_MULTIPLE = 128
-"""The embedding table's rows are padded to a multiple of this, the lane width of a TPU."""
+"""Lane width of a TPU; the embedding table's rows are padded to a multiple of it."""
 
 ARCHITECTURE = (
     "num_positions", "num_types", "embedding_dim", "hidden_dim", "num_layers", "num_heads",
@@ -69,7 +69,7 @@ class ModelConfig(Bounded, section="model"):
     norm_bias: bool = True
     """Whether layer norms have a bias; RMS norms never do."""
     norm_order: Literal["post", "pre"] = "post"
-    """`post`: norm(x + f(x)); `pre`: x + f(norm(x)), with a final norm after the last layer."""
+    """Place of norms; post: norm(x + f(x)); pre: x + f(norm(x)), and a final norm."""
     embedding_norm: bool = True
     """Whether the embeddings are normalised."""
     first_norm: bool = True
@@ -92,11 +92,11 @@ class ModelConfig(Bounded, section="model"):
     attention_bias: bool = True
     mlp_bias: bool = True
     init: Literal["bert", "scaled"] = "bert"
-    """`scaled` divides the initial output weights of attention and MLP by sqrt(2 num_layers)."""
+    """Initialisation; `scaled` divides attention and MLP output weights by sqrt(2 num_layers)."""
     init_std: float = 0.02
-    """Deviation of initial weights before truncation at 2 init_std; then it is 0.88 init_std."""
+    """Deviation of initial weights before truncation at 2 init_std; after it, 0.88 init_std."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    """`gelu` is the exact erf form; the original TensorFlow code used `gelu_tanh`."""
+    """Activation; `gelu` has the exact erf form; the original TensorFlow code used `gelu_tanh`."""
     pooler: bool = True
     """Whether the encoder ends with a dense layer over the first token's state; next-sentence
     prediction and BERT's classifiers read its output."""
@@ -116,7 +116,7 @@ class ModelConfig(Bounded, section="model"):
     """Compute type; `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     scan_unroll: Count = 24
-    """Layers unrolled per scan iteration; at or above `num_layers` the loop disappears."""
+    """Number of layers unrolled per scan iteration; with `num_layers` or more, there is no loop."""
     remat: Literal["none", "dots", "full"] = "none"
     """Forward work that the backward pass repeats: none, all except matrix products, or all."""
 
@@ -141,7 +141,7 @@ class ModelConfig(Bounded, section="model"):
             raise UserError(
                 f"model.positions is 'rope', which rotates pairs of numbers, but a head has "
                 f"{self.head_dim} numbers (hidden_dim {self.hidden_dim} / num_heads "
-                f"{self.num_heads}); expected an even width"
+                f"{self.num_heads}); expected an even number"
             )
         if self.positions == "sinusoidal" and self.embedding_width % 2:
             raise UserError(

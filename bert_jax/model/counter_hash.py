@@ -37,7 +37,7 @@ def _as_u32(word: ArrayLike):
 def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     """Hash integer words, in their order, into 32 random bits.
 
-    The words broadcast against each other. Put those with the smallest shapes first: each word
+    The words broadcast against each other. Put words with small shapes first: each word
     costs one round over the shape broadcast so far. Signed integers wrap. The result is uint32: a
     numpy array if every word is numpy or a Python integer, else a jax array, with equal bits.
     """

@@ -142,7 +142,7 @@ class Attention(nnx.Module):
 
 
 class SelfAttention(Attention):
-    """Multi-head self-attention with its output projection, global, local or causal."""
+    """Multi-head self-attention, global, local or causal, with its output projection."""
 
     causal = False
     """Whether a token sees only itself and the tokens before it."""
@@ -155,7 +155,7 @@ class SelfAttention(Attention):
         letter: str,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Attend from all tokens or those at `places`; dropout sites count from `first_site`."""
+        """Attend from the tokens at `places` (None: all); dropout sites count from `first_site`."""
         segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
         if angles is None:
@@ -186,7 +186,7 @@ class SelfAttention(Attention):
     def weights(
         self, x: Float[Array, "B L D"], context: Context, letter: str
     ) -> Float[Array, "B H L L"]:
-        """Compute how much each token (row) attends to each (column), without dropout."""
+        """Compute how much each token (row) attends to each token (column), without dropout."""
         segments, window = context.segment_ids, self.config.window(letter)
         visible = visible_keys(segments, segments, window, causal=self.causal)
         return attention_weights(*self.queries_and_keys(x, context, letter), visible)
@@ -254,7 +254,7 @@ class Layer(nnx.Module):
     def weights(
         self, x: Float[Array, "B L D"], context: Context, kind: LayerKind
     ) -> Float[Array, "B H L L"]:
-        """Compute how much each token (row) attends to each (column) in this layer."""
+        """Compute how much each token (row) attends to each token (column) in this layer."""
         return self.attention.weights(self._normed(x, kind), context, kind.letter)
 
     def projections(
@@ -302,7 +302,7 @@ class Stack(nnx.Module):
     def run(
         self, x: Array, context: Context, call: Callable[..., Array], *, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Run all layers and `end`; return the resulting states as a tuple of one.
+        """Run all layers, then `end`; return the resulting states in a tuple of length 1.
 
         `call` takes a layer, the states, the layer's number and the layer's kind. With `every`, the
         layers are unrolled, and the states before each layer precede the result in the tuple.

@@ -5,7 +5,7 @@ round(i * old / new); every old matrix lies in the middle of the new matrix and 
 it on both axes. Queries, keys, values, gate and up count as separate matrices.
 
 Heads are copied whole and, if keys and values are shared, in whole groups of query heads, so that
-each query head keeps its key head and the rotations of its numbers.
+each query head keeps its key head, and each number in a head keeps its rotation.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
 _NOISE = 0.5
-"""Standard deviation of the noise on copies, as a multiple of the kernel's."""
+"""Standard deviation of the noise on copies, as a multiple of the kernel's deviation."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
@@ -30,7 +30,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     Added layers may be global or local. With `rope`, `num_positions` comes from `wanted`.
 
     Raises:
-      UserError: `wanted` differs in other fields or has unfit sizes; the message lists all of them.
+      UserError: Other fields of `wanted` differ, or its sizes do not fit; the message lists each.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
@@ -53,7 +53,7 @@ def grow_params(
 
     With `preserve`, each weight is divided by the number of copies of its input, so that a wider
     model computes the same as its source (Chen et al. 2016, Net2Net): exactly if each new width is
-    a multiple of the old, else nearly. Noise drawn from `seed` makes the gradients of the copies
+    a multiple of the old width, else nearly. Noise drawn from `seed` makes the copies' gradients
     differ; it cancels over the copies.
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
@@ -94,7 +94,7 @@ def grow_params(
 
 
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
-    """Return the old index for each new index of an axis: the old axis in the middle, repeated.
+    """Return the old index for each new index of an axis; the old axis is centred and repeats.
 
     Query heads move in whole groups that share a key head, key heads one by one.
     """
@@ -178,12 +178,12 @@ def _wrong_sizes(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
     if rest:
         yield wrong("hidden_dim", f"a multiple of {old.head_dim}, the size of the source's heads")
     elif heads != wanted.num_heads:
-        yield wrong("num_heads", f"{heads}: heads of {old.head_dim} as in the source")
+        yield wrong("num_heads", f"{heads}: heads of size {old.head_dim} as in the source")
     before, after = (c.num_heads // (c.num_kv_heads or c.num_heads) for c in (old, wanted))
     if before != after:
         yield (
-            f"model.num_kv_heads is {wanted.num_kv_heads}, so that {after} query heads share each, "
-            f"but {before} in the source; expected {wanted.num_heads / before:g}"
+            f"model.num_kv_heads is {wanted.num_kv_heads}, so that {after} query heads share a key "
+            f"head, but {before} do in the source; expected {wanted.num_heads / before:g}"
         )
     width = old.embedding_width
     has_sizes = old.scale_embeddings or old.positions == "sinusoidal"

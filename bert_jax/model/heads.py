@@ -55,7 +55,7 @@ class Projection(NamedTuple):
 
 
 class MaskedLMHead(nnx.Module):
-    """A transform, then a decoder: the transposed token embedding table, or an untied table."""
+    """A transform, then a decoder: the transposed token embedding table, or a table of its own."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -151,7 +151,7 @@ def init_params(
 ) -> Params:
     """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
 
-    One compiled program makes them; inside a `jax.jit` with `out_shardings` it makes only shards.
+    One compiled program makes them; in a `jax.jit` with `out_shardings`, a device makes its shards.
     """
     built = module(config, *settings, rngs=nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.state(built, nnx.Param))
@@ -221,7 +221,7 @@ def encode(
 def encode_layers(
     config: ModelConfig, params: Params, *inputs: Any, layout: OnMesh = None, every: bool = True
 ) -> tuple[Float[Array, "B L D"], ...]:
-    """Compute the states before the first layer and after each; without `every`, only the last.
+    """Compute the states before the first layer and after each layer (without `every`: the last).
 
     `inputs` are tokens, type_ids, segment_ids and, optionally, stream, as in `encode`.
     """
@@ -273,7 +273,7 @@ def vocabulary_projection(
     hidden: Float[Array, "B L D"],
     positions: Integer[Array, "B P"] | None = None,
 ) -> Projection:
-    """Compute what gives the logits at `positions` (None: all), from `encoder` and `mlm`."""
+    """Compute the operands of the logits at `positions` (None: all), from `encoder` and `mlm`."""
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
@@ -294,9 +294,9 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings and each layer, M = num_layers + 1; the last equal `encode`'s."""
+    """States after the embeddings and each layer, M = num_layers + 1; `encode` returns the last."""
     weights: Float[Array, "N B H L L"] | None
-    """Weights of each layer and head from token (row) to token (column); None: not requested."""
+    """Attention weights from each token (row) to each token (column); None: not requested."""
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="with_weights")

@@ -24,7 +24,7 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
 
 
 def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Array, "..."]:
-    """Draw from a normal of deviation `std` truncated at 2 `std`, not rescaled (as in BERT)."""
+    """Draw from a normal of deviation `std`, truncated at 2 `std` but not rescaled, as in BERT."""
     return std * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
@@ -37,7 +37,7 @@ def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(spec: str, a: Float[Array, "..."], b: Float[Array, "..."]) -> Array:
-    """Return an einsum with a float32 result whose backward products stay in the operands' type.
+    """Compute an einsum with a float32 result, and its backward products in the operands' type.
 
     JAX's own derivative would compute both backward products in float32, at most half as fast as in
     bfloat16 on hardware that has bfloat16. With float32 operands this is a plain einsum.
@@ -94,7 +94,7 @@ class Affine(nnx.Module):
 
 
 def output_std(config: ModelConfig) -> float:
-    """Return the initial deviation of attention's and feed-forward's output weights (`init`)."""
+    """Return the initial deviation of the output weights of attention and feed-forward (`init`)."""
     shrink = math.sqrt(2 * config.num_layers) if config.init == "scaled" else 1.0
     return config.init_std / shrink
 

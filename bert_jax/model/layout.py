@@ -14,7 +14,7 @@ LogicalAxes = tuple[str | None, ...]
 class Layout(NamedTuple):
     """A mesh and the rules that place logical axes on it.
 
-    A step runs in a `jax.shard_map` over some axes of the mesh; a layout places the other axes.
+    A step runs in a `jax.shard_map` over some mesh axes; a layout places arrays over the others.
     """
 
     mesh: Mesh
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
     """Function from an array's logical axes to its partition over the whole mesh."""
     gather: Callable[[Any], Any] | None = None
     """Function from a device's shards of one layer's parameters (a nested dict) to what the layer
-    needs; None if both are the same. It is called inside the layer, so that no copy lives long."""
+    needs; None: the shards suffice. It is called inside the layer, so that no copy lives long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
     """Layouts for single entries of the parameters, by the entry's name (see `of`)."""
     gather_rows: Callable[[Any], Any] | None = None
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
     ) -> Callable[..., Any]:
         """Wrap `f`, which XLA cannot split, so that each device runs it on its shards.
 
-        `in_axes` are the logical axes of each argument, `out_axes` of the single result.
+        `in_axes` are the logical axes of each argument, `out_axes` the logical axes of the result.
         """
         if self.is_local:
             return f
@@ -89,7 +89,7 @@ OnMesh = Layout | None
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform that will run the step; another one may trace it."""
+    """Return the platform that will run the step; another platform may trace the step."""
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()
@@ -122,7 +122,7 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
 
     Gathers are recognised by their operation: with `checkpoint_name`, JAX could still keep the
-    array as it is before it gets the name.
+    gathered array from before it is named.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

@@ -100,7 +100,7 @@ def merged(config: LoraConfig, params: Params) -> Params:
 
 
 def product(pair: Params) -> Array:
-    """Multiply A and B of one target, for every layer: (N, inputs, outputs) in float32."""
+    """Return the product A B (N, inputs, outputs), in float32, of one target in every layer."""
     a, b = pair["a"], pair["b"]
     count, rank = b.shape[:2]
     return jnp.matmul(

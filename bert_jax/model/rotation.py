@@ -23,7 +23,7 @@ class Context(NamedTuple):
     """Inputs that embeddings and all layers share in a forward pass."""
 
     segment_ids: Integer[Array, "B L"]
-    """0 is padding, 1.. are the packed segments; a token sees its own segment."""
+    """Segment of each token, numbered from 1; 0: padding. A token sees its own segment."""
     positions: Integer[Array, "B L"] | None
     """Positions of the tokens; None: they count from 0 in each segment."""
     rotations: dict[str, Rotation]
@@ -87,7 +87,7 @@ def rotate(
 
 
 def sinusoids(positions: Integer[Array, "..."], width: int) -> Float[Array, "... D"]:
-    """Compute sin(p f) at indices 2 i and cos(p f) at 2 i + 1, f = 10000^(-2 i / width)."""
+    """Return sin(p f) at index 2 i, cos(p f) at 2 i + 1; p: position, f = 10000^(-2 i / width)."""
     angles = positions[..., None].astype(jnp.float32) * frequencies(10000.0, width)
     pairs = jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis=-1)
     return pairs.reshape(*positions.shape, width)

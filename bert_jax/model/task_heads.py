@@ -83,8 +83,8 @@ NETWORKS: Mapping[HeadNetwork, Build] = {
     "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
     "parsing": BiaffineHead,
 }  # fmt: skip
-"""Builder of each kind of head's network, called as `build(config, num_labels, rngs)`. The network
-maps states, (B, D) for classification and (B, L, D) for the others, to float32 logits."""
+"""Builders of networks by kind of head, called as `build(config, num_labels, rngs)`. A network maps
+states to float32 logits; the states are (B, L, D) or, pooled for classification, (B, D)."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ def init_task_params(
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
     """Return the parts of a model's parameters with which the training of a new head starts.
 
-    The parts are `encoder` and, where available, `transform`, taken from an earlier head or else
-    from the masked-LM head: its dense layer and norm (Transformers gives both the same names).
+    The parts are `encoder` and, if available, `transform`: an earlier head's, or else the dense
+    layer and norm of the masked-LM head (Transformers loads these, too, as their names match).
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings
@@ -178,7 +178,7 @@ def head_logits(
 ) -> Float[Array, "B ..."]:
     """Compute a head's float32 logits: (B, C), or for heads over tokens (B, L, ...).
 
-    `hidden` are the last states; only the first token's are needed (P = 1) unless
+    `hidden` are the last states; the first token's state suffices (P = 1) unless
     `reads_all_tokens`. In classification, a row's tokens form one segment, whose id is above 0;
     padding has the id 0.
     """

@@ -39,7 +39,7 @@ class Given(NamedTuple):
     """Whether rows are pairs of sentences with a label."""
     special_ids: SpecialIds
     continues_word: np.ndarray | None = None
-    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
+    """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
     baseline: float | None = None
     """Baseline loss of the corpus (see `ObjectiveConfig.baseline`); None without a corpus."""
 
@@ -51,7 +51,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
     TEACHER_HEAD: ClassVar[str] = ""
-    """Entry of a teacher's parameters with the head to learn from; empty: teachers do not apply."""
+    """Entry of a teacher's parameters with the head to learn from; empty: no teacher is allowed."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -78,7 +78,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add what the objective needs to starting parameters; raise a UserError if it cannot."""
+        """Add the entries that the objective needs to starting parameters, or raise a UserError."""
         return params
 
     def baseline(self, store: TokenStore) -> float | None:
@@ -200,7 +200,7 @@ class TranslationConfig(NetworkConfig):
     num_decoder_layers: Natural = 0
     """Number of decoder layers; 0: model.num_layers."""
     tying: Tying = "all"
-    """`all`: one token table for source, target and output; `output`: one for target and output,
+    """Token tables. `all`: one for source, target and output; `output`: one for target and output,
     and one for the source; `none`: three."""
     init_decoder: bool = False
     """Whether the decoder also starts from `init`: self-attention, feed-forward and norms from the
@@ -215,7 +215,7 @@ class TranslationConfig(NetworkConfig):
             raise UserError(
                 f"objective.num_decoder_layers is {self.num_decoder_layers}, but the encoder of "
                 f"init has {model.num_layers} layers for objective.init_decoder to copy; expected "
-                "at most as many"
+                "at most as many layers"
             )
         network = self.network(model)
         return {**params, **network.decoder_from(params["encoder"], params.get("mlm", {}))}

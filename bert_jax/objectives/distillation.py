@@ -44,7 +44,7 @@ from bert_jax.objectives.objective import (
 )
 
 TEACHER, PROJECTION = "teacher", "projection"
-"""Entries of the parameters: the teacher, and the map from student states to its width."""
+"""Entries of the parameters: the teacher, and the map of student states to the teacher's width."""
 
 _SOFT = Metric("soft_loss", "loss against the teacher", "soft_loss", "soft_count", "nats",
                short="soft loss")  # fmt: skip
@@ -97,7 +97,7 @@ class DistillationConfig(Bounded, section="distil"):
         return tuple(compress((_SOFT, _HIDDEN, _ATTENTION), has))
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
-        """Return each student layer's teacher layer, from 1; raise a UserError for bad `layers`."""
+        """Return each student layer's teacher layer, from 1; UserError if `layers` does not fit."""
         count, most = student.num_layers, teacher.num_layers
         if not self.layers:
             return tuple(-(-n * most // count) for n in range(1, count + 1))
@@ -109,7 +109,7 @@ class DistillationConfig(Bounded, section="distil"):
         return self.layers
 
     def heads_of_relations(self, student: ModelConfig, teacher: ModelConfig) -> int:
-        """Return the relation heads' number; raise a UserError if it does not divide all widths."""
+        """Return the number of relation heads; UserError if it does not divide all widths."""
         count = self.relation_heads or student.num_heads
         widths = {
             heads * model.head_dim
@@ -301,7 +301,7 @@ def relation_losses(
 ) -> Float[Array, "B L"]:
     """Return, in nats, each token's KL(teacher || student), summed over three kinds of relations.
 
-    `student` and `teacher` are queries, keys and values, (B, L, H, K) each. Relations are the
+    `student` and `teacher` are queries, keys and values (B, L, H, K). Relations are the
     attention of queries to queries, keys to keys and values to values inside segments, in
     `num_heads` heads, whose losses are averaged (Wang et al. 2021); `num_heads` must divide H * K.
     """

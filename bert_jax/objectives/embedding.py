@@ -51,7 +51,7 @@ class ContrastConfig(Bounded, section="embedding"):
     temperature: Positive = 0.05
     """Number by which the loss divides cosines."""
     symmetric: bool = False
-    """Whether finding a document's query among all queries is half of the loss (pairs, texts)."""
+    """Whether half of the loss is to find each document's query; only for rows `pairs`, `texts`."""
     dimensions: tuple[int, ...] = ()
     """Descending widths, such as 128,64, to which vectors are also cut in training (Matryoshka);
     the full width is always trained."""
@@ -89,7 +89,7 @@ class Compared(NamedTuple):
     present: Bool[Array, "B G"]
     """Whether a place of the group holds a text."""
     labels: Array | None = None
-    """(B,) scores or classes; None if examples have neither."""
+    """Scores or classes (B,); None if examples have neither."""
 
     def leading(self, size: int) -> "Compared":
         """Return the groups with vectors cut to the first `size` numbers, scaled to length 1."""
@@ -104,7 +104,7 @@ def ranking_losses(
     Candidates are the documents and hard negatives of all groups, including `own`. A candidate is
     left out if its text equals the query or the query's document, or if it is the document of an
     equal query. `symmetric` averages this loss with the loss of each document's query among all
-    queries; a query is left out if it equals the group's query or document or has this document.
+    queries, except queries that equal the group's query or document or have the same document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -162,7 +162,7 @@ def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
-    """Return the mask of the texts to compare with each text: other groups' different texts."""
+    """Return the mask of the texts to compare with each text: other groups' texts, unless equal."""
     differs = own.text_ids[:, :1] != every.text_ids[:, 0]
     return differs & (own.row_index[:, None] != every.row_index) & (every.weights > 0)
 

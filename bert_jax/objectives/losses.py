@@ -114,7 +114,7 @@ def cross_entropy_in_blocks(
     labels: Int[Array, "*rows"],
     count: int,
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Return `cross_entropy` of the logits states @ table.T + bias, in the way a CPU is fastest.
+    """Compute `cross_entropy` of the logits states @ table.T + bias, in blocks, to suit a CPU.
 
     The logits are made in `count` equal blocks of columns, with a running sum of exponentials
     (Milakov & Gimelshein 2018). An array of V columns is kept only for a backward pass.

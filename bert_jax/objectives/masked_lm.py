@@ -61,7 +61,7 @@ PAIR_HEADS = frozenset({"nsp"})
 
 
 def check_decoder(model: ModelConfig) -> None:
-    """Raise a UserError if the layers and the token table differ in width and nothing maps them."""
+    """Raise a UserError if layers and token table differ in width without a dense layer between."""
     if model.projects_embeddings and not model.head_transform:
         raise UserError(
             f"model.head_transform is False, but the token table is {model.embedding_dim} wide and "
@@ -77,7 +77,7 @@ class MaskedLM(Teachable):
     masking: MaskingConfig
     special_ids: SpecialIds
     continues_word: np.ndarray | None = field(default=None, compare=False)
-    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
+    """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
     pairs: bool = True
     """Whether rows are pairs of sentences with a label."""
 
@@ -202,7 +202,7 @@ class MaskedLM(Teachable):
 class MaskedLMByPosition(MaskedLM):
     """Masked LM for evaluation, with results by the masked token's position in its segment.
 
-    Batches have `masking_rates`, (B,) float32, each at most `masking.rate`, so that one compiled
+    Batches have float32 `masking_rates` (B,) of at most `masking.rate`, so that one compiled
     program serves all rates.
     """
 
@@ -211,7 +211,7 @@ class MaskedLMByPosition(MaskedLM):
     A token's position is the number of tokens before it in its segment, [CLS] included."""
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Return losses (nats), right answers and counts of each row and bucket, (B, K) each.
+        """Return losses (nats), right answers and counts, each (B, K), by row and bucket.
 
         The host sums over rows, in float64 and in an order that does not depend on the mesh.
         """

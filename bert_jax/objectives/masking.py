@@ -151,7 +151,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw numbers that differ wherever `places` do (their low bits); 0: not a candidate."""
+    """Draw numbers whose low bits are `places` + 1, so that they differ; 0: not a candidate."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)

@@ -30,7 +30,7 @@ from bert_jax.objectives.losses import ratio
 Tree = Any
 """Nested dict of arrays."""
 Batch = dict[str, Any]
-"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and an objective's own."""
+"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and any others."""
 Scalars = dict[str, Num[Array, ""]]
 """Sums over rows, by name; entries for two sets of rows add up to the entry for both sets."""
 _STACK = ("encoder", "layers")
@@ -54,9 +54,9 @@ class Metric:
     short: str = ""
     """Name in printed lines and tables; empty: neither lines nor plots show the metric."""
     floor: str = ""
-    """Name of an evaluation's value for the score of the best constant answer; empty: none."""
+    """Name of the evaluation's value that is the best constant answer's score; empty: no value."""
     baseline: str = ""
-    """Words for `Objective.baseline`; only the first metric has them."""
+    """Words that describe `Objective.baseline`; only the first metric has them."""
 
     def of(self, sums: Mapping[str, float]) -> float:
         """Return the metric's value from sums over all rows of an evaluation."""
@@ -87,9 +87,9 @@ class Shown(NamedTuple):
     """Rows for display: the model's input and the predicted positions."""
 
     tokens: Array
-    """(B, L) token ids of the input."""
+    """Token ids (B, L) of the input."""
     predicted: Array
-    """(B, L) bool: whether the token's label is predicted."""
+    """Mask (B, L) of the tokens whose labels are predicted."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Objective(ABC):
         """Count the floating-point operations of one row in a training step, from array shapes."""
 
     def shown(self, rows: Batch) -> Shown:
-        """Return the input and predicted positions of prepared rows, for display; here, none."""
+        """Return prepared rows for display; by default, no position counts as predicted."""
         tokens = jnp.asarray(rows["tokens"])
         return Shown(tokens, jnp.zeros(tokens.shape, bool))
 

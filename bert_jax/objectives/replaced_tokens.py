@@ -103,7 +103,7 @@ class ReplacedTokens(Objective):
     temperature: float = 1.0
     """Divisor of the generator's logits before a token is drawn."""
     continues_word: np.ndarray | None = field(default=None, compare=False)
-    """(vocab_size,) bool, for whole-word masking: whether the id continues the preceding word."""
+    """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
 
     metrics = METRICS
 

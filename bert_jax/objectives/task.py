@@ -80,7 +80,7 @@ class Head:
 def _class_losses(
     logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
-    """Return weighted losses as torch's CrossEntropyLoss does; `counted` drops labels below 0."""
+    """Return weighted losses like torch's CrossEntropyLoss; `counted` drops labels below 0."""
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])

@@ -62,7 +62,7 @@ class Translation(Objective):
         return self.network.axes()
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Add labels and weights, (B, T) each."""
+        """Add labels (B, T) and weights (B, T)."""
         del seed
         segments = jnp.asarray(batch["target_segment_ids"])
         labels = next_tokens(jnp.asarray(batch["target_tokens"]), segments, self.special_ids.sep)

@@ -217,8 +217,8 @@ def test_a_model_that_is_doubled_computes_what_its_source_does(config):
         ({"attention_pattern": "GL"}, "attention_pattern is 'GL', but the layers of the source "),
         ({"num_layers": 3}, "model.num_layers is 3, expected at least the source's 4"),
         ({"mlp_dim": 5}, "model.mlp_dim is 5, expected at least the source's 6"),
-        ({"hidden_dim": 16}, "model.num_heads is 4, expected 8: heads of 2 as in the source"),
-        ({"num_kv_heads": 4}, "1 query heads share each, but 2 in the source"),
+        ({"hidden_dim": 16}, "model.num_heads is 4, expected 8: heads of size 2 as in the source"),
+        ({"num_kv_heads": 4}, "1 query heads share a key head, but 2 do in the source"),
         ({"embedding_dim": 4}, "model.embedding_dim is 4, but the source's tables are as wide"),
     ],
 )

@@ -33,7 +33,7 @@ def all_agree(ok: bool) -> bool:
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Call `act` in process 0; all processes return the JSON answer or raise (ElsewhereError)."""
+    """Call `act` in process 0; return its JSON answer, or raise its error, in all processes."""
     if jax.process_count() == 1:
         return act()
     answer, error = None, None

@@ -161,7 +161,7 @@ class Checkpoints:
             raise SaveFailedError(
                 f"{self._failures} saves in a row have failed, so the run stops. "
                 + self._explained(step, reason)
-                + " Fix that and rerun the command: the run continues from there"
+                + " Fix the cause and rerun: the run continues from its newest checkpoint, if any"
             ) from error
         return False
 
@@ -187,7 +187,7 @@ class Checkpoints:
         raise SaveFailedError(
             f"{damaged} saves in a row were damaged when they were read back, so the run stops. "
             + self._explained(step, "what was read is not what was written")
-            + " Check the disk and rerun the command: the run continues from there"
+            + " Check the disk and rerun: the run continues from its newest checkpoint, if any"
         )
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class Checkpoints:
             kept = saved_steps(self._directory)
         except Exception:
             kept = []
-        there = f"The newest checkpoint is step {kept[-1]}" if kept else "There is none"
+        there = f"The newest checkpoint is step {kept[-1]}" if kept else "No checkpoint exists yet"
         where = f"The checkpoint of step {step} could not be written to {self._directory}"
         return f"{where}: {reason}. {there}."
 
@@ -303,7 +303,7 @@ class _Reader:
             except VerificationStoppedError:
                 pass
             except Exception as error:  # perhaps the directory is gone; the next save will tell
-                _log.warning("Verifying the checkpoint of step %d: %s", step, one_line(error))
+                _log.warning("Cannot verify the checkpoint of step %d: %s", step, one_line(error))
 
     def _read(self, step: int) -> None:
         path = self._owner._directory / str(step)

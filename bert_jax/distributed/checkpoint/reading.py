@@ -109,7 +109,7 @@ def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
 
 
 def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
-    """Read and check one checkpoint: (record, state, fault or "")."""
+    """Read and check one checkpoint; return its record, its state, and its fault or ""."""
 
     def record_or_fault() -> tuple[dict[str, Any], str]:
         try:
@@ -182,7 +182,7 @@ def check_same(path: epath.Path, arrays: dict[str, list[Any]], wanted: dict[str,
     saved = {name: f"{dtype} {tuple(shape)}" for name, (shape, dtype, _) in arrays.items()}
     needed = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in wanted.items()}
     for name in sorted({*saved, *needed}):
-        has, wants = (each.get(name, "no such array") for each in (saved, needed))
+        has, wants = (each.get(name, "missing") for each in (saved, needed))
         if has != wants:
             raise UserError(
                 f"{path}: array {name} is {has} in the checkpoint but {wants} in this run; both "

@@ -32,7 +32,7 @@ class Record:
     extra: dict[str, Any]
     """Other values that the loop saved with the state."""
     metrics: dict[str, float]
-    """Metrics of an evaluation of exactly this state; empty if there was none."""
+    """Metrics of an evaluation of exactly this state; empty if it was not evaluated."""
     arrays: dict[str, list[Any]]
     """Arrays by name: shape, dtype and digest."""
 
@@ -82,7 +82,7 @@ def read_record(checkpoint: AnyPath) -> Record:
 
 
 def named_leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-    """Return the leaves of a tree, in its order, by name, such as `params/encoder/...`."""
+    """Return the leaves of a tree by name, such as `params/encoder/...`, in the tree's order."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)

@@ -32,7 +32,7 @@ class Retention(Bounded, section="checkpoint"):
     keep: Count = 3
     """Number of newest checkpoints to keep, counting only checkpoints that were read back."""
     keep_every_steps: Natural = 0
-    """Interval in steps between checkpoints that are kept for ever; 0: there are none."""
+    """Interval in steps between checkpoints that are kept for ever; 0: none is kept for ever."""
     keep_best: Natural = 0
     """Number of checkpoints with the best evaluations to keep."""
     best_metric: str = ""
@@ -46,11 +46,11 @@ class Retention(Bounded, section="checkpoint"):
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """Return the `saved` steps to delete; `verified` were read back, `metrics` are by step.
+        """Return the `saved` steps to delete; `verified` are the steps that were read back.
 
         A checkpoint may go only after `keep` newer ones were read back: an unverified save replaces
-        none. `lowest_at` is the step of the lowest training loss; the newest verified checkpoint
-        up to it stays, as the way back from a divergence (if all are later, the oldest stays).
+        none. `lowest_at` is the step of the lowest training loss; the newest verified checkpoint up
+        to that step stays, as the way back from a divergence (if all are later, the oldest stays).
         """
         if len(verified) < self.keep:
             return []
@@ -101,7 +101,7 @@ def kept_steps(directory: AnyPath) -> set[int]:
 
 
 def branches_of(directory: AnyPath) -> dict[int, list[str]]:
-    """Return the work directories of branches by the step at which they began, ascending."""
+    """Return the work directories of the branches that began at each step, steps ascending."""
     found: dict[int, list[str]] = {}
     for step, name in sorted(_marks(directory)):
         branch = "a branch whose mark cannot be read"

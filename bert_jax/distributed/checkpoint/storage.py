@@ -84,7 +84,7 @@ def try_to_write(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint; what an interruption leaves no longer counts as a checkpoint."""
+    """Delete a checkpoint; files left by an interruption no longer count as a checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -139,7 +139,7 @@ def read_tree(directory: AnyPath) -> dict[str, Any]:
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read groups of arrays onto devices (collective); return them and a fault or "".
+    """Read groups of arrays onto devices (collective); return the arrays, and a fault or "".
 
     `wanted` has the groups of `write_async`, with a sharded `jax.ShapeDtypeStruct` for each array.
     """
@@ -164,7 +164,7 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return (group, name) of each array in Orbax's lists, bypassing caches; not collective."""
+    """Return (group, name) of each array in Orbax's files, not its caches; not collective."""
     checkpoint = as_path(checkpoint)
     listed = set()
     for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
@@ -241,7 +241,7 @@ def one_line(error: BaseException) -> str:
 
 
 def read_object(path: epath.Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raise an OSError or a ValueError if there is none."""
+    """Read a JSON object from a file; raise an OSError or a ValueError if the file has none."""
     content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(content, dict):
         raise ValueError("no JSON object")

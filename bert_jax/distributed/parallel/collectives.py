@@ -29,9 +29,9 @@ def on_local_rows(
 ) -> Callable[..., Any]:
     """Wrap `f` so that each device (or `tensor` group) runs it on its part of the arguments.
 
-    On one device, return `f`. Specs may name `tensor`, which is ignored: the compiler splits it. On
-    a mesh of trials, the results and all arguments except the last `shared` ones have trials on
-    axis 0, which the specs leave out.
+    On one device, return `f`. Specs may name `tensor`, which is ignored: the compiler splits that
+    axis. On a mesh of trials, the results and all arguments except the last `shared` ones have
+    trials on axis 0, which the specs leave out.
     """
     if mesh.size == 1:
         return f
@@ -95,7 +95,7 @@ def specs_of_one_layer(specs: Any) -> Any:
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
     """Gather the parts of parameters over `fsdp`; matrices travel and arrive in the compute type.
 
-    Unless `layers`, stacked layers stay split: each layer gathers its own parameters. The backward
+    Without `layers`, stacked layers stay split: each layer gathers its own parameters. The backward
     pass sums a gathered parameter's gradient over `fsdp` and cuts it to the device's part; all
     other sums are left to `reduce_gradients`.
     """

@@ -4,7 +4,7 @@ Everything here happens before the first JAX computation. Signs of a run with se
 
 1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, set by `launch/local.py`, by
    `launch/gke.sh` on GPU nodes, or by users of other clusters. (JAX itself reads only the first.)
-2. Slurm's variables inside a job step, Open MPI's under `mpirun`.
+2. Slurm's variables inside a job step, or Open MPI's variables under `mpirun`.
 3. TPU chips in this machine. JAX finds the other hosts of the slice, and the other slices, through
    the metadata server or the variables that GKE sets.
 """
@@ -52,15 +52,15 @@ class Cluster:
     source: str
     """Name, in messages, of the variables or service that describe the processes."""
     method: str | None
-    """`cluster_detection_method` of `jax.distributed.initialize`."""
+    """Argument `cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
-    """host:port of process 0; None: JAX finds it."""
+    """Address of process 0, as host:port; None: JAX finds the address."""
     count: int | None = None
     index: int | None = None
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster in `environ`, None for one process; raise a UserError if incomplete."""
+    """Return the cluster in `environ`, None for one process; UserError if variables are unfit."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
@@ -93,8 +93,8 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     "off" uses only the devices of this process.
 
     Raises:
-        UserError: The environment is incomplete or wrong, or names no processes for "on".
-        JoinError: The processes did not find each other in time.
+        UserError: The timeout is below 1, the environment is wrong, or "on" finds no processes.
+        JoinError: Not all processes joined in time, or JAX failed to connect them.
     """
     if mode == "off":
         return
@@ -119,7 +119,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         where = f" at {cluster.address}" if cluster.address else ""
         raise JoinError(
             f"{me} waited {timeout_seconds} s{where}, but not all processes of the run joined "
-            f"({cluster.source}). Start the same command on every host within --join-timeout "
+            f"(found by {cluster.source}). Start the command on every host within --join-timeout "
             "seconds; each host must resolve the name of process 0's host and reach its port. "
             "To run only on this machine: --distributed=off"
         )
@@ -134,7 +134,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         kind = JoinError if isinstance(failed[0], RuntimeError) else UserError
         line = str(failed[0]).strip().partition("\n")[0]
         raise kind(
-            f"joining the run's processes failed ({cluster.source}): {type(failed[0]).__name__}: "
+            f"joining processes (found by {cluster.source}) failed: {type(failed[0]).__name__}: "
             f"{line}. To run only on this machine: --distributed=off"
         ) from failed[0]
     if nowhere or jax.process_count() == 1:  # one host with TPU chips: nobody to wait for
@@ -155,7 +155,7 @@ def label() -> str:
 def leave(code: int) -> None:
     """End this process at once with `code`, if it is one of several; for use after an error.
 
-    A normal exit would wait for the other processes, which wait for this one within a step.
+    A normal exit would wait for the other processes, which wait for this process within a step.
     """
     if not _here.joined:
         return
@@ -237,7 +237,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler: the first becomes a SIGTERM, which JAX passes to all processes."""
+    """Return a SIGINT handler; the first SIGINT becomes a SIGTERM, which all processes get."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

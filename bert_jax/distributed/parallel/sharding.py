@@ -58,7 +58,7 @@ class MeshConfig(Bounded, section="mesh"):
     tensor: AxisSize = 1
     """Number of devices that split heads, MLP and vocabulary."""
     num_slices: Natural = 0
-    """Number of TPU slices, which a slower network connects; 0: as the devices report. A positive
+    """Number of TPU slices, which a slower network connects; 0: the actual number. A positive
     number divides the devices, in order, into equal groups, so that one slice acts as several."""
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Make the mesh of `config` over `devices` (default: all).
 
     Raises:
-        UserError: The sizes do not multiply to the number of devices, or an axis crosses a slice.
+        UserError: The sizes do not fill the devices, an axis crosses slices, or slices are unequal.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [getattr(config, name) for name in AXES]
@@ -86,7 +86,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     if math.prod(sizes) != len(devices):
         raise UserError(
             f"{config.fields} do not fill {len(devices)} devices; the three must multiply to "
-            f"{len(devices)}, or one must be -1 and the other two multiply to a divisor of it: "
+            f"{len(devices)}, or one must be -1 and the product of the other two one of "
             f"{_divisors(len(devices))}"
         )
     slices = _slices(devices, config.num_slices)
@@ -201,8 +201,8 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
                 mesh_field = " x ".join(f"mesh.{name}" for name in names)
                 raise UserError(
                     f"{field} is {size} and does not divide over {mesh_field} = {parts} (parameter "
-                    f"{where}); {_nearest_multiples(size, parts)} would work, or {mesh_field} one "
-                    f"of {_divisors(size)}"
+                    f"{where}); {_nearest_multiples(size, parts)} would work, or let {mesh_field} "
+                    f"be one of {_divisors(size)}"
                 )
         return NamedSharding(mesh, spec)
 
@@ -262,7 +262,7 @@ def check_batch_size(
 
 
 def data_shard(mesh: Mesh) -> tuple[int, int]:
-    """Return (index, count): this process supplies slice `index` of `count` of a global batch.
+    """Return (index, count): this process supplies slice `index` of a batch cut into `count`.
 
     Slices are contiguous. Processes that hold the same rows (because `tensor` spans them) get the
     same index; other overlaps raise a UserError. Rows go to devices in the order of the slices; the

@@ -105,7 +105,7 @@ def attend(
         axes += [("batch", "length", None)] * len(asked.angles or ())
 
     def run(q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array, *others: Array) -> Array:
-        """Attend on one device, to the device's shards of the arrays."""
+        """Attend on one device, with the device's shards of the arrays."""
         mine = asked._replace(q=q, k=k, v=v, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
         if impl == "splash":
             return library.splash_attention(mine)
@@ -123,7 +123,7 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    On a GPU, if a window leaves out most scores, `xla` is chosen, which computes only the others:
+    On a GPU, if a window leaves out most scores, `xla` is chosen, which computes only the rest:
     cuDNN's window covers one side of a query, so that cuDNN would compute and mask all scores.
     """
     if platform == "gpu" and is_banded(asked):
@@ -142,7 +142,7 @@ def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
 
 
 def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
-    """Name the requirement of `impl` that `asked` does not meet; None if it meets all."""
+    """Name the requirement of `impl` that `asked` does not meet; None if all are met."""
     from bert_jax.model.attention import fused, library
 
     sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
@@ -156,7 +156,7 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
 
 
 def _fell_back(platform: str, asked: Asked) -> str | None:
-    """Explain why `auto` chose `xla`, and how to avoid that; empty or None if nothing is lost."""
+    """Explain why `auto` chose `xla`, and how to avoid `xla`; empty or None if nothing is lost."""
     if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
     reasons = _obstacles(platform, asked)
@@ -186,7 +186,7 @@ def _warn_once(message: str) -> None:
 def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
     """Raise a UserError if `impl` does not support `asked` on the platform `here`."""
     where = f"model.attention_impl is {impl!r}, which"
-    instead = "set it to 'auto' or 'xla'"
+    instead = "set model.attention_impl to 'auto' or 'xla'"
     wanted = _PLATFORMS[impl]
     if here != wanted and "gpu" in (here, wanted):
         raise UserError(f"{where} runs on {wanted.upper()}s; this is a {here.upper()}: {instead}")

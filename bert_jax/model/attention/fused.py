@@ -49,7 +49,7 @@ _LONG_VMEM = 64 * 2**20
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
-    """Name the requirement that these sizes do not meet; None if they meet all."""
+    """Name the requirement that these sizes do not meet; None if all are met."""
     if queries % LANES or keys % LANES:
         return f"lengths that are multiples of {LANES}, not {queries} and {keys}"
     if max(queries, keys) > MAX_LENGTH:
@@ -62,7 +62,7 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
 def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
     """Attend on one device; `unsupported` must accept the sizes, and keys have H heads, too.
 
-    `head_index` numbers these heads within the model, since a device of a mesh has only some.
+    `head_index` numbers these heads within the model, since a device of a mesh has only some heads.
     """
     q, k, v, q_segment_ids, kv_segment_ids, dropout_rate, stream, site, window, *_ = asked
     assert stream is not None
@@ -272,5 +272,5 @@ class _Sums:
             self.blocks[here] = tuple(old + new[:, part] for old, new in both)
 
     def total(self) -> list[Array]:
-        """Return the summed gradients of keys and of values, (K, S) each."""
+        """Return the summed gradients (K, S) of keys and of values."""
         return [jnp.concatenate(blocks, axis=1) for blocks in zip(*self.blocks, strict=True)]

@@ -1,6 +1,6 @@
 """Kernels of `fused` for rows beyond 512: loops over chunks of queries and blocks of keys.
 
-A program holds one head of one row, (K, L), with positions along the lanes as in `fused`. If the
+A program holds one head (K, L) of one row, with positions along the lanes as in `fused`. If the
 program rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of
 queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
 1). With a narrow window it meets one block, which has all keys that the chunk can see. The backward
@@ -40,7 +40,7 @@ def frame(plan: Plan, dtype) -> list:
 
 
 def framed_ids(plan: Plan, ids: Integer[Array, "B 1 S"]) -> Integer[Array, "B 1 F"]:
-    """Pad the segment ids of keys to the frame, with -1, which is no segment's id."""
+    """Pad the segment ids of keys to the frame's length with -1, which is no segment's id."""
     around = plan.front, plan.frame - plan.keys - plan.front
     return jnp.pad(ids, ((0, 0), (0, 0), around), constant_values=-1)
 
@@ -180,7 +180,7 @@ def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) 
 
 
 def _query(plan: Plan, q_ref, angles, here, factor: float):
-    """Return a chunk of queries, and the scores' factor unless rotation has applied it (None)."""
+    """Return a chunk of queries, and the scores' factor (None: the rotation has applied it)."""
     q = q_ref[0, :, here]
     if not plan.rotates:
         return q, factor
@@ -188,7 +188,7 @@ def _query(plan: Plan, q_ref, angles, here, factor: float):
 
 
 def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: bool = False):
-    """Rotate `x` (K, n) if planned, in float32, times `factor`; with `back`, rotate backwards."""
+    """Convert `x` (K, n) to float32; if planned, rotate it (`back`: back), scaled by `factor`."""
     x = x.astype(jnp.float32)
     if not plan.rotates:
         return x

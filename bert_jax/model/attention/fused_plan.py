@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     def is_framed(self) -> bool:
         """Whether a long row's chunks of queries meet only the keys in their window.
 
-        Keys and values are then copied into a longer array, the frame, so that the keys a chunk
+        Keys and values are then copied into a longer array, the frame, where the keys that a chunk
         sees begin at the chunk's own first place, aligned to lanes, and span only the window.
         """
         reach = up_to_lanes(LANES + 2 * (self.window or 0))
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of keys computed together for a chunk of a long row; in a frame, all it sees."""
+        """Number of keys that a chunk of a long row meets at a time; in a frame, all it can see."""
         if self.is_framed:
             return up_to_lanes(self.chunk + 2 * self.front)
         return largest(self.keys, SCORES_PER_CHUNK // self.chunk)
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
         return first // LANES * LANES, min(self.keys, -(-last // LANES) * LANES)
 
     def head(self, ref, head: int, start: int, size: int):
-        """Read `size` places of a head of the program, from place `start` on: (K, size)."""
+        """Return `size` places (K, size) of one of the program's heads, from place `start` on."""
         return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
 
 
@@ -121,13 +121,13 @@ def up_to_lanes(length: int) -> int:
 
 
 def largest(length: int, limit: int) -> int:
-    """Return the largest divisor of a length that is a multiple of `LANES` within the limit."""
+    """Return the largest multiple of `LANES`, up to the limit, that divides a length."""
     limit = max(LANES, limit)
     return max(n for n in range(LANES, length + 1, LANES) if length % n == 0 and n <= limit)
 
 
 def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
-    """Return the mask of keys that each query sees, (keys, queries) bool, for all heads.
+    """Return the bool mask (keys, queries) of the keys that each query sees in every head.
 
     `q_ids` (1, queries) begin at place `query` of the row, `kv_ids` (1, keys) at place `key`.
     """
@@ -138,7 +138,7 @@ def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
 
 
 def same_segment(q_ids, kv_ids):
-    """Return the mask of keys in each query's segment, (keys, queries) bool."""
+    """Return the bool mask (keys, queries) of the keys in each query's segment."""
     return jnp.broadcast_to(kv_ids, (LANES, kv_ids.shape[1])).T[:, :1] == q_ids
 
 

@@ -1,4 +1,4 @@
-"""Library kernels, without dropout: JAX's for TPUs, for any length, and cuDNN's for GPUs.
+"""Library kernels, without dropout: JAX's for TPUs (any length), and cuDNN's for GPUs.
 
 Sources: jax.experimental.pallas.ops.tpu.splash_attention; `jax.nn.dot_product_attention`.
 """
@@ -84,7 +84,7 @@ def cudnn_attention(
 
 
 def splash_unsupported(queries: int, keys: int) -> str | None:
-    """Name the requirement that these lengths do not meet; None if they meet all."""
+    """Name the requirement that these lengths do not meet; None if all are met."""
     if queries % LANES or keys % LANES:
         return f"lengths that are multiples of {LANES}, not {queries} and {keys}"
     return None
@@ -99,7 +99,7 @@ def block_sizes(
     kernel for dq, dk and dv) needs no sum over blocks. For longer rows, up to four blocks of keys
     are in memory together, so that fewer partial sums of dq are written. With a window, blocks are
     about as wide as the range that a query sees, since each is computed or skipped as a whole; the
-    backward pass is not fused then, because the fused kernel would skip none.
+    backward pass is not fused then, because the fused kernel would skip no block.
     """
     longest = _LONGEST_BLOCK
     if window is not None:

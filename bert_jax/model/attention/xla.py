@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     q_places: Integer[Array, "B L"] | None = None
     """Places of the queries in the row (only `xla` takes them); None: query i is at place i."""
     angles: Rotation | None = None
-    """Rotation to apply to queries and keys before the product; None: they are used as given."""
+    """Rotation to apply to queries and keys before the product; None: no rotation."""
 
 
 def visible_keys(

@@ -30,7 +30,7 @@ class Restart(NamedTuple):
     at: Bool[Array, "..."]
     """Mask of these places, in the shape of the inputs without the last axis."""
     fresh: Any = None
-    """States for all places, used where `at` is true: a tree like the state. None: zeros."""
+    """Tree of states for all places, like the state, used where `at` is true; None: zeros."""
 
     def of(self, state: Any) -> Any:
         """Replace the state (a tree of arrays) of the rows where a segment begins."""

@@ -30,7 +30,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import Context, make_context
 
 SITE_DECODER = 1 << 17
-"""Dropout site of the decoder's embeddings; layer n has five sites, from this + 1 + 5 n on."""
+"""Dropout site of the decoder's embeddings; layer n has five sites from SITE_DECODER + 1 + 5 n."""
 SITES_PER_LAYER = 5
 SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the three sites of an encoder's layer
 
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
     states: Float[Array, "B S D"]
     segment_ids: Integer[Array, "B S"]
-    """0 is padding; a target token sees the source tokens that have the target token's number."""
+    """Segment of each token; 0: padding. A target token sees the source tokens of its segment."""
 
 
 class Memory(NamedTuple):
@@ -102,7 +102,7 @@ class CausalSelfAttention(SelfAttention):
         visible: Bool[Array, "B K S"],
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend in R = B * K beams from the token of step `at`; also return the longer memory."""
+        """Attend in R = B * K beams from the token of step `at`; also return the new memory."""
         beams = visible.shape[:2]
 
         def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:
@@ -173,7 +173,7 @@ class DecoderLayer(nnx.Module):
         visible: Visible,
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Apply the layer to one token of each of R = B * K beams (see the attentions)."""
+        """Apply the layer to one token of each of R = B * K beams; also return the new memory."""
         written = target
 
         def attend_target(y: Array) -> Array:

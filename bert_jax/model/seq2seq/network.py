@@ -20,7 +20,7 @@ from bert_jax.model.layout import OnMesh
 Tree = Any
 """Nested dict of arrays."""
 Tying = Literal["all", "output", "none"]
-"""Token tables that are shared: all (source, target, output), output (target, output), none."""
+"""Shared token tables: `all` (source, target, output), `output` (target, output), `none`."""
 
 
 class Side(NamedTuple):
@@ -30,7 +30,7 @@ class Side(NamedTuple):
     """Source: [CLS] text [SEP], or vectors if the network reads vectors; target: [CLS] text, the
     decoder's input."""
     segment_ids: Integer[Array, "B L"]
-    """0 is padding; a source and a target with the same number are a pair."""
+    """Segment of each token; 0: padding. A source and a target with the same number are a pair."""
 
 
 class Cache(NamedTuple):
@@ -43,10 +43,10 @@ class Cache(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Attention weights of one forward pass, float32; each row sums to 1."""
+    """Attention weights, float32, whose rows sum to 1; None: the network has no such attention."""
 
     encoder: Float[Array, "N B H S S"] | None
-    """Weights among source tokens; None if the network has no such attention."""
+    """Weights from a source token to source tokens."""
     decoder: Float[Array, "M B H T T"] | None
     """Weights from a target token to itself and earlier target tokens."""
     cross: Float[Array, "M B H T S"] | None
@@ -98,4 +98,4 @@ class Network(ABC):
 
     @abstractmethod
     def flops(self, source_length: int, target_length: int) -> int:
-        """Count a training step's floating-point operations for one row with both lengths."""
+        """Count a training step's floating-point operations for one row of these lengths."""

@@ -59,7 +59,7 @@ class RecurrentConfig(Bounded, section="objective"):
     window: Natural = 0
     """Largest distance at which a target place sees a source place; 0: no limit."""
     tying: Tying = "all"
-    """Token tables that are shared: all (source, target, output), output (target, output), none."""
+    """Shared token tables: `all` (source, target, output), `output` (target, output), `none`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,7 +152,7 @@ class RecurrentEncoder(nnx.Module):
         segment_ids: Integer[Array, "B S"],
         wanted: Integer[Array, "B T"],
     ) -> Float[Array, "B T D"]:
-        """Return each wanted segment's last state; a sole two-way layer gives both directions'."""
+        """Return each wanted segment's last state; a sole two-way layer has one per direction."""
         index = jnp.arange(segment_ids.shape[1])
         is_own = wanted[..., None] == segment_ids[:, None]
         ends = jnp.max(jnp.where(is_own, index, 0), axis=-1)
@@ -213,7 +213,7 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the attention over a source; the backward pass recomputes its large sums."""
+        """Return the attention over a source; the backward pass recomputes the large sums."""
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 
@@ -245,7 +245,7 @@ class Carry(NamedTuple):
     states: tuple[State, ...]
     """State of each layer, (..., B, K, D)."""
     fed: Float[Array, "... E"] | None
-    """Readout of the previous place, (..., B, K, E); None if the wiring feeds none back."""
+    """Readout of the previous place, (..., B, K, E); None if no readout is fed back."""
 
 
 class Decoded(NamedTuple):
@@ -260,7 +260,7 @@ class Decoded(NamedTuple):
 
 
 def readout_inputs(config: ModelConfig, settings: RecurrentConfig) -> int:
-    """Return the readout's input width: the state, plus context and embedding as wired."""
+    """Return the readout's input width: state, plus any context and embedding that it reads."""
     context = config.hidden_dim * (settings.feeds or settings.wiring == "before")
     embedding = config.embedding_width * (settings.wiring == "before")
     return config.hidden_dim + context + embedding
@@ -294,7 +294,7 @@ class RecurrentDecoder(nnx.Module):
         return [getattr(self, f"layer{n + 1}") for n in range(self.count)]
 
     def begin(self, summary: Float[Array, "... D"]) -> Carry:
-        """Make the carry with which a segment begins from the summary of the segment's source."""
+        """Make, from the summary of a segment's source, the carry with which the segment begins."""
         made = jnp.tanh(self.start(summary).astype(jnp.float32))
         vectors = iter(jnp.split(made, made.shape[-1] // self.config.hidden_dim, axis=-1))
         states = tuple(
@@ -314,7 +314,7 @@ class RecurrentDecoder(nnx.Module):
     ) -> Decoded:
         """Run the decoder along target places, from the carry before the first place.
 
-        `source` is what the attention reads; without attention, the source's summary at each place.
+        `source` is the attention's memory or, without attention, the source's summary by place.
         `restart` has the `Carry` with which segments begin; None: no segment begins.
         """
         sites = range(SITE_TARGET_LAYERS + 1, SITE_TARGET_LAYERS + self.count)

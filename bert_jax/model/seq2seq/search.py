@@ -87,14 +87,14 @@ class _State(NamedTuple):
     step: Array
     cache: Any
     last: Array
-    """(B, K) last token of each beam."""
+    """Last token of each beam, (B, K)."""
     tokens: Array
-    """(B, K, T) tokens of each beam."""
+    """Tokens of each beam, (B, K, T)."""
     sums: Array
-    """(B, K) sums of log-probabilities, best first; -inf where there is no beam."""
+    """Sums of log-probabilities (B, K), best first; -inf where there is no beam."""
     found: Found
     open: Array
-    """(B,) whether a row may still find a better hypothesis."""
+    """Mask (B,) of the rows that may still find a better hypothesis."""
 
 
 @partial(jax.jit, static_argnames=("network", "settings", "max_length", "begin", "end"))
@@ -112,8 +112,8 @@ def search(
 ) -> Found:
     """Find the best target sequences of each source by beam search; one beam is greedy search.
 
-    The source has one text per row. `limits` are the rows' largest numbers of target tokens, cut to
-    `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
+    The source has one text per row. `limits` has each row's largest number of target tokens, cut
+    to `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))

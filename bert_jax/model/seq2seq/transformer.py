@@ -63,7 +63,7 @@ class TransformerNetwork(Network):
         if self.model.projects_embeddings and not self.model.head_transform:
             raise UserError(
                 f"model.embedding_dim is {self.model.embedding_dim} and model.hidden_dim "
-                f"{self.model.hidden_dim}: without model.head_transform nothing maps the decoder's "
+                f"{self.model.hidden_dim}: set model.head_transform to True, to map the decoder's "
                 "states to the width of the token table"
             )
 
@@ -163,7 +163,7 @@ class TransformerNetwork(Network):
         }
 
     def flops(self, source_length: int, target_length: int) -> int:
-        """Count a training step's floating-point operations for one row with both lengths."""
+        """Count a training step's floating-point operations for one row of these lengths."""
         read = encoder_flops(self.model, source_length)
         read += 2 * source_length * self.feature_dim * self.model.embedding_width
         written = decoder_flops(self.decoder, source_length, target_length)

@@ -174,7 +174,7 @@ def test_a_directory_that_is_gone_is_not_made_again(tmp_path):
     run.directory.rename(away)
     assert not run.save(2)
     assert not run.directory.exists()
-    assert "the directory is gone. There is none." in run.reports[0][2]
+    assert "the directory is gone. No checkpoint exists yet." in run.reports[0][2]
     away.rename(run.directory)
     assert run.save(3)
     run.checkpoints.close()
@@ -189,7 +189,7 @@ def test_an_error_before_orbax_is_a_failed_save_too(tmp_path, monkeypatch):
 
     monkeypatch.setattr(manager.storage, "write_async", refuse)
     assert not run.save(1)
-    assert "the directory is not writable. There is none." in run.reports[0][2]
+    assert "the directory is not writable. No checkpoint exists yet." in run.reports[0][2]
     run.checkpoints.close()
 
 
