@@ -211,7 +211,7 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
     """Write `model.safetensors` and the files of `write_description`; no proof and no card.
 
-    The directory exists and holds none of these files. The written class is `class_of(saved)`. A
+    The directory must exist and hold none of these files. The written class is `class_of(saved)`. A
     translation model gets `config.json` and `generation_config.json`, not `network.json`.
 
     Raises:

@@ -182,7 +182,7 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
 def _names(
     family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Map names in the tables to names in the file; also return file names that have no place.
+    """Map names in the tables to names in the file; also return names of tensors without a place.
 
     A BERT's tensor that belongs to no head is kept, so that `Form.params` rejects it.
     """

@@ -41,7 +41,7 @@ class Ancestor:
     """Step of a run's checkpoint, in updates."""
     digest: str = ""
     """Digest of the ancestor as it is now: of a checkpoint's arrays, of a corpus (its fingerprint)
-    or of weights (sha256); for a file, only if its digest had to identify it, else empty."""
+    or of weights (sha256); empty for a file, unless its digest had to identify the file."""
     recorded: str = ""
     """Digest in the descendant's record; empty if the descendant recorded none."""
     note: str = ""
@@ -136,7 +136,7 @@ def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, .
     sources, parents = header.get("sources"), []
     for each in sources if isinstance(sources, list) else []:
         if not isinstance(each, Mapping) or not isinstance(name := each.get("name"), str):
-            raise UserError(f"{file}: an entry of sources is {short(each)}; expected a source")
+            raise UserError(f"{file}: an entry of sources is {short(each)}; it must have a name")
         digest, part = each.get("sha256"), each.get("part")
         cut = part if isinstance(part, list) and [*map(type, part)] == [int, int] else None
         parents.append(
@@ -150,7 +150,7 @@ def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, .
 
 
 def known_ancestors(record: Mapping[str, Any], file: Path) -> dict[str, Ancestor]:
-    """Return the ancestors in a directory's `record`, by role; `file` names it in messages."""
+    """Return the ancestors in a directory's `record`, by role; `file` names the record."""
     entries = record.get(RECORD, [])
     if not isinstance(entries, list):
         raise UserError(f"{file}: {RECORD} is {short(entries)}; expected a list of ancestors")

@@ -66,7 +66,7 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of head and constant prediction; None if the head is better or unscored."""
+        """Dev scores of the head and of a constant; None if the head is better or unscored."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -164,7 +164,7 @@ class SavedModel:
         )
 
     def without(self, parts: Collection[str]) -> "SavedModel":
-        """Return the model without the heads in `parts`, or without its `pooler` if named there."""
+        """Return the model without the heads in `parts`; "pooler" in `parts` removes the pooler."""
         encoder = {n: tree for n, tree in self.params["encoder"].items() if n not in parts}
         heads = {n: tree for n, tree in self.params.items() if n not in parts}
         return dataclasses.replace(self, params={**heads, "encoder": encoder})

@@ -34,7 +34,7 @@ class Graph:
         self.num_bytes = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Add a node with one output, called `name`."""
+        """Add a node with one output, called `name`; None: a name made of kind and number."""
         name = name or f"{kind}_{len(self.nodes)}"
         node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.nodes.append(node)
