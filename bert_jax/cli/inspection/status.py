@@ -107,7 +107,7 @@ class PretrainStatus(RunStatus):
     origin: str
     """Checkpoint that the run branches from, or checkpoints that the model averages; or empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches by starting step; the checkpoint there is never deleted."""
+    """Work directories of branches by starting step, whose checkpoint is never deleted."""
     curve: list[tuple[float, float]]
     """Points (step, first metric of training); neighbours are averaged if there are many."""
     heldout_curve: list[tuple[float, float]]
@@ -252,7 +252,7 @@ def _run_values(
 
 
 def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:
-    """Draw the loss curve as a PNG; a UserError if there is none yet."""
+    """Draw the loss curve as a PNG; raise UserError if no loss has been logged yet."""
     if not status.curve and not status.heldout_curve:
         raise UserError("there is no loss to draw yet")
     metrics, baseline, title = status.metrics, status.unigram_entropy, workdir.absolute().name

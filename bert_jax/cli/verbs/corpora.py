@@ -75,8 +75,8 @@ class Tokenizer(Sources, groups.IntoDirectory):
     keep_accents: bool = False
     """Keep accents in a lower-cased wordpiece vocabulary."""
     character_coverage: float | None = None
-    """Share of the text to cover by the most frequent characters, which get a token each. Any
-    other makes its word [UNK], or becomes bytes in SentencePiece (default: at least 0.9995)."""
+    """Share of the text that the most frequent characters cover; each of them gets a token. Another
+    character makes its word [UNK] or, in SentencePiece, bytes (default: at least 0.9995)."""
     limit_alphabet: Annotated[int | None, "N"] = None
     """Largest number of characters that get a wordpiece token (default: from the coverage, at least
     1000)."""
@@ -334,8 +334,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             )
         if self.heldout_pairs and self.heldout_rate is not None:
             raise UserError(
-                "--heldout-rate holds out some of --pairs, but --heldout-pairs are given; leave "
-                "one out"
+                "--heldout-rate holds out some of --pairs, but --heldout-pairs are given; give "
+                "only one of the two"
             )
 
 

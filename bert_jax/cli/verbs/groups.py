@@ -82,7 +82,7 @@ class Plot(Verb):
     def draw(self, write: Callable[[Path], object], work: "WorkDir", name: str) -> Path | None:
         """Draw a picture of a run at --plot, or as `name` in a local run; return its place.
 
-        A picture that fails is a line on standard error: the verb has more to show.
+        If drawing fails, a line on standard error says why, and the verb goes on.
         """
         place = self.plot or (work.local / name if work.mirror is None else None)
         try:

@@ -36,8 +36,8 @@ class Classify(groups.AskingRows, groups.SecondText, groups.Top):
     """
 
     threshold: Fraction | None = None
-    """Probability above which a label is predicted, if a text may have several (default: the
-    model's own, else 0.5)."""
+    """Probability above which a label is predicted, if a text may have several labels (default:
+    the model's own thresholds, else 0.5)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.verbs.answering import run_verb
