@@ -188,7 +188,7 @@ class LoadedModel:
                 that state (pooler), state of the last token (last), or a mean with learned weights
                 (weighted); None: the model's, else mean.
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
-                last) downwards. A slice includes both ends; a missing end is the first or last.
+                last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never counts.
             normalize: Whether to divide vectors, after they are cut to `dimensions`, by their
@@ -210,7 +210,7 @@ class LoadedModel:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())
-            raise UserError(f"got {given}; give equal numbers")
+            raise UserError(f"got {given}; give as many of one as of the other")
         cuts = Cuts()
         parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():

@@ -78,8 +78,8 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
         if other is not None:
             return other
         raise UserError(
-            f"{source}: {suffix} files are not read; known are {', '.join(filter(None, _KNOWN))} "
-            "(also .gz, .xz, .zst), and a name without suffix is text. Give --format="
+            f"{source}: {suffix} files are not read, only {', '.join(filter(None, _KNOWN))} "
+            "(also with .gz, .xz, .zst) and, as text, names without a suffix. Give --format="
             f"{'|'.join(FORMATS[1:])} for a file with another name"
         )
     return _KNOWN[suffix]

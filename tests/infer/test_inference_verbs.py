@@ -136,7 +136,7 @@ def test_embed_to_npy(home, run, tmp_path):
         (["classify", "reviews", "a", "--out", "a.npy"], ".npy is for vectors"),
         (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: unknown suffix; name a file that"),
         (["embed", "nothing", "a", "--out", "v.npz"], "v.npz: unknown suffix; name a file that"),
-        (["tag", "nothing", "--input", "a.xlsx"], ".xlsx files are not read; known are .txt"),
+        (["tag", "nothing", "--input", "a.xlsx"], ".xlsx files are not read, only .txt"),
         (
             ["attend", "nothing", "a", "--out", "a.pdf"],
             "a.pdf: the page is HTML; name a",

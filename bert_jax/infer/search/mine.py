@@ -77,7 +77,7 @@ class Mined:
             f"{len(self.pairs):,} pairs, {self.documents:,} distinct documents, {counts.sum():,} "
             f"negatives ({counts.mean():.2f} per pair; {short:,} pairs have fewer than others)",
             f"{len(times):,} different documents are negatives, one of them for {most:,} pairs",
-            f"{self.too_near:,} documents were left out: nearer than the margin allows",
+            f"{self.too_near:,} documents were left out: they are nearer than the margin allows",
         ]
 
 
