@@ -188,7 +188,7 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 
 
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
-    """Compare the offsets of tokens; return the count of equal texts, such as "40 of 42".
+    """Compare token offsets; return how many texts have equal offsets, such as "40 of 42".
 
     Offsets of a SentencePiece model may differ: if several tokens result from composed characters
     or bytes, the library gives each token their joint span; spans include the space before a word.

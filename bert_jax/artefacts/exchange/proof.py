@@ -327,7 +327,7 @@ def check_differences(
 def differences(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
 ) -> dict[str, float]:
-    """Return the largest absolute difference, outside padding, for each output that both have.
+    """Return the largest absolute difference, outside padding, for each output in both mappings.
 
     It is infinite if any value is not finite. Outputs of different shapes raise ProofFailedError.
     """

@@ -206,7 +206,7 @@ def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> di
 def compare_with_source(
     saved: SavedModel, directory: Path, made_by: str, tolerance: float
 ) -> dict[str, Any] | str:
-    """Return the largest differences from the source in its own class, or why none were computed.
+    """Return the largest differences from the source in its own class, or why it was not compared.
 
     Raises:
         ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than our

@@ -140,7 +140,7 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     A new token's row in the embedding table and in an untied decoder, and its masked-LM bias, are
     means over the pieces that the old tokenizer gives inside a sentence. New ids follow the old
     tokenizer's; unused rows of the model are filled first. `tokenizer_files` still point to the old
-    tokenizer. A UserError says that the vocabulary would be too large.
+    tokenizer. A UserError is raised if the vocabulary would be too large.
     """
     old = saved.tokenizer
     if not new.tokens:

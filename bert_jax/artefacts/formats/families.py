@@ -264,7 +264,7 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
             shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
         raise UserError(
             f"{where}: an ALBERT cannot be imported: {shared}, and training here would not keep "
-            "them equal. Import a BERT or RoBERTa of that language, or pretrain one with the "
+            "them equal. Import a BERT or RoBERTa of the same language, or pretrain one with the "
             "ALBERT's tokenizer (spiece.model)"
         )
     family = known_family(found)

@@ -110,7 +110,7 @@ class Family:
     has_types: bool = True
     """Whether the encoder has token types; if not, reading adds a table of zeros."""
     doubles_type: bool = False
-    """Whether reading doubles a single token type, so that further training can separate them."""
+    """Whether reading doubles a single token type, so that more training can separate the two."""
     first_position: int | None = None
     """Offset of the first position from the padding id; None: positions count from 0."""
     exact_gelu_head: bool = False

@@ -18,7 +18,7 @@ from bert_jax.files.untrusted.json_file import short
 from bert_jax.files.urls import scheme
 
 RECORD = "lineage"
-"""Key of the ancestors in config.json of a run, parity.json, import.json and growth.json."""
+"""Key of the ancestors in a run's config.json, parity.json, import.json and growth.json."""
 _BLOCK = 1 << 20
 _MAX_FILES = 20  # limit for a corpus's source files in a descendant's record; the corpus lists all
 
@@ -116,7 +116,7 @@ def weights_digest(directory: Path) -> str:
 
 
 def _joint(files: Iterable[Path]) -> str:
-    """Return the sha256 of one file, or of several files' names and digests; "" for none."""
+    """Return the sha256 of one file, or of several files' names and digests; "" for no file."""
     digests = {path.name: file_digest(path) for path in sorted(files)}
     if len(digests) < 2:
         return "".join(digests.values())

@@ -178,7 +178,7 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told` and of all parameters with their paths after the first key."""
+    """Compute the SHA-256 of `told` and all parameters, with paths that lack the first key."""
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())

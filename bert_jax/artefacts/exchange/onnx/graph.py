@@ -182,7 +182,7 @@ class Graph:
         return x, table
 
     def places(self) -> str:
-        """Return the positions (L) of the tokens in their rows, as float32."""
+        """Return the positions (L,) of the tokens in their rows, as float32."""
         if "places" not in {node.name for node in self.nodes}:
             length = self.op("Shape", "input_ids", start=1, end=2)
             length = self.op("Squeeze", length, self.weight("axis_0", [0]))
@@ -191,7 +191,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return the mask, (B, 1, 1, L) or (B, 1, L, L), for each letter of a layer kind."""
+        """Return a mask (B, 1, 1, L) or (B, 1, L, L) for each letter of a layer kind."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:
