@@ -172,7 +172,7 @@ def inspect_corpus(
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yield blocks of about a million tokens: shard, first document, document starts (n + 1,).
 
-    If the store has more than `most` tokens, take only every k-th shard or, of few shards, block.
+    Of a store with more than `most` tokens, yield every k-th shard (or block, if shards are few).
     """
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1

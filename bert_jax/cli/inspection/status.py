@@ -69,7 +69,7 @@ class RunStatus:
     damaged: list[str]
     """Names of checkpoints that were found damaged and put aside."""
     seconds: dict[str, float]
-    """Seconds spent on steps (`productive`) and lost by reason (see `goodput`), over all starts."""
+    """Seconds of all starts, by use: steps (`productive`) or a reason for loss (see `goodput`)."""
     down_seconds: float
     """Seconds between the starts, in which nothing ran."""
     num_starts: int

@@ -205,7 +205,7 @@ class OfText(Cleaning):
     """Engine of the build. local: processes on this machine; ray: Ray on this machine;
     ray:HOST:PORT: the cluster whose head has this address; ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
-    """Total size of the input files of a shard; each shard is a task of the engine. Input smaller
+    """Total size of a shard's input files; each shard is a task of the engine. Input smaller
     than twice this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
     """Directory that all nodes can reach, for the search for duplicates (default: beside --out)."""

@@ -83,7 +83,7 @@ class Average(groups.IntoDirectory, groups.StoreRows):
     """
 
     checkpoints: Given[tuple[Annotated[str, "WORKDIR[@STEP]"], ...]]
-    """Checkpoints of pretraining runs; without @STEP, the newest that was read back."""
+    """Checkpoints of pretraining runs; without @STEP, the newest checkpoint that was read back."""
     last: Annotated[int | None, "K"] = None
     """Number of newest checkpoints of each WORKDIR to average (default: 1)."""
     method: Literal["mean", "ema"] = "mean"

@@ -164,7 +164,7 @@ class Columns(Verb):
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the columns by field, and the format of a table.
 
-        Refuse fields that are not among `known`, if given, and wrong values.
+        Refuse wrong values and, if `known` is given, all other fields.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:

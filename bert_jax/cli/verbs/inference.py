@@ -153,7 +153,7 @@ class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):
     kind: Literal["query", "document"] | None = None
     """Kind of the texts, which selects the model's prefix for each text."""
     pooling: Literal["mean", "max", "cls", "pooler", "last", "weighted"] | None = None
-    """Pooling of the tokens' states into a vector (default: the model's own, else mean)."""
+    """Pooling of the tokens' states into a vector (default: the model's pooling, else mean)."""
     layers: Annotated[str, "LAYERS"] = "-1"
     """Layer whose states to pool, or several to average: 1,6,12 or a range, --layers=-4:-1. 0: the
     embeddings; -1: the last layer."""
