@@ -174,7 +174,7 @@ class LoadedModel:
         layers: int | Sequence[int] | slice = -1, special_tokens: bool = True,
         normalize: bool | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Return (N, D) float32, one vector per text.
+        """Return an array (N, D) in float32 with one vector per text.
 
         A model that was trained to make vectors, or read from the layout of sentence-transformers,
         defines the pooling and scale of vectors; the options override the model.
@@ -186,7 +186,7 @@ class LoadedModel:
             dimensions: Number of leading values of a vector to keep; None: all.
             pooling: mean or max over the tokens, state of the first token (cls), BERT's pooler on
                 that state (pooler), state of the last token (last), or a mean with learned weights
-                (weighted); None: the model's, else mean.
+                (weighted); None: the model's pooling, else mean.
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
                 last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in

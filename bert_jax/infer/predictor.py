@@ -223,8 +223,8 @@ def answer_records(
 ) -> Iterator[list[Record]]:  # fmt: skip
     """Yield the records with their answers, in chunks.
 
-    `say` is called with a line for each of the first few skipped records and, at the end, with one
-    for all cut examples. If a record cannot be answered and `on_error` is skip, the record has no
+    `say` is called with a line for each of the first few skipped records and, at the end, with a
+    line on cut examples. If a record cannot be answered and `on_error` is skip, the record has no
     answer, and `Record.problem` has the reason.
 
     Raises:
@@ -317,7 +317,7 @@ def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
     """Return a text field; raise a UserError if it is missing or holds something else."""
     if name not in fields:
         there = ", ".join(map(repr, list(fields)[:8])) or "none"
-        raise UserError(f"{origin}: there is no field {name!r}; the fields are: {there:.200}")
+        raise UserError(f"{origin}: no field {name!r}; the fields present are {there:.200}")
     value = fields[name]
     if not isinstance(value, str):
         raise UserError(f"{origin}: the field {name!r} holds {value!r:.60}; it must hold a text")

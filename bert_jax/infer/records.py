@@ -38,7 +38,7 @@ _MOST_PATIENCE = 0.5
 
 @dataclass
 class Record:
-    """A line or row with its answer, or with the reason why it has none."""
+    """A line or row with its answer, or with the reason why it has no answer."""
 
     origin: Origin
     fields: dict[str, Any]
@@ -49,7 +49,7 @@ class Record:
     answer: Any = None
     """Entry of `Predictor.answers`."""
     line: bytes = b""
-    """Line with the answer, if an earlier start of the same command has kept one."""
+    """Line with the answer, if an earlier start of the same command has kept it."""
 
 
 PAUSE = Record(Origin("", 0), {})
@@ -152,7 +152,7 @@ def _rows(
     source: str, table: TableFormat, fields: Sequence[str], names: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Iterator[Record]:  # fmt: skip
-    """Yield the rows of a table; it must have the first field and all fields in `names`."""
+    """Yield the rows of a table, which must have the first field and all fields in `names`."""
     needed = {"tokens" if "tokens" in names else fields[0], *names}
     columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}
     optional = [theirs for ours, theirs in columns.items() if ours not in needed]
