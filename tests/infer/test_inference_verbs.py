@@ -186,7 +186,7 @@ def test_a_table_is_asked_about_by_its_text_column(home, run, tmp_path, suffix, 
     assert found[1].count("\n") == 2
     code, out, err = run(verb, model, "--input", name)
     assert (code, out) == (2, "")
-    assert "--columns text=" in err or "no field 'text', only 'n', 'body'" in err
+    assert "--columns text=" in err or "no field 'text'; the fields present are 'n', 'body'" in err
 
 
 def test_questions_and_contexts_of_a_table(home, run, tmp_path):
