@@ -101,8 +101,8 @@ class LoadedModel:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, if `texts` has no tuples; None for a text without a second text.
             top: Number of classes to list with probabilities, best first; None: all.
-            threshold: Probability above which a label is predicted, if a text may have several;
-                None: the thresholds that were saved with the model, else 0.5.
+            threshold: Probability above which a label is predicted, if a text may have several
+                labels; None: the thresholds that were saved with the model, else 0.5.
 
         Returns:
             For each text, {"label": ..., "probabilities": {...}}, {"labels": [...],

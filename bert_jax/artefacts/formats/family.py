@@ -92,7 +92,7 @@ class Family:
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Irregular class names, by task such as ForMaskedLM; regular ones are `classes` plus task."""
     theta: float = 10000.0
-    """Base of the rotary angles if the file gives none."""
+    """Base of the rotary angles if the file does not give it."""
     local: bool = False
     """Whether layers may be local, with their own theta."""
     narrows_mlp: bool = False

@@ -43,7 +43,7 @@ class Ancestor:
     """Digest of the ancestor as it is now: of a checkpoint's arrays, of a corpus (its fingerprint)
     or of weights (sha256); empty for a file, unless its digest had to identify the file."""
     recorded: str = ""
-    """Digest in the descendant's record; empty if the descendant recorded none."""
+    """Digest in the descendant's record; empty if the descendant recorded no digest."""
     note: str = ""
     """Remark for people, such as the class of an export or the number of unlisted sources."""
     part: tuple[int, int] | None = None
@@ -109,7 +109,7 @@ def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
 
 
 def weights_digest(directory: Path) -> str:
-    """Return the sha256 of the weights in Hugging Face's format; empty if there are none."""
+    """Return the sha256 of the weights in Hugging Face's format; empty if there are no weights."""
     if (directory / WEIGHTS).is_file():
         return file_digest(directory / WEIGHTS)
     return _joint(directory.glob("*.safetensors")) if (directory / INDEX).is_file() else ""

@@ -169,7 +169,7 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Raise UserError if models differ; name the first two that do and all their differences."""
+    """Raise UserError if models differ; name the first differing two and all their differences."""
     first = _facts(sources[0])
     for other in sources[1:]:
         found = _facts(other)

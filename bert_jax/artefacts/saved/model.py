@@ -118,7 +118,7 @@ class SavedModel:
 
     @property
     def head(self) -> TaskHeadConfig | None:
-        """Fine-tuning head; None if there is none."""
+        """Fine-tuning head; None if the model has no such head."""
         return None if self.outputs is None else self.outputs.head
 
     @property

@@ -193,7 +193,7 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
 
 
 def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the reports on the best model by split; empty if there are none.
+    """Return the reports on the best model by split; empty if there is no report.
 
     `member` is the model's trial, as the checkpoint records it. A report on another trial is
     ignored, because the run has not ended yet.

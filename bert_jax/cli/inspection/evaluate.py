@@ -67,10 +67,10 @@ def open_heldout(
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
-        corpus: Directory of another corpus; None: the run's own.
+        corpus: Directory of another corpus; None: the run's own corpus.
         max_rows: Largest number of rows; None: all.
         length: Number of tokens in a row; None: as in the run's last phase.
-        step: Step of the checkpoint; None: the newest intact one.
+        step: Step of the checkpoint; None: the newest intact checkpoint.
 
     Raises:
         UserError: There is no such checkpoint or no held-out text, the corpus has another

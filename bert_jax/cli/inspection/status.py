@@ -99,11 +99,11 @@ class PretrainStatus(RunStatus):
     metrics: tuple[Metric, ...]
     """Metrics of the run's objective; the curves show the first metric."""
     unigram_entropy: float | None
-    """Baseline of the first metric; None if the metric has none or the baseline is unknown."""
+    """Baseline of the first metric; None if the metric has no baseline or it is unknown."""
     train: dict[str, Any]
-    """Last row of training metrics, with its `step`; empty if there is none."""
+    """Last row of training metrics, with its `step`; empty if there is no such row."""
     evaluation: dict[str, Any]
-    """Last row of held-out metrics; empty if there is none."""
+    """Last row of held-out metrics; empty if there is no such row."""
     origin: str
     """Checkpoint that the run branches from, or checkpoints that the model averages; or empty."""
     branches: dict[int, list[str]]
@@ -132,7 +132,7 @@ class FinetuneStatus(RunStatus):
     """Number of runs in the sweep."""
     num_epochs: float
     evaluation: dict[str, Any]
-    """Newest row of metrics; empty if there is none."""
+    """Newest row of metrics; empty if there is no row."""
     model_saved: bool
     statistics: str
     """Statistics of a finished run, as text; empty before the end."""

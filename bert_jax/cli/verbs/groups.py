@@ -266,7 +266,7 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """Whether answers are vectors."""
 
     def warning(self, predictor: Any) -> str:
-        """Return a warning about the answers that `predictor` gave; by default none."""
+        """Return a warning about the answers that `predictor` gave; by default, ""."""
         del predictor
         return ""
 

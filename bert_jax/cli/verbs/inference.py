@@ -134,7 +134,7 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
         return run_verb(self, make, prefix=self.prefix)
 
     def warning(self, predictor: "Translator") -> str:
-        """Return a warning that counts the translations that were cut; empty if none were."""
+        """Return a warning that counts the translations that were cut; empty if none was cut."""
         if not predictor.num_cut:
             return ""
         return (
