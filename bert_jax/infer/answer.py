@@ -86,8 +86,8 @@ class Answerer(Predictor[Question]):
     def _answer(self, prediction: Prediction) -> Answer:
         """Return the fields of `LoadedModel.answer` for one question.
 
-        The probabilities of the candidates, 20 or more, add up to 1; "no answer" is a candidate if
-        there is a threshold.
+        The probabilities of the candidates, at most max(20, `top`), add up to 1; "no answer" is
+        a candidate, too, if there is a threshold.
         """
         listed: list[Answer] = [
             {"answer": each.text, "start": each.start, "end": each.end,

@@ -44,7 +44,7 @@ class Attention:
     tokens: list[str]
     """Tokens of the row, in a form that people can read."""
     weights: Float[np.ndarray, "N H L L"]
-    """Attention weights of the row's token for the column's token, in float32."""
+    """Attention of each row's token to each column's token, by layer and head, in float32."""
     page: str
     """HTML page with a choice of layers and heads, lines between tokens, and maps of all weights.
     The page loads nothing, and its content security policy forbids loading. It stores the square

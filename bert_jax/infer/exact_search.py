@@ -30,7 +30,7 @@ def top_k(
 
     `documents` are an array, which may be a memory-mapped file and is read block by block, or come
     in blocks, such as the shards of a file. At most two blocks are in memory. The rows of a block
-    are divided among the devices; each device finds its own best, which are merged with the best of
+    are divided among the devices; each finds its best documents, which are merged with the best of
     the earlier blocks.
 
     Raises:

@@ -38,7 +38,7 @@ def on_device(
         saved: The model; a translation model keeps its own layout.
         device: A platform (cpu, gpu or tpu), for its first device, or a numbered device, such as
             gpu:1; None: JAX's default device.
-        max_length: Largest number of tokens in a row; None: the model's own.
+        max_length: Largest number of tokens in a row; None: the model's own limit.
 
     Raises:
         UserError: There is no such device, or `max_length` is below 8 or exceeds the positions.

@@ -101,8 +101,8 @@ class LoadedModel:
             texts: Texts, or tuples of two for pairs.
             pairs: Second texts, if `texts` has no tuples; None for a text without a second text.
             top: Number of classes to list with probabilities, best first; None: all.
-            threshold: Probability above which a label is predicted, if a text may have several;
-                None: the thresholds that were saved with the model, else 0.5.
+            threshold: Probability above which a label is predicted, if a text may have several
+                labels; None: the thresholds that were saved with the model, else 0.5.
 
         Returns:
             For each text, {"label": ..., "probabilities": {...}}, {"labels": [...],
@@ -174,7 +174,7 @@ class LoadedModel:
         layers: int | Sequence[int] | slice = -1, special_tokens: bool = True,
         normalize: bool | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Return (N, D) float32, one vector per text.
+        """Return an array (N, D) in float32 with one vector per text.
 
         A model that was trained to make vectors, or read from the layout of sentence-transformers,
         defines the pooling and scale of vectors; the options override the model.
@@ -186,9 +186,9 @@ class LoadedModel:
             dimensions: Number of leading values of a vector to keep; None: all.
             pooling: mean or max over the tokens, state of the first token (cls), BERT's pooler on
                 that state (pooler), state of the last token (last), or a mean with learned weights
-                (weighted); None: the model's, else mean.
+                (weighted); None: the model's pooling, else mean.
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
-                last) downwards. A slice includes both ends; a missing end is the first or last.
+                last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never counts.
             normalize: Whether to divide vectors, after they are cut to `dimensions`, by their
@@ -210,7 +210,7 @@ class LoadedModel:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())
-            raise UserError(f"got {given}; give equal numbers")
+            raise UserError(f"got {given}; give as many of one as of the other")
         cuts = Cuts()
         parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():

@@ -21,7 +21,7 @@ from bert_jax.tasks.examples import SHOWN, Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows, eval_batches
 
 Answer = dict[str, Any]
-"""Answer as the object of a JSON line."""
+"""Answer, as the JSON object that is written on one line."""
 
 Example = TypeVar("Example")
 
@@ -45,7 +45,7 @@ class Prepared(Generic[Example]):
     context: Any = None
     """Values that `answers` needs besides the rows."""
     cut: Sequence[int] = ()
-    """Positions in `examples` of the examples that were too long and lost a part."""
+    """Positions in `examples` of the examples that were cut because they were too long."""
     limit: str = ""
     """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
@@ -223,8 +223,8 @@ def answer_records(
 ) -> Iterator[list[Record]]:  # fmt: skip
     """Yield the records with their answers, in chunks.
 
-    `say` is called with a line for each of the first few skipped records and, at the end, with one
-    for all cut examples. If a record cannot be answered and `on_error` is skip, the record has no
+    `say` is called with a line for each of the first few skipped records and, at the end, with a
+    line on cut examples. If a record cannot be answered and `on_error` is skip, the record has no
     answer, and `Record.problem` has the reason.
 
     Raises:
@@ -316,8 +316,8 @@ def check_count(name: str, value: int) -> None:
 def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
     """Return a text field; raise a UserError if it is missing or holds something else."""
     if name not in fields:
-        there = ", ".join(map(repr, list(fields)[:8])) or "no field"
-        raise UserError(f"{origin}: there is no field {name!r}, only {there:.200}")
+        there = ", ".join(map(repr, list(fields)[:8])) or "none"
+        raise UserError(f"{origin}: no field {name!r}; the fields present are {there:.200}")
     value = fields[name]
     if not isinstance(value, str):
         raise UserError(f"{origin}: the field {name!r} holds {value!r:.60}; it must hold a text")

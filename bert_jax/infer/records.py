@@ -38,7 +38,7 @@ _MOST_PATIENCE = 0.5
 
 @dataclass
 class Record:
-    """A line or row with its answer, or with the reason why it has none."""
+    """A line or row with its answer, or with the reason why it has no answer."""
 
     origin: Origin
     fields: dict[str, Any]
@@ -49,7 +49,7 @@ class Record:
     answer: Any = None
     """Entry of `Predictor.answers`."""
     line: bytes = b""
-    """Line with the answer, if an earlier start of the same command has kept one."""
+    """Line with the answer, if an earlier start of the same command has kept it."""
 
 
 PAUSE = Record(Origin("", 0), {})
@@ -78,8 +78,8 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
         if other is not None:
             return other
         raise UserError(
-            f"{source}: {suffix} files are not read; known are {', '.join(filter(None, _KNOWN))} "
-            "(also .gz, .xz, .zst), and a name without suffix is text. Give --format="
+            f"{source}: {suffix} files are not read, only {', '.join(filter(None, _KNOWN))} "
+            "(also with .gz, .xz, .zst) and, as text, names without a suffix. Give --format="
             f"{'|'.join(FORMATS[1:])} for a file with another name"
         )
     return _KNOWN[suffix]
@@ -152,7 +152,7 @@ def _rows(
     source: str, table: TableFormat, fields: Sequence[str], names: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Iterator[Record]:  # fmt: skip
-    """Yield the rows of a table; it must have the first field and all fields in `names`."""
+    """Yield the rows of a table, which must have the first field and all fields in `names`."""
     needed = {"tokens" if "tokens" in names else fields[0], *names}
     columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}
     optional = [theirs for ours, theirs in columns.items() if ours not in needed]

@@ -38,7 +38,7 @@ class KeptLines:
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield all records; set their kept lines, up to the first record that has none."""
+        """Yield all records, with their kept lines up to the first record that has no kept line."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -48,7 +48,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record; add the number of kept lines to a UserError in `chunks`."""
+        """Write a line for each record; add the number of kept lines to a UserError of `chunks`."""
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:
@@ -61,7 +61,7 @@ class KeptLines:
                     count += len(chunk)
             ended = True
         except UserError as error:
-            more = f". {count:,} answers are kept in {self._path}; the same command continues there"
+            more = f". {count:,} answers are kept in {self._path}; rerun the command to continue"
             raise UserError(f"{error}{more if count else ''}") from error
         finally:
             if ended or not count:

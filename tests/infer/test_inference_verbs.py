@@ -136,7 +136,7 @@ def test_embed_to_npy(home, run, tmp_path):
         (["classify", "reviews", "a", "--out", "a.npy"], ".npy is for vectors"),
         (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: unknown suffix; name a file that"),
         (["embed", "nothing", "a", "--out", "v.npz"], "v.npz: unknown suffix; name a file that"),
-        (["tag", "nothing", "--input", "a.xlsx"], ".xlsx files are not read; known are .txt"),
+        (["tag", "nothing", "--input", "a.xlsx"], ".xlsx files are not read, only .txt"),
         (
             ["attend", "nothing", "a", "--out", "a.pdf"],
             "a.pdf: the page is HTML; name a",
@@ -186,7 +186,7 @@ def test_a_table_is_asked_about_by_its_text_column(home, run, tmp_path, suffix, 
     assert found[1].count("\n") == 2
     code, out, err = run(verb, model, "--input", name)
     assert (code, out) == (2, "")
-    assert "--columns text=" in err or "no field 'text', only 'n', 'body'" in err
+    assert "--columns text=" in err or "no field 'text'; the fields present are 'n', 'body'" in err
 
 
 def test_questions_and_contexts_of_a_table(home, run, tmp_path):

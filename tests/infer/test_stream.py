@@ -110,7 +110,7 @@ def test_on_skip_bad_records_keep_their_places():
     assert (second.answer, fourth.answer, fifth.answer) == (None, None, None)
     assert second.problem == "f, line 2: it shouts already"
     assert fourth.problem == "f, line 40: bad"
-    assert "no field 'text', only 'other'" in fifth.problem
+    assert "no field 'text'; the fields present are 'other'" in fifth.problem
     assert (first.problem, third.problem) == (None, None)
     assert len(said) == 3
 

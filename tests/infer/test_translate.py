@@ -220,7 +220,7 @@ def test_finished_lines_stay_where_one_cannot_be_read_and_a_rerun_goes_on(
     code, err, _ = started([*sound[:4], b"a \xff", *sound[5:]])
     assert (code, out.exists()) == (2, False)
     assert f"{file}, line 5: byte 3: 0xff is not UTF-8" in err
-    assert f"4 answers are kept in {kept}; the same command continues there" in err
+    assert f"4 answers are kept in {kept}; rerun the command to continue" in err
     answers = [each["translation"] for each in model.translate(TEXTS, num_beams=2)]
     assert run("--input", file)[1].splitlines() == answers[:4]
     lines = kept.read_bytes().replace(answers[0].encode(), b"as kept", 1)

@@ -63,8 +63,8 @@ FORMATS = {
 
 A module's `write(saved, out)` fills a directory; a UserError says what the format cannot hold.
 `prove(saved, out, rows)` compares the directory with its source on rows of token ids, and returns
-`differences` by output and `versions`. The optional `loading(saved)` writes the loading section of
-the model card.
+`differences`, by output, and `versions`. The optional `loading(saved)` writes the loading section
+of the model card.
 """
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
@@ -91,7 +91,7 @@ def export(
         tolerance: Largest allowed absolute difference of float32 states and logits from the source.
         license: License for the model card, as the Hugging Face Hub abbreviates it.
         name: Title of the model card; empty: the name of the source's directory.
-        part: Model to export from a run with several: discriminator or generator; empty: the first.
+        part: Model to export if a run has several: discriminator or generator; empty: the first.
         quantize: int8 (ONNX only): replace the proven graph with a graph of 8-bit matrices and
             report its loss of accuracy, whatever it is, as `quantized`. Empty: keep float32.
         say: Function that receives one line of text at each stage.

@@ -97,7 +97,7 @@ def class_of(saved: SavedModel) -> str:
 
 
 def class_name(saved: SavedModel) -> str:
-    """Return the name of a model's class of Transformers, else our network's class or "none"."""
+    """Return a model's class name: in Transformers, else of our network, else "none"."""
     try:
         return class_of(saved)
     except UserError:
@@ -110,7 +110,7 @@ def has_class(saved: SavedModel) -> bool:
 
 
 def task_of(saved: SavedModel) -> str:
-    """Return the suffix of a model's class, such as `ForMaskedLM`; NoClassError if it has none."""
+    """Return the suffix of a model's class, such as `ForMaskedLM`; NoClassError: no class fits."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
     if why := model_config.refusal(saved.config, saved.params.keys()):
@@ -211,7 +211,7 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
     """Write `model.safetensors` and the files of `write_description`; no proof and no card.
 
-    The directory exists and holds none of these files. The written class is `class_of(saved)`. A
+    The directory must exist and hold none of these files. The written class is `class_of(saved)`. A
     translation model gets `config.json` and `generation_config.json`, not `network.json`.
 
     Raises:
@@ -248,7 +248,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
     """Write `model.safetensors` and the files of `write_description`, even if no class fits.
 
-    Returns the tensors by their names in the file: for a translation model, our own names.
+    Returns the tensors by their names in the file, which are our own for a translation model.
     """
     write_description(saved, directory)
     metadata = {"format": "pt"} if saved.network is None else {}

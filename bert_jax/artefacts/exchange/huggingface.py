@@ -1,6 +1,6 @@
 """Export in Hugging Face's format, with proof: the files are read back and compared.
 
-`read_model` reads them, and tensors (bit for bit), ids of texts and outputs are compared. If
+`read_model` reads the files; tensors (bit for bit), ids of texts and outputs are compared. If
 `transformers` is installed, it reads them too: no tensor may be missing or unexpected, ids must be
 equal, and outputs within the tolerance.
 """
@@ -44,7 +44,7 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write the files of `write_huggingface`.
 
     Raises:
-        UserError: No class computes the model, or sentence-transformers cannot compute its pooling.
+        UserError: As in `write_huggingface`, or sentence-transformers cannot compute the pooling.
     """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
@@ -96,7 +96,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def proven(
     proofs: dict[str, dict[str, Any]], found: Sequence[dict[str, float]], packages: Sequence[str]
 ) -> dict[str, Any]:
-    """Combine the results of two proofs, of which the second may not have run.
+    """Combine the results of two proofs; the second may not have run.
 
     Returns:
         `differences`: the largest per output in either proof; `proofs`: for each proof, its result
@@ -188,10 +188,10 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 
 
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
-    """Compare the offsets of tokens; return the count of equal texts, such as "40 of 42".
+    """Compare token offsets; return how many texts have equal offsets, such as "40 of 42".
 
     Offsets of a SentencePiece model may differ: if several tokens result from composed characters
-    or bytes, the library gives each the span of all; it also includes the space before a word.
+    or bytes, the library gives each token their joint span; spans include the space before a word.
     """
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
@@ -213,10 +213,10 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
 
 
 def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
-    """Compare the ids of rows of one text, and of a pair with its types.
+    """Compare the ids of rows of one text, and the ids and types of a pair.
 
-    Returns the number of texts with equal ids, and the tied texts: two segmentations are equally
-    probable, and the two tokenizers chose different ones.
+    Returns the number of texts with equal ids, and the tied texts, each with two equally probable
+    segmentations, between which the two tokenizers chose differently.
 
     If a text spells one of the five special tokens, Transformers reads the token, but our tokenizer
     reads text; `split_special_tokens` makes the two agree. Our tokenizer never splits an added

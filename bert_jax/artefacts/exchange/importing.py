@@ -159,7 +159,7 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
     assert form.files is not None
     tokenizer, name = load_tokenizer(form.files), f"{path}, TensorFlow 1"
     saved = saved_from(form, tokenizer, form.files.parent, name=name)
-    note = f"gelu is read as its {gelu or 'tanh'} form; activation {saved.config.activation}"
+    note = f"gelu is read as its {gelu or 'tanh'} form; the activation is {saved.config.activation}"
     return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
 
 
@@ -215,10 +215,10 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare token offsets in Transformers: by the source's tokenizer and by the one in `written`.
+    """Compare the token offsets of two tokenizers in Transformers: the source's and `written`'s.
 
     If the vocabulary has grown, texts with new words are left out. Raises ProofFailedError if the
-    two differ, or differ from our offsets in more than white space.
+    two lists differ, or differ from our offsets in more than white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

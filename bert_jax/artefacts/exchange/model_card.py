@@ -270,7 +270,7 @@ def _proof(parity: Mapping[str, Any]) -> str:
     rows = [(key, f"{gap:.1e}") for key, gap in parity["differences"].items()]
     ran = parity.get("proofs", {})
     said = [
-        f"{key} {'ran' if found['ran'] else 'did not run, ' + found['why']}"
+        f"{key} {'ran' if found['ran'] else 'did not run: ' + found['why']}"
         for key, found in ran.items()
     ]
     by = f"; the proof by {'; by '.join(said)}." if said else "."

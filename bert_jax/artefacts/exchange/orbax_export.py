@@ -38,7 +38,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the checkpoint back and compare parameters bit for bit; `rows` are not needed for this.
+    """Read the checkpoint back and compare parameters bit for bit; `rows` are not used.
 
     A ProofFailedError names the arrays that are missing, unexpected or not equal.
 

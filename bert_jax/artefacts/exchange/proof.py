@@ -77,7 +77,7 @@ characters, the empty text, long words, and special tokens spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """Return the proof's texts and, if tokens were added, one more with the first and last ones."""
+    """Return the proof's texts and, for added tokens, a text with the first and last of them."""
     contents = [token.content for token in getattr(tokenizer, "added", ())]
     added = contents[:10] + contents[10:][-10:]
     marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
@@ -87,7 +87,7 @@ def texts_for(tokenizer: Tokenizer) -> list[str]:
 def same_spans(
     text: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], *, exact: bool
 ) -> bool:
-    """Return whether two lists of spans (start, end) give a text's tokens the same characters.
+    """Return whether two lists of spans (start, end) cover the same characters, token by token.
 
     A token of only white space is not compared: its span in `ours` is empty. `exact` says whether
     white space at the ends of a span in `theirs` counts.
@@ -127,12 +127,12 @@ class Sides(NamedTuple):
 
     @property
     def segment_ids(self) -> np.ndarray:
-        """1 for tokens of the targets, 0 for padding, (B, T)."""
+        """Array (B, T): 1 for tokens of the targets, 0 for padding."""
         return self.target.segment_ids
 
 
 def proof_rows(saved: SavedModel) -> list[list[int]]:
-    """Return rows for each text, then for pairs of texts, cut to 128 or the model's length."""
+    """Return a row per text, then rows of pairs, cut to the model's length, at most 128 tokens."""
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
     room = length - num_special(tokenizer, pair=False)
@@ -296,7 +296,7 @@ def compare_shapes(
     *,
     optional: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Compare all rows in batches of 16, then two with more padding, and the longest by itself.
+    """Compare all rows in batches of 16, then two rows with more padding, then the longest row.
 
     Returns:
         `differences` by output, and `shapes`, the list of (B, L) that were run; see `compare`.
@@ -327,9 +327,9 @@ def check_differences(
 def differences(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
 ) -> dict[str, float]:
-    """Return the largest absolute difference, outside padding, for each output that both have.
+    """Return the largest absolute difference, outside padding, for each output in both mappings.
 
-    It is infinite if any value is not finite. Outputs of other shapes raise ProofFailedError.
+    It is infinite if any value is not finite. Outputs of different shapes raise ProofFailedError.
     """
     found = {}
     for name in ours.keys() & theirs.keys():

@@ -80,7 +80,7 @@ def compare_searches(
                 else:
                     raise ProofFailedError(
                         f"{name} search translates {_shown(row)} to {_shown(second)}, but the "
-                        f"source to {_shown(first)}"
+                        f"source model translates it to {_shown(first)}"
                     )
         found[name] = {"equal": equal, "ties": ties}
     return found
@@ -91,7 +91,7 @@ def _is_tie(
 ) -> bool:
     """Return whether two translations of a source are equally probable.
 
-    Greedy searches are compared at the first token that differs, beam searches in their means.
+    A greedy search decides at the first differing token, a beam search by mean log-probability.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
     if not greedy:

@@ -56,7 +56,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare our vectors of texts in many scripts with sentence-transformers' from `out`.
+    """Compare our vectors of texts in many scripts with sentence-transformers' vectors from `out`.
 
     Two kinds of texts are left out: texts that spell a special token, which bert_jax reads as plain
     text, and `ties`, texts with two equally probable segmentations.
@@ -99,7 +99,7 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
 
 
 def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
-    """Compute the vectors of texts in float32, (N, D), each text cut to the model's length."""
+    """Compute vectors (N, D) of texts in float32; each text is cut to the model's length."""
     tokenizer = saved.tokenizer
     room = min(saved.max_length, saved.config.num_positions) - num_special(tokenizer, pair=False)
     ids = tokenizer.encode_batch(list(texts))

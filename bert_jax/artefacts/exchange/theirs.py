@@ -1,8 +1,8 @@
 """Reference outputs from Transformers, for a written directory and for the source of a model.
 
 Transformers reads only weights that are not pickled, downloads nothing, and runs no code from the
-directory. Other proofs compare the written model with our reading of the source. If reading and
-writing made the same mistake, they would pass; running the source in its own class reveals it.
+directory. Other proofs compare the written model with our reading of the source; they pass if
+reading and writing make the same mistake. Running the source in its own class reveals the mistake.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 PACKAGES = ("torch", "transformers")
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
-"""Suffixes of the classes whose heads are compared; from other classes only encoders are."""
+"""Suffixes of classes whose heads are compared; of other classes only the encoder is compared."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
 """Pretraining heads, by class-name suffix, for the classes with only one head."""
 
@@ -190,7 +190,7 @@ def quiet() -> Iterator[None]:
 
 
 def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
-    """Run an export's source in its own class; return the entry for `proofs` ({}: our own run)."""
+    """Run an export's source in its own class; return the entry for `proofs`, {} for our runs."""
     if saved.origin.kind != "huggingface":
         return {}
     if (Path(source) / ADAPTER).is_file():
@@ -206,7 +206,7 @@ def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> di
 def compare_with_source(
     saved: SavedModel, directory: Path, made_by: str, tolerance: float
 ) -> dict[str, Any] | str:
-    """Return the largest differences from the source in its own class, or why none were computed.
+    """Return the largest differences from the source in its own class, or why it was not compared.
 
     Raises:
         ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than our

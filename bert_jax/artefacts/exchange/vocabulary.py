@@ -34,19 +34,19 @@ class NewTokens(NamedTuple):
 
     tokens: tuple[str, ...]
     existing: int
-    """Entries that the vocabulary already has."""
+    """Number of entries that the vocabulary already has."""
     repeated: int
     normalised: int
-    """New tokens that normalisation has changed, such as upper case or accents."""
+    """Number of new tokens that normalisation has changed, such as words with accents."""
     unknown: int
-    """New tokens with [UNK] among their pieces."""
+    """Number of new tokens with [UNK] among their pieces."""
 
     def __str__(self) -> str:
         were = "was" if self.existing == 1 else "were"
         parts = (
-            (self.existing, f"{were} there already"),
+            (self.existing, f"{were} in the vocabulary already"),
             (self.repeated, "are repetitions"),
-            (self.normalised, "are added as the tokenizer normalises text"),
+            (self.normalised, "are added in normalised form"),
             (self.unknown, "start, at least in part, as [UNK]"),
         )
         new = f"{len(self.tokens)} tokens are new"
@@ -71,7 +71,7 @@ def new_tokens(
     Blank lines are skipped. `where` formats a line number for messages.
 
     Raises:
-        UserError: The tokenizer's kind is unsupported, or entries are special or not one word.
+        UserError: The tokenizer's kind is unsupported, or an entry is special, too long or no word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
@@ -140,7 +140,7 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     A new token's row in the embedding table and in an untied decoder, and its masked-LM bias, are
     means over the pieces that the old tokenizer gives inside a sentence. New ids follow the old
     tokenizer's; unused rows of the model are filled first. `tokenizer_files` still point to the old
-    tokenizer. A UserError says that the vocabulary would be too large.
+    tokenizer. A UserError is raised if the vocabulary would be too large.
     """
     old = saved.tokenizer
     if not new.tokens:

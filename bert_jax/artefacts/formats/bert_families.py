@@ -72,7 +72,7 @@ _TOKENS = {
     "tagging": tuple(affine("classifier", "head")),
     "span": tuple(affine("qa_outputs", "head")),
 }
-"""Heads with the same names in all families."""
+"""Heads whose tensors have the same names in all families here."""
 _TWO_MAPS = (*_pooler("classifier.dense"), *affine("classifier.out_proj", "head"))
 """Classification head of two linear maps on the first token: our pooler and our head."""
 _PREDICTIONS = "cls.predictions"

@@ -139,10 +139,10 @@ def read_tensors(
         shapes: Shapes of our parameters.
         found: Foreign arrays by name.
         config: Architecture.
-        copies: Names that `found` may also have, mapped to tensors that they must equal, or to "".
+        copies: Further names allowed in `found`, each with the tensor that it must equal, or "".
 
     Raises:
-        UserError: Lists every tensor that is missing, unexpected or does not fit.
+        UserError: A tensor is missing, is unexpected or does not fit; lists all.
     """
     params: Params = {}
     wrong: dict[str, list[str]] = {}
@@ -327,7 +327,7 @@ def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
 
 
 def lookup(tree: Params, path: tuple[str, ...]) -> Any:
-    """Return the entry of a nested dict at a path; None if there is none."""
+    """Return the entry of a nested dict at a path; None if the path is missing."""
     found: Any = tree
     for key in path:
         if key not in found:

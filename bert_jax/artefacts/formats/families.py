@@ -33,7 +33,7 @@ _QKV = ("query", "key", "value")
 def _maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
     """Return the entries of linear maps of a layer, by our names `parts`.
 
-    If each map is a foreign tensor, `name` contains `{part}` or `{first}` (the part's first
+    If each map is its own foreign tensor, `name` contains `{part}` or `{first}` (the part's first
     letter). Otherwise one foreign tensor has the rows of all maps.
     """
     names = {part: name.replace("{part}", part).replace("{first}", part[0]) for part in parts}
@@ -264,7 +264,7 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
             shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
         raise UserError(
             f"{where}: an ALBERT cannot be imported: {shared}, and training here would not keep "
-            "them equal. Import a BERT or RoBERTa of that language, or pretrain one with the "
+            "them equal. Import a BERT or RoBERTa of the same language, or pretrain one with the "
             "ALBERT's tokenizer (spiece.model)"
         )
     family = known_family(found)

@@ -65,7 +65,7 @@ class Family:
     fields: Mapping[str, str]
     """Fields of `ModelConfig`, by name in `config.json`."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields of `config.json` that change the computation, each with a supported value and why."""
+    """Fields of `config.json` with one supported value, each with that value and the reason."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of fields that a `config.json` may lack."""
     sets: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Family:
     compares: bool = False
     """Whether the family has a multiple-choice class, whose classification head compares rows."""
     pooler: tuple[Entry, ...] = ()
-    """Pooler of classes without a fine-tuning head, and in old files."""
+    """Pooler of classes without a fine-tuning head; old files of other classes may have it too."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
     """Our poolings by value of `classifier_pooling`, the default first; empty: BERT's pooler."""
     classifies: Mapping[str, Any] = field(default_factory=dict)
@@ -88,11 +88,11 @@ class Family:
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Fields of `config.json` with the dropout rate before a head (default: the layers' rate)."""
+    """Field of `config.json` with the dropout rate before each head; absent: the layers' rate."""
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Irregular class names, by task such as ForMaskedLM; regular ones are `classes` plus task."""
     theta: float = 10000.0
-    """Base of the rotary angles if the file gives none."""
+    """Base of the rotary angles if the file does not give it."""
     local: bool = False
     """Whether layers may be local, with their own theta."""
     narrows_mlp: bool = False
@@ -106,11 +106,11 @@ class Family:
     Files may omit sizes (BERT's apply) and may have pretraining heads beside a fine-tuning
     head."""
     written: Collection[str] | None = None
-    """Tasks whose classes can be written, and read without an import; None: all."""
+    """Tasks whose files are read directly, without `bert-jax import`; None: all tasks."""
     has_types: bool = True
     """Whether the encoder has token types; if not, reading adds a table of zeros."""
     doubles_type: bool = False
-    """Whether reading doubles a single token type, so that further training can separate them."""
+    """Whether reading doubles a single token type, so that more training can separate the two."""
     first_position: int | None = None
     """Offset of the first position from the padding id; None: positions count from 0."""
     exact_gelu_head: bool = False

@@ -156,7 +156,7 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
         notes.append("config.json names code of its own (auto_map), which was not run")
     if task == MULTIPLE_CHOICE and family.like_bert and not family.compares:
         notes.append(
-            f"{model_class(found)}: the head is not imported, only the encoder: heads for multiple "
+            f"{model_class(found)}: only the encoder is imported, because heads for multiple "
             "choice are read only from BERTs"
         )
     origins, dropped = _names(family, found, arrays, where)
@@ -182,7 +182,7 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
 def _names(
     family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Map names in the tables to names in the file; also return file names that have no place.
+    """Map names in the tables to names in the file; also return names of tensors without a place.
 
     A BERT's tensor that belongs to no head is kept, so that `Form.params` rejects it.
     """

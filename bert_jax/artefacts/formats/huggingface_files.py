@@ -68,7 +68,7 @@ class Reading(Bounded):
     max_answer_tokens: Count = 30
     """Longest answer, in tokens."""
     null_threshold: float | None = None
-    """Largest `null_odds` at which a question is still answered; None: every question is."""
+    """Largest `null_odds` at which a question is answered; None: every question is answered."""
 
 
 class NoClassError(UserError):
@@ -232,7 +232,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     The class `made_by` appears in the advice on converting weights from another format.
 
     Raises:
-        UserError: There are no such weights or two sets of them, or files are malformed.
+        UserError: There are no weights, both a file and an index exist, or a file is malformed.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():

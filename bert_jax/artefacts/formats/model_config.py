@@ -307,7 +307,7 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
         return float(value)
     hint = ""
     if value in (None, -1) and name.startswith(("local", "rope_parameters.sliding")):
-        hint = "; if it means the theta of the global layers, write their number"
+        hint = "; if it means the theta of the global layers, write that theta"
     wrong.append(f"{name} is {show(value)}; it must be a number above 0, such as 10000.0{hint}")
     return None
 

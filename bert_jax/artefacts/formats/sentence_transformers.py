@@ -2,7 +2,7 @@
 
 A directory has `modules.json`, a list of modules and their folders: the encoder in Hugging Face's
 format, a pooling, and a normalisation if vectors have length 1. We write the names and fields of
-sentence-transformers 2 to 6, and also read the newer ones that version 6 writes.
+sentence-transformers 2 to 6, and also read the newer names that version 6 writes.
 """
 
 import re

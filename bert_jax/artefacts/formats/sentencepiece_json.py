@@ -1,6 +1,6 @@
 """Conversion of a SentencePiece model to a `tokenizer.json` of `tokenizers`, with equal ids.
 
-That library has both algorithms (unigram, BPE), but other steps around them. SentencePiece
+The library has both algorithms (unigram, BPE), but other steps around them. SentencePiece
 normalises with a table in the model, trims and joins spaces, puts a space before the text, and
 writes "▁" for each space. It never reads text as a control or byte piece; the library would.
 """
@@ -51,7 +51,7 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
     """Return whether two rows of ids spell one text and are equally probable in a unigram model.
 
-    Example: three points as "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
+    Example: "..." is "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
     float32, the library in float64, so rounding may choose differently.
     """
     model = _parse(tokenizer)

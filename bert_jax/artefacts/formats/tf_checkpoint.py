@@ -69,7 +69,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
             tanh form, Transformers (and the first release of that code) the erf form.
 
     Raises:
-        UserError: Files are missing or malformed, the architecture is another, or variables are
+        UserError: Files are missing or malformed, the model is not a BERT, or variables are
             missing, unexpected or of a shape that contradicts the configuration (lists them all).
     """
     index = _find_index(Path(path))
@@ -137,7 +137,7 @@ def _find_index(path: Path) -> Path:
                 f"{path} has no {index.name} beside it. A checkpoint in one file has version 1, "
                 "from before 2017; save it again with tf.compat.v1.train.Saver"
             )
-        raise UserError(f"{path}: neither a directory nor the prefix of an {index.name}")
+        raise UserError(f"{path} is not a directory, and there is no {index.name}")
     found = sorted(path.glob("*.index"))
     if len(found) > 1:
         names = ", ".join(each.name.removesuffix(".index") for each in found[:10])

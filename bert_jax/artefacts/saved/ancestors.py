@@ -18,7 +18,7 @@ from bert_jax.files.untrusted.json_file import short
 from bert_jax.files.urls import scheme
 
 RECORD = "lineage"
-"""Key of the ancestors in config.json of a run, parity.json, import.json and growth.json."""
+"""Key of the ancestors in a run's config.json, parity.json, import.json and growth.json."""
 _BLOCK = 1 << 20
 _MAX_FILES = 20  # limit for a corpus's source files in a descendant's record; the corpus lists all
 
@@ -41,9 +41,9 @@ class Ancestor:
     """Step of a run's checkpoint, in updates."""
     digest: str = ""
     """Digest of the ancestor as it is now: of a checkpoint's arrays, of a corpus (its fingerprint)
-    or of weights (sha256); for a file, only if its digest had to identify it, else empty."""
+    or of weights (sha256); empty for a file, unless its digest had to identify the file."""
     recorded: str = ""
-    """Digest in the descendant's record; empty if the descendant recorded none."""
+    """Digest in the descendant's record; empty if the descendant recorded no digest."""
     note: str = ""
     """Remark for people, such as the class of an export or the number of unlisted sources."""
     part: tuple[int, int] | None = None
@@ -109,14 +109,14 @@ def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
 
 
 def weights_digest(directory: Path) -> str:
-    """Return the sha256 of the weights in Hugging Face's format; empty if there are none."""
+    """Return the sha256 of the weights in Hugging Face's format; empty if there are no weights."""
     if (directory / WEIGHTS).is_file():
         return file_digest(directory / WEIGHTS)
     return _joint(directory.glob("*.safetensors")) if (directory / INDEX).is_file() else ""
 
 
 def _joint(files: Iterable[Path]) -> str:
-    """Return the sha256 of one file, or of several files' names and digests; "" for none."""
+    """Return the sha256 of one file, or of several files' names and digests; "" for no file."""
     digests = {path.name: file_digest(path) for path in sorted(files)}
     if len(digests) < 2:
         return "".join(digests.values())
@@ -136,7 +136,7 @@ def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, .
     sources, parents = header.get("sources"), []
     for each in sources if isinstance(sources, list) else []:
         if not isinstance(each, Mapping) or not isinstance(name := each.get("name"), str):
-            raise UserError(f"{file}: an entry of sources is {short(each)}; expected a source")
+            raise UserError(f"{file}: an entry of sources is {short(each)}; it must have a name")
         digest, part = each.get("sha256"), each.get("part")
         cut = part if isinstance(part, list) and [*map(type, part)] == [int, int] else None
         parents.append(
@@ -150,7 +150,7 @@ def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, .
 
 
 def known_ancestors(record: Mapping[str, Any], file: Path) -> dict[str, Ancestor]:
-    """Return the ancestors in a directory's `record`, by role; `file` names it in messages."""
+    """Return the ancestors in a directory's `record`, by role; `file` names the record."""
     entries = record.get(RECORD, [])
     if not isinstance(entries, list):
         raise UserError(f"{file}: {RECORD} is {short(entries)}; expected a list of ancestors")

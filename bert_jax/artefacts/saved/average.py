@@ -96,7 +96,7 @@ def average(
         with workdir, step, digest and weight.
 
     Raises:
-        UserError: Checkpoints are missing, fewer than two or of different models; `out` is taken.
+        UserError: Fewer than two checkpoints, a missing one, differing models, or a bad argument.
         DamagedCheckpointError: A checkpoint differs from its digests.
     """
     sources = find_sources(names, last)
@@ -148,7 +148,7 @@ def _weights(count: int, method: Method, decay: float | None) -> list[float]:
     """Return the weight of each source, not yet divided by the sum of all weights."""
     if method == "mean":
         if decay is not None:
-            raise UserError(f"--decay is {decay:g}, but --method is mean; it belongs to ema")
+            raise UserError(f"--decay is {decay:g}, but --method is mean, which has no decay")
         return [1.0] * count
     rate = DECAY if decay is None else decay
     if not 0 < rate < 1:
@@ -169,7 +169,7 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Raise UserError if models differ; name the first two that do and all their differences."""
+    """Raise UserError if models differ; name the first differing two and all their differences."""
     first = _facts(sources[0])
     for other in sources[1:]:
         found = _facts(other)

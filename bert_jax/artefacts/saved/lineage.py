@@ -72,7 +72,7 @@ def _look(
 ) -> Ancestor | None:
     """Identify the content of a place, with its ancestors; return None if it is of no known kind.
 
-    `above` has the places already on the way here: a place among them ends a cycle.
+    `above` has the places visited on the way here; the search ends at a place among them.
     """
     here = place if scheme(place) is not None else f"{Path(place).resolve()}"
     if here in above or len(above) > _MAX_DEPTH:

@@ -66,7 +66,7 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of head and constant prediction; None if the head is better or unscored."""
+        """Dev scores of the head and of a constant; None if the head is better or unscored."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -118,7 +118,7 @@ class SavedModel:
 
     @property
     def head(self) -> TaskHeadConfig | None:
-        """Fine-tuning head; None if there is none."""
+        """Fine-tuning head; None if the model has no such head."""
         return None if self.outputs is None else self.outputs.head
 
     @property
@@ -164,7 +164,7 @@ class SavedModel:
         )
 
     def without(self, parts: Collection[str]) -> "SavedModel":
-        """Return the model without the heads in `parts`, or without its `pooler` if named there."""
+        """Return the model without the heads in `parts`; "pooler" in `parts` removes the pooler."""
         encoder = {n: tree for n, tree in self.params["encoder"].items() if n not in parts}
         heads = {n: tree for n, tree in self.params.items() if n not in parts}
         return dataclasses.replace(self, params={**heads, "encoder": encoder})
@@ -178,7 +178,7 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told` and of all parameters with their paths after the first key."""
+    """Compute the SHA-256 of `told` and all parameters, with paths that lack the first key."""
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())

@@ -83,7 +83,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
 
 
 def _from_files(directory: Path, encoder_only: bool) -> SavedModel | None:
-    """Read a model in a local directory; return None if the directory is a run's."""
+    """Read a model in a local directory; return None if it is a run's work directory."""
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
         raise UserError(

@@ -55,7 +55,7 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Return whether a local directory holds a fine-tuning run; UserError if in another format."""
+    """Return whether a local directory holds a fine-tuning run; UserError for another format."""
     path = workdir / "config.json"
     if not path.is_file():
         return False
@@ -136,7 +136,7 @@ def named_steps(work: WorkDir, step: int | None, last: int | None = 1) -> list[i
     there = ", ".join(f"{each}" for each in saved)
     if step is not None:
         if step not in saved:
-            raise UserError(f"{work.name} has no checkpoint of step {step}; there are {there}")
+            raise UserError(f"{work.name} has no checkpoint of step {step}; saved steps: {there}")
         return [step]
     if last is None:
         return saved
@@ -144,7 +144,7 @@ def named_steps(work: WorkDir, step: int | None, last: int | None = 1) -> list[i
     if len(verified) < last:
         raise UserError(
             f"{work.name} has {len(verified)} checkpoints that were read back, but {last} are "
-            f"needed; there are {there}. Name a step as {work.name}@STEP"
+            f"needed; saved steps: {there}. Name a step as {work.name}@STEP"
         )
     return verified[-last:]
 
@@ -176,7 +176,7 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
     """Read the best model of a fine-tuning run; change nothing on disk.
 
     Raises:
-        UserError: `workdir` holds no such run, or the run has saved nothing yet.
+        UserError: `workdir` holds no fine-tuning run, or the run has saved no model.
         DamagedCheckpointError: No checkpoint is intact.
     """
     place = open_workdir(workdir)
@@ -193,7 +193,7 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
 
 
 def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the reports on the best model by split; empty if there are none.
+    """Return the reports on the best model by split; empty if there is no report.
 
     `member` is the model's trial, as the checkpoint records it. A report on another trial is
     ignored, because the run has not ended yet.

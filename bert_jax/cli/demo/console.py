@@ -43,7 +43,7 @@ def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int
 
 
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
-    """Return the configuration of `run`, None if it does not exist; refuse other objectives."""
+    """Return the configuration of `run`; None if there is no run; refuse another objective."""
     if not (run / "config.json").exists():
         return None
     there = read_config(run)

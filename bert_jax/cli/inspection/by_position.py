@@ -39,11 +39,11 @@ class PositionLosses:
     rates: tuple[float, ...]
     """Masking rates: shares of the tokens that are masked and predicted."""
     loss: np.ndarray
-    """(R, K) float64: sums of the losses in nats."""
+    """Sums (R, K) of the losses in nats, float64."""
     correct: np.ndarray
-    """(R, K) float64: numbers of tokens predicted correctly."""
+    """Numbers (R, K) of tokens that were predicted correctly, float64."""
     count: np.ndarray
-    """(R, K) float64: numbers of masked tokens."""
+    """Numbers (R, K) of masked tokens, float64."""
 
     def as_json(self) -> dict[str, Any]:
         """Return means as JSON values; the means of a bucket without masked tokens are None."""

@@ -54,7 +54,7 @@ class CorpusLook:
     is_sample: bool
     """Whether only some documents were read; duplicates are then a lower bound."""
     lengths: np.ndarray
-    """(n,) int64: number of tokens in each document that was read."""
+    """Numbers of tokens (n,), int64, in the documents that were read."""
     longest: list[dict[str, Any]]
     """Longest documents: shard, number in the shard, sentences, tokens and beginning."""
     shortest: list[dict[str, Any]]
@@ -92,7 +92,7 @@ def inspect_corpus(
     """Look at a corpus without changing it.
 
     `path` is a directory that `bert-jax corpus` wrote, or one store in it, local or at gs://BUCKET.
-    Without `pairing`, rows are single texts, or translations in a corpus of pairs. `documents` is
+    Without `pairing`, rows are single texts or, in a corpus of pairs, translations. `documents` is
     how many longest and shortest documents to list; `full` reads all documents of a large corpus.
 
     Raises:
@@ -170,9 +170,9 @@ def inspect_corpus(
 
 
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield blocks of about a million tokens: shard, first document, (n + 1,) document starts.
+    """Yield blocks of about a million tokens: shard, first document, document starts (n + 1,).
 
-    If the store has more than `most` tokens, skip all but every k-th shard, or block of few shards.
+    Of a store with more than `most` tokens, yield every k-th shard (or block, if shards are few).
     """
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1
@@ -187,7 +187,7 @@ def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray
 
 
 def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:
-    """Return a hash of each document's tokens in order, (n,) uint64; `starts` is (n + 1,)."""
+    """Return hashes (n,), uint64, of the documents' tokens in order; `starts` has n + 1 entries."""
     tokens = np.asarray(shard.tokens[starts[0] : starts[-1]]).astype(np.uint64)
     sizes = np.diff(starts)
     begins = starts[:-1] - starts[0]

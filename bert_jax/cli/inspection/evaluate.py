@@ -62,15 +62,15 @@ def open_heldout(
 ) -> HeldOutRun:
     """Read a checkpoint and plan rows of held-out text.
 
-    Rows may be longer than in training, in any length that the model's positions allow: learned
-    positions set a limit, others do not. A warning then names the longest row of training.
+    Rows may be longer than in training; a warning then names the longest row of training. Only
+    learned positions limit the length.
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
-        corpus: Directory of another corpus; None: the run's own.
+        corpus: Directory of another corpus; None: the run's own corpus.
         max_rows: Largest number of rows; None: all.
         length: Number of tokens in a row; None: as in the run's last phase.
-        step: Step of the checkpoint; None: the newest intact one.
+        step: Step of the checkpoint; None: the newest intact checkpoint.
 
     Raises:
         UserError: There is no such checkpoint or no held-out text, the corpus has another
@@ -119,13 +119,13 @@ def _with_positions(config: PretrainConfig, length: int, trained_length: int) ->
         raise UserError(f"--length is {length}; it must be at least 8")
     if length > model.num_positions and model.positions == "learned":
         raise UserError(
-            f"--length is {length}; the model has {model.num_positions} learned positions, so it "
-            f"must be at most {model.num_positions}"
+            f"--length is {length}; the model has {model.num_positions} learned positions, so "
+            f"rows have at most {model.num_positions} tokens"
         )
     if length > trained_length:
         _log.warning(
-            "rows have %d tokens, but training had at most %d: the model has not seen the "
-            "positions after that", length, trained_length,
+            "rows have %d tokens, but training had at most %d: the model has not seen "
+            "the later positions", length, trained_length,
         )  # fmt: skip
     return replace(config, model=replace(model, num_positions=max(length, model.num_positions)))
 

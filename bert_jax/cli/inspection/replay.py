@@ -40,7 +40,7 @@ def replay_batch(
 ) -> str:
     """Decode batch `step` of a pretraining run, with the masks that the batch had in training.
 
-    `corpus` is the present place of the corpus that the step's phase used in training.
+    `corpus` is the present place of the corpus of the step's phase; None: the place in training.
 
     Raises:
         UserError: There is no run, the step is outside the run, or the corpus is not the run's.
@@ -128,7 +128,7 @@ def describe_batch(
     first_row: int = 0,
     labels: Sequence[str] = (),
 ) -> str:
-    """Decode a batch row by row, with masks marked, in lines of up to 98 characters or one word.
+    """Decode a batch row by row, with masks marked, in lines of at most 98 characters.
 
     Sentences A and B of a pair, packed segments, and the target of a source each start a line.
     Tokens that the tokenizer marks as parts of one word are joined.

@@ -69,7 +69,7 @@ class RunStatus:
     damaged: list[str]
     """Names of checkpoints that were found damaged and put aside."""
     seconds: dict[str, float]
-    """Seconds spent on steps (`productive`) and lost by reason (see `goodput`), over all starts."""
+    """Seconds of all starts, by use: steps (`productive`) or a reason for loss (see `goodput`)."""
     down_seconds: float
     """Seconds between the starts, in which nothing ran."""
     num_starts: int
@@ -99,15 +99,15 @@ class PretrainStatus(RunStatus):
     metrics: tuple[Metric, ...]
     """Metrics of the run's objective; the curves show the first metric."""
     unigram_entropy: float | None
-    """Baseline of the first metric; None if the metric has none or the baseline is unknown."""
+    """Baseline of the first metric; None if the metric has no baseline or it is unknown."""
     train: dict[str, Any]
-    """Last row of training metrics, with its `step`; empty if there is none."""
+    """Last row of training metrics, with its `step`; empty if there is no such row."""
     evaluation: dict[str, Any]
-    """Last row of held-out metrics; empty if there is none."""
+    """Last row of held-out metrics; empty if there is no such row."""
     origin: str
     """Checkpoint that the run branches from, or checkpoints that the model averages; or empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches by starting step; the checkpoint there is never deleted."""
+    """Work directories of branches by starting step, whose checkpoint is never deleted."""
     curve: list[tuple[float, float]]
     """Points (step, first metric of training); neighbours are averaged if there are many."""
     heldout_curve: list[tuple[float, float]]
@@ -132,7 +132,7 @@ class FinetuneStatus(RunStatus):
     """Number of runs in the sweep."""
     num_epochs: float
     evaluation: dict[str, Any]
-    """Newest row of metrics; empty if there is none."""
+    """Newest row of metrics; empty if there is no row."""
     model_saved: bool
     statistics: str
     """Statistics of a finished run, as text; empty before the end."""
@@ -252,7 +252,7 @@ def _run_values(
 
 
 def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:
-    """Draw the loss curve as a PNG; a UserError if there is none yet."""
+    """Draw the loss curve as a PNG; raise UserError if no loss has been logged yet."""
     if not status.curve and not status.heldout_curve:
         raise UserError("there is no loss to draw yet")
     metrics, baseline, title = status.metrics, status.unigram_entropy, workdir.absolute().name

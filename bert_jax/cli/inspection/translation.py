@@ -132,8 +132,8 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
     """Read two files of sentences, one a line, as `open_pairs` does.
 
     Raises:
-        UserError: A file cannot be read, the files have different numbers of lines or none, or a
-            line is empty.
+        UserError: A file cannot be read, the files have no lines or different numbers of lines,
+            or a line is empty.
     """
     sources, targets = list[str](), list[str]()
     for number, source, target in open_pairs([source_file, target_file]).pairs():

@@ -118,7 +118,7 @@ class Contamination(groups.Workers, groups.Json):
 
         specs = self.against
         if self.out is not None and len(specs) > 1:
-            raise UserError(f"--out is one file, but --against names {len(specs)}; rerun for each")
+            raise UserError(f"--out is one file, not {len(specs)}; rerun for each --against")
         workers = worker_count(self.num_workers)
         corpus = Path(self.corpus)
         store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)

@@ -75,8 +75,8 @@ class Tokenizer(Sources, groups.IntoDirectory):
     keep_accents: bool = False
     """Keep accents in a lower-cased wordpiece vocabulary."""
     character_coverage: float | None = None
-    """Share of the text to cover by the most frequent characters, which get a token each. Any
-    other makes its word [UNK], or becomes bytes in SentencePiece (default: at least 0.9995)."""
+    """Share of the text that the most frequent characters cover; each of them gets a token. Another
+    character makes its word [UNK] or, in SentencePiece, bytes (default: at least 0.9995)."""
     limit_alphabet: Annotated[int | None, "N"] = None
     """Largest number of characters that get a wordpiece token (default: from the coverage, at least
     1000)."""
@@ -205,7 +205,7 @@ class OfText(Cleaning):
     """Engine of the build. local: processes on this machine; ray: Ray on this machine;
     ray:HOST:PORT: the cluster whose head has this address; ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
-    """Total size of the input files of a shard; each shard is a task of the engine. Input smaller
+    """Total size of a shard's input files; each shard is a task of the engine. Input smaller
     than twice this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
     """Directory that all nodes can reach, for the search for duplicates (default: beside --out)."""
@@ -334,8 +334,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             )
         if self.heldout_pairs and self.heldout_rate is not None:
             raise UserError(
-                "--heldout-rate holds out some of --pairs, but --heldout-pairs are given; leave "
-                "one out"
+                "--heldout-rate holds out some of --pairs, but --heldout-pairs are given; give "
+                "only one of the two"
             )
 
 

@@ -30,8 +30,8 @@ class Labelled(Verb):
     TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
 
     data: Annotated[str | None, "FILE"] = None
-    """Labelled file in the format of the run's files, or, for GLUE, a split; dev or test: this part
-    of the run's own data (default: both). --columns sets fields of the task."""
+    """Labelled file in the format of the run's files or, for GLUE, a split; or dev or test, a part
+    of the run's own data (default: both parts). --columns sets fields of the task."""
     report: Directory | None = None
     """Directory for report.md and report.json (scores by class with intervals, confusion, the most
     confident mistakes) and a picture."""

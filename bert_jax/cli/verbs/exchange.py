@@ -67,7 +67,7 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
                 more += f", least cosine {cosine}" if cosine else ""
                 print(f"    {name}: largest difference {gap}{more}")
         for part in parity["untrained_parts"]:
-            print(f"  {part}: has initial values, since the model has none of its own")
+            print(f"  {part}: has initial values, since the model lacks this part")
         for part in parity["left_out"]:
             print(f"  {part}: left out, since {parity['class']} has no such head")
         return 0
@@ -83,9 +83,9 @@ class Average(groups.IntoDirectory, groups.StoreRows):
     """
 
     checkpoints: Given[tuple[Annotated[str, "WORKDIR[@STEP]"], ...]]
-    """Checkpoints of pretraining runs; without @STEP, the newest that was read back."""
+    """Checkpoints of pretraining runs; without @STEP, the newest checkpoint that was read back."""
     last: Annotated[int | None, "K"] = None
-    """Number of newest checkpoints of each WORKDIR to average."""
+    """Number of newest checkpoints of each WORKDIR to average (default: 1)."""
     method: Literal["mean", "ema"] = "mean"
     """Kind of average: mean with equal weights, or ema, an exponential moving average in the given
     order."""
@@ -122,7 +122,7 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 class Import(groups.IntoDirectory, groups.Tolerance):
     """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check it.
 
-    If Transformers is installed, its outputs and token ids are compared.
+    If Transformers is installed, its outputs and token ids are compared with ours.
 
     $ bert-jax import bert-base-cased --out work/cased
     $ bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt

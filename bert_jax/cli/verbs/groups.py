@@ -82,7 +82,7 @@ class Plot(Verb):
     def draw(self, write: Callable[[Path], object], work: "WorkDir", name: str) -> Path | None:
         """Draw a picture of a run at --plot, or as `name` in a local run; return its place.
 
-        A picture that fails is a line on standard error: the verb has more to show.
+        If drawing fails, a line on standard error says why, and the verb goes on.
         """
         place = self.plot or (work.local / name if work.mirror is None else None)
         try:
@@ -164,7 +164,7 @@ class Columns(Verb):
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the columns by field, and the format of a table.
 
-        Refuse fields that are not among `known`, if given, and wrong values.
+        Refuse wrong values and, if `known` is given, all other fields.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
@@ -266,7 +266,7 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """Whether answers are vectors."""
 
     def warning(self, predictor: Any) -> str:
-        """Return a warning about the answers that `predictor` gave; by default none."""
+        """Return a warning about the answers that `predictor` gave; by default, ""."""
         del predictor
         return ""
 

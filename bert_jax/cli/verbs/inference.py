@@ -36,8 +36,8 @@ class Classify(groups.AskingRows, groups.SecondText, groups.Top):
     """
 
     threshold: Fraction | None = None
-    """Probability above which a label is predicted, if a text may have several (default: the
-    model's own, else 0.5)."""
+    """Probability above which a label is predicted, if a text may have several labels (default:
+    the model's own thresholds, else 0.5)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.verbs.answering import run_verb
@@ -134,7 +134,7 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
         return run_verb(self, make, prefix=self.prefix)
 
     def warning(self, predictor: "Translator") -> str:
-        """Return a warning that counts the translations that were cut; empty if none were."""
+        """Return a warning that counts the translations that were cut; empty if none was cut."""
         if not predictor.num_cut:
             return ""
         return (
@@ -153,7 +153,7 @@ class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):
     kind: Literal["query", "document"] | None = None
     """Kind of the texts, which selects the model's prefix for each text."""
     pooling: Literal["mean", "max", "cls", "pooler", "last", "weighted"] | None = None
-    """Pooling of the tokens' states into a vector (default: the model's own, else mean)."""
+    """Pooling of the tokens' states into a vector (default: the model's pooling, else mean)."""
     layers: Annotated[str, "LAYERS"] = "-1"
     """Layer whose states to pool, or several to average: 1,6,12 or a range, --layers=-4:-1. 0: the
     embeddings; -1: the last layer."""

@@ -34,7 +34,7 @@ _POSITIONAL, _COMMAS = object(), object()
 Given = Annotated[T, _POSITIONAL]
 """A positional argument."""
 Commas = Annotated[tuple[T, ...], _COMMAS]
-"""Values separated by commas; an option of any other tuple type takes several or is repeated."""
+"""Values separated by commas; options of other tuple types take several values or are repeated."""
 Text = Annotated[str, "TEXT"]
 """Text whose leading ~ is not expanded; the string in the annotation is the option's metavar."""
 ModelPlace = Annotated[str, "MODEL"]

@@ -66,7 +66,7 @@ class Configured(Verb):
         return PretrainConfig
 
     def loaded(self) -> Any:
-        """Read the configuration; refuse one that is wrong or belongs to the other kind of run."""
+        """Read the configuration; refuse a faulty one, and one of a class other than `kind()`."""
         from bert_jax.config.command_line import load_config
 
         try:

@@ -194,7 +194,7 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     negatives: Count = 5
     """Largest number of negatives for each pair."""
     margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
-    """Smallest amount by which a negative's cosine lies below the pair's; may be below 0."""
+    """Smallest amount by which a negative's cosine is below the pair's cosine; may be negative."""
     labelled: bool = False
     """Write a line for each pair (label 1) and each negative (label 0), to train a reranker."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"

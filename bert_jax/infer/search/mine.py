@@ -31,7 +31,7 @@ class MineConfig:
     negatives: int = 5
     """Largest number of negatives for each pair; the nearest are taken."""
     margin: float = 0.05
-    """Smallest amount by which a negative's cosine lies below the pair's; may be below 0."""
+    """Smallest amount by which a negative's cosine is below the pair's cosine; may be negative."""
     first: int = 1
     """First rank of negatives; above 1, the nearest documents, likely answers, are left out."""
     last: int = 100
@@ -77,7 +77,7 @@ class Mined:
             f"{len(self.pairs):,} pairs, {self.documents:,} distinct documents, {counts.sum():,} "
             f"negatives ({counts.mean():.2f} per pair; {short:,} pairs have fewer than others)",
             f"{len(times):,} different documents are negatives, one of them for {most:,} pairs",
-            f"{self.too_near:,} documents were left out: nearer than the margin allows",
+            f"{self.too_near:,} documents were left out: they are nearer than the margin allows",
         ]
 
 

@@ -31,7 +31,7 @@ class Passage(NamedTuple):
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources for files, directories and other names (see `corpus.sources`).
 
-    The second value is the number of files skipped in directories: empty files and other kinds.
+    The second value counts the files skipped in directories: empty files and other kinds of files.
     Hidden files are skipped but not counted. `field` of JSON lines and tables holds the text.
 
     Raises:

@@ -135,7 +135,7 @@ def test_added_tokens(tmp_path, capsys):
     assert "tokens.txt: 2 tokens are new; each begins as the mean" in (
         said := capsys.readouterr().out
     )
-    assert "; 1 was there already; 2 start, at least in part, as [UNK]\n" in said
+    assert "; 1 was in the vocabulary already; 2 start, at least in part, as [UNK]\n" in said
     assert saved.tokenizer.vocab_size == TOKENIZER.vocab_size + 2
     assert len(saved.tokenizer.encode("catdog randog").ids) == 2
     (tmp_path / "tokens.txt").write_text("two words\n")

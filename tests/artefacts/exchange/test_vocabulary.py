@@ -115,15 +115,15 @@ def test_what_is_counted() -> None:
     saved = model(tokenizer(), len(WORDS))
     assert add_tokens(saved, new_tokens(saved.tokenizer, ["the", "the "])) is saved
     assert f"{new_tokens(tokenizer(), ['the', 'the '])}" == (
-        "0 tokens are new; 2 were there already"
+        "0 tokens are new; 2 were in the vocabulary already"
     )
     assert (
         add_tokens(saved, new_tokens(saved.tokenizer, lines)).name == "a model, with 4 more tokens"
     )
     assert f"{found}" == (
-        "4 tokens are new; each begins as the mean of its former pieces; 1 was there "
-        "already; 2 are repetitions; 2 are added as the tokenizer normalises text; 1 start, at "
-        "least in part, as [UNK]"
+        "4 tokens are new; each begins as the mean of its former pieces; 1 was in the "
+        "vocabulary already; 2 are repetitions; 2 are added in normalised form; 1 start, at least "
+        "in part, as [UNK]"
     )
     cased = new_tokens(tokenizer(lowercase=False), ["Stent", "stent", "Naïve"])
     assert cased.tokens == ("Stent", "stent", "Naïve")

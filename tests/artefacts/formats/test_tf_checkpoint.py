@@ -145,4 +145,4 @@ def test_files_that_are_not_there(tmp_path: Path, variables: dict[str, np.ndarra
     assert "holds no checkpoint of TensorFlow: it has no *.index" in refused(directory)
     assert "(bert_model.ckpt has version 1" in refused(directory)
     assert "in one file has version 1" in refused(directory / "bert_model.ckpt")
-    assert "neither a directory nor the prefix" in refused(tmp_path / "nothing")
+    assert "is not a directory, and there is no" in refused(tmp_path / "nothing")

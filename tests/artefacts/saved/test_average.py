@@ -141,7 +141,7 @@ def test_an_average_is_a_pretrained_model(runs, tmp_path, capsys):
     assert values["eval/mlm_loss"] == pytest.approx(losses[-1], abs=1e-3)
 
     assert main(["evaluate", str(out), "--step=7"]) == 2
-    assert "no checkpoint of step 7; there are 6" in capsys.readouterr().err
+    assert "no checkpoint of step 7; saved steps: 6" in capsys.readouterr().err
 
     saved = read_model(out)
     assert saved.tokenizer.fingerprint == TOKENIZER.fingerprint
@@ -187,7 +187,7 @@ def test_what_cannot_be_averaged(runs, tmp_path):
     out, a = tmp_path / "out", f"{runs.here}/a"
     assert "is one checkpoint; an average takes two or more" in refused([a], out)
     assert "a@6 is named twice" in refused([a, f"{a}@6"], out)
-    assert "no checkpoint of step 3; there are 2, 4, 6" in refused([a, f"{a}@3"], out)
+    assert "no checkpoint of step 3; saved steps: 2, 4, 6" in refused([a, f"{a}@3"], out)
     assert "has 3 checkpoints that were read back" in refused([a], out, last=4)
     assert "names its step, so --last 2" in refused([f"{a}@6"], out, last=2)
     assert "--last is 0" in refused([a], out, last=0)

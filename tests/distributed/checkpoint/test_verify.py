@@ -164,7 +164,7 @@ def test_steps_to_audit(saved, tmp_path):
     work = open_workdir(saved[0])
     assert named_steps(work, None, None) == [5, 10]
     assert named_steps(work, 5, None) == [5]
-    with pytest.raises(UserError, match="no checkpoint of step 7; there are 5, 10"):
+    with pytest.raises(UserError, match="no checkpoint of step 7; saved steps: 5, 10"):
         named_steps(work, 7, None)
     with pytest.raises(UserError, match="holds no checkpoint"):
         named_steps(open_workdir(tmp_path / "nothing"), None, None)

@@ -286,7 +286,7 @@ def test_the_text_before_the_branch_must_be_equal(run, tmp_path):
 def test_names_that_lead_to_no_checkpoint(run, tmp_path):
     new, source = tmp_path / "new", run.workdir
     for name, message in {
-        f"{source}@3": f"{source} has no checkpoint of step 3; there are 2, 4, 6",
+        f"{source}@3": f"{source} has no checkpoint of step 3; saved steps: 2, 4, 6",
         f"{source}@last": f"'{source}@last' names no checkpoint; expected WORKDIR@STEP",
         "@3": "'@3' names no checkpoint",
         f"{tmp_path}/none@3": f"{tmp_path}/none has no config.json, so it is not a run",

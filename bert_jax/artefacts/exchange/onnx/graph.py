@@ -34,7 +34,7 @@ class Graph:
         self.num_bytes = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Add a node with one output, called `name`."""
+        """Add a node with one output, called `name`; None: a name made of kind and number."""
         name = name or f"{kind}_{len(self.nodes)}"
         node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.nodes.append(node)
@@ -182,7 +182,7 @@ class Graph:
         return x, table
 
     def places(self) -> str:
-        """Return the positions (L) of the tokens in their rows, as float32."""
+        """Return the positions (L,) of the tokens in their rows, as float32."""
         if "places" not in {node.name for node in self.nodes}:
             length = self.op("Shape", "input_ids", start=1, end=2)
             length = self.op("Squeeze", length, self.weight("axis_0", [0]))
@@ -191,7 +191,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return the mask, (B, 1, 1, L) or (B, 1, L, L), for each letter of a layer kind."""
+        """Return a mask (B, 1, 1, L) or (B, 1, L, L) for each letter of a layer kind."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:

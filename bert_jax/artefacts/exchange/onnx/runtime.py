@@ -30,7 +30,7 @@ from bert_jax.terminal import markdown_table
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 _MAX_INLINE_BYTES = 1_800_000_000
-"""Limit for weights in the graph's file, which must be under 2 GiB; more go to a second file."""
+"""Limit above which weights get a second file; the graph's file must stay under 2 GiB."""
 
 
 def write(saved: SavedModel, out: Path) -> None:
