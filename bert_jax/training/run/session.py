@@ -117,7 +117,7 @@ class Session:
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
     ):
-        """Open no outputs yet; if `stall_seconds` is 0, the watchdog has no limit."""
+        """Prepare a session without outputs; if `stall_seconds` is 0, the watchdog has no limit."""
         self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)

@@ -85,7 +85,7 @@ class OptimizerConfig(Bounded, section="optimizer"):
     """Steps of linear rise to the peak, fewer in a short run; None: `warmup_rate` x all steps."""
     warmup_rate: Rate = 0.01
     weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, multiplied by the learning rate; biases and norms have none."""
+    """Decoupled weight decay, multiplied by the learning rate; biases and norms have no decay."""
     b1: Rate = 0.9
     b2: Rate = 0.999
     eps: Positive = 1e-6
