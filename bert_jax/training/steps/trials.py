@@ -198,8 +198,8 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     needed = one * num_trials // groups
     if limit is not None and needed > limit:
         raise UserError(
-            f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for weights "
-            f"and optimizer states; a device has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
+            f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for "
+            f"weights and optimizers; a device has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
             f"to {max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
         )
 
