@@ -79,7 +79,7 @@ class Bounded:
     """Name of the section in messages."""
 
     def __init_subclass__(cls, section: str | None = None) -> None:
-        """Set the name of the section; None: the parent's."""
+        """Set the name of the section; None: the parent's name."""
         cls.SECTION = cls.SECTION if section is None else section
 
     def __post_init__(self) -> None:

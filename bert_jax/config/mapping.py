@@ -87,7 +87,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Return the variant that `mapping` names, or `cls` if it has none; refuse other names."""
+    """Return the variant named in `mapping`, or `cls` if it has no variants; refuse other names."""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
         return cls

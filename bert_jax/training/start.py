@@ -50,7 +50,7 @@ class Start:
         return digest_of(self.teacher.params) if self.teacher else ""
 
     def first_params(self, fresh: Any, axes: Any) -> Any:
-        """Replace parameters in `fresh` by the initial model's, as far as it has them."""
+        """Replace each parameter in `fresh` that the initial model has with the model's."""
         return fresh if self.initial is None else initial_params(self.initial, fresh, axes)
 
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
@@ -150,7 +150,7 @@ def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
     """Lay out the parameters of `initial` like `fresh`; take missing parameters from `fresh`.
 
     Args:
-        initial: Model of the same architecture. Vocabulary rows beyond those of `fresh` stand for
+        initial: Model of the same architecture. Vocabulary rows that `fresh` does not have are for
             no token and are left out.
         fresh: Parameters from `Objective.init`, on a mesh; if `initial` has them all, shapes and
             shardings are enough.

@@ -61,7 +61,7 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     max_buckets: Count = 4
     """Largest number of different lengths to which rows are padded; each needs a compilation."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in encoder and attention, and before the head (0 there with task.kind=squad).
+    """Dropout rate in encoder and attention, and before the head (0 with task.kind=squad).
     None: the rates of pretraining, and 0.1 before the head. A model with rotary positions that was
     pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
@@ -103,7 +103,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """Factor by which the learning rate falls from layer to layer, downwards: the head has the full
     rate, the top layer this share of it, the embeddings the lowest rate. 1: one rate for all."""
     head_learning_rate: Positive | None = None
-    """Peak learning rate of pooler, head transform and head; None: the encoder's."""
+    """Peak learning rate of pooler, head transform and head; None: the encoder's rate."""
 
 
 @dataclass(frozen=True)

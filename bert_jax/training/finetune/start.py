@@ -79,7 +79,7 @@ def read_inits(
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
-    """Drop the pooler of a model if classifiers of its family have none.
+    """Drop the pooler of a model if classifiers of its family have no pooler.
 
     A model that has a head keeps whatever the head reads.
     """

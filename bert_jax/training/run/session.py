@@ -38,7 +38,7 @@ class StopRequest:
 
     A second signal ends the process at once. With several processes JAX's preemption service
     watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
-    It has an effect only in the main thread, because Python lets no other thread handle signals.
+    `StopRequest` works only in the main thread: Python lets no other thread handle signals.
     """
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ def learning_rate_schedule(
     warmup_steps - 1 has the peak. Then it decays: the last of `num_steps` updates is one step short
     of the end, or, in a phase with a decay of its own, at the end of this decay.
 
-    `phase` is the learning rate of the phase whose steps are scheduled; None: the run's.
+    `phase` is the learning rate of the phase whose steps are scheduled; None: the run's rate.
     """
     warmup = config.num_warmup_steps(num_steps)
     peak = config.learning_rate if phase is None else phase.peak

@@ -182,7 +182,7 @@ def muon(
 
     The step of a matrix is its momentum, with all singular values made about equal by five
     Newton-Schulz iterations. Scaled by 0.2 sqrt(the larger side), it is as large as an AdamW step
-    (Liu et al. 2025), so that learning rate and weight decay mean the same for both. The look-ahead
+    (Liu et al. 2025), so that learning rate and weight decay suit both alike. The look-ahead
     is optax's, which corrects the bias of average and look-ahead; Jordan's code corrects neither.
 
     The state of `rest` is an `OptimizerState`; `logical_axes` show which parameters are matrices.

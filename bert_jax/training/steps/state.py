@@ -62,7 +62,7 @@ class StepConfig(Bounded, section="training"):
     phase_starts: tuple[int, ...] = ()
     """Numbers of the batches at which the second and later phases begin."""
     rate: PhaseRate | None = None
-    """Learning rate of the phase; None: the run's."""
+    """Learning rate of the phase; None: the run's rate."""
 
 
 def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> list[Compiled]:

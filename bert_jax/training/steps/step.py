@@ -1,6 +1,6 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-Both handle one run or, on a mesh with the axis `trial`, several runs stacked on axis 0.
+Both steps handle one run or, on a mesh with the axis `trial`, several runs stacked on axis 0.
 """
 
 from collections.abc import Callable

@@ -117,7 +117,7 @@ class Comparison:
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Learning rates of the first and of the second; None: all rates that both have."""
+    """Learning rates of the first and of the second; None: all rates that the two share."""
     chosen: bool
     """Whether the learning rates were chosen by their medians, on the same scores."""
     pairs: int
