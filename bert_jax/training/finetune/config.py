@@ -65,7 +65,7 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     None: the rates of pretraining, and 0.1 before the head. A model with rotary positions that was
     pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Values that the backward pass recomputes. dots: all except matrix products; full: layers."""
+    """Values that the backward pass recomputes. dots: all but matrix products; full: all values."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
@@ -122,8 +122,8 @@ class FinetuneGuardConfig(GuardConfig):
         super().__post_init__()
         if self.on_divergence != "report":
             raise UserError(
-                f"guard.on_divergence is {self.on_divergence!r}; fine-tuning never stops for it, "
-                "but counts a run that learned nothing as failed. Leave it at 'report'"
+                f"guard.on_divergence is {self.on_divergence!r}; fine-tuning never stops at a "
+                "divergence, but counts a run that learned nothing as failed. Leave it at 'report'"
             )
 
 

@@ -45,7 +45,7 @@ class Judged:
     outputs: Outputs
     """Logits in the form that `Split.score` takes."""
     loss: float | None
-    """Mean loss over the labels; None if the rows have no labels or it is not finite."""
+    """Mean loss over the labels; None if the rows have no labels or the loss is not finite."""
 
     @property
     def finite(self) -> bool:

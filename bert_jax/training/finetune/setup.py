@@ -45,7 +45,7 @@ class Setup:
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
-        """Objective for evaluations and the saved model: training's, without the teacher."""
+        """Objective for evaluations and the saved model: the training objective, no teacher."""
         return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
 
     @property

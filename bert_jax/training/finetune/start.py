@@ -46,7 +46,7 @@ def read_inits(
     """Read the model `init`; return it, and all initialisations by name (None: random weights).
 
     Raises:
-        UserError: `init` is empty, or `sweep.baseline` is `init` or differs in kind from it.
+        UserError: `init` is empty; `sweep.baseline` is `init`, or its sizes or tokenizer differ.
     """
     if not config.init:
         raise UserError(

@@ -235,7 +235,7 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
     if known and known["digest"] != entry["digest"]:
         raise UserError(
             f"the checkpoint of step {step} in {source.name} has the digest {entry['digest']}, but "
-            f"the run began from digest {known['digest']}. Choose another --workdir"
+            f"the run began from a checkpoint with {known['digest']}. Choose another --workdir"
         )
     return entry, record
 

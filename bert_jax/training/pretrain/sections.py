@@ -62,7 +62,7 @@ class TrainingConfig(Bounded, section="training"):
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """Number of steps between evaluations, besides one at the end of each phase; 0: only these."""
+    """Number of steps between evaluations; each phase also ends with one. 0: only at phase ends."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None: all."""
     probes: tuple[ProbeConfig, ...] = ()
