@@ -58,9 +58,9 @@ class Chip(Accelerator):
     ici_bytes_per_s_per_link: float
     """One-way rate of a link."""
     dcn_bytes_per_s: float
-    """One-way rate of the data-centre network per chip: the host's rate, divided by its chips."""
+    """One-way rate of the data-centre network per chip: the host's rate / its number of chips."""
     cores: int
-    """TensorCores of a chip; a device with two ("megacore") splits every operation over both."""
+    """TensorCores per chip; a device with two cores ("megacore") splits every operation."""
     mxu_side: int
     """Number of rows, and of columns, of one systolic array (MXU)."""
     alus: int
@@ -74,7 +74,7 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Unit of torus dimensions: only multiples of it wrap around; 16 in 2-D, 4 in 3-D."""
+        """Shortest torus dimension that wraps around, as its multiples do: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property
@@ -117,8 +117,8 @@ _TPUS = (
          2.2e9, 6, 100e9, 100e9 / 8, 2, 256, 4),
 )  # fmt: skip
 CHIPS = {chip.name: chip for chip in _TPUS}
-"""TPUs by name, which is the part of a topology's name before the colon. v4 and v5p have one device
-per chip here ("megacore", the default of Cloud TPU)."""
+"""TPUs by name: the part of a topology's name before the colon. Here a chip of v4 or v5p is one
+device ("megacore", the default of Cloud TPU)."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s BFLOAT16 Tensor Core"
 _HOPPER = "NVIDIA data sheet, half of the figure 'with sparsity'"

@@ -18,7 +18,7 @@ class UserError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Guess the known name that `name` misspells, if any; try the first 1,000, up to 64 letters."""
+    """Guess the known name that `name` misspells; try the first 1,000 names up to 64 letters."""
     some = [each for each in islice(known, 1000) if max(len(name), len(each)) <= 64]
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
 
@@ -66,7 +66,7 @@ def report_error(error: BaseException, verb: str) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         text = "interrupted"
     elif isinstance(error, OSError) and code == 2:
-        text += ". Fix that or name another place, and rerun the command; complete files stay"
+        text += ". Fix the cause or name another place, and rerun the command; complete files stay"
     if code is not None:
         print(f"bert-jax {verb}: {text}", file=sys.stderr)
     return code

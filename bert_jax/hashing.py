@@ -32,7 +32,7 @@ def hash_key(*words: int) -> int:
 
 
 def hash_u64(key: int, counters: np.ndarray) -> np.ndarray:
-    """Return 64 random bits for each counter: uint64 of the counters' shape, at least one axis.
+    """Return 64 random bits per counter: uint64 of the shape of `counters`, which needs an axis.
 
     Take the key from `hash_key`, a different one for each purpose.
     """
@@ -57,7 +57,7 @@ def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
 
 
 def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Map positions by a random permutation of [0, n): (k,) int64 from (k,) integers.
+    """Map positions (k,) by a random permutation of [0, n); return int64 (k,).
 
     A Feistel network over the smallest power of two >= n is applied until the result is below n
     (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). This takes fewer than two

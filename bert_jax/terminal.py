@@ -33,13 +33,13 @@ def plain(value: Any, most: int = 200) -> str:
 
 
 class Escaping:
-    r"""A terminal, `unescaped`, to which control characters are sent as JSON escapes, `\u001b`."""
+    r"""A wrapper of a terminal, `unescaped`, that writes control characters as JSON: `\u001b`."""
 
     def __init__(self, stream: Any) -> None:
         self.unescaped = stream
 
     def write(self, text: str) -> int:
-        """Write text; do not escape a progress bar's carriage returns and moves between lines."""
+        """Write text; leave a progress bar's carriage returns and cursor moves unescaped."""
         if not _BAR.fullmatch(text):
             text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
         self.unescaped.write(text)
@@ -56,7 +56,7 @@ class Escaping:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Escape, while a verb runs, what the encoding lacks and what could control the terminal."""
+    """Escape, in the `with` block, characters that the encoding lacks or that control terminals."""
     before = sys.stdout, sys.stderr
     for stream in before:
         if hasattr(stream, "reconfigure"):

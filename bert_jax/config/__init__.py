@@ -1,4 +1,4 @@
 """Configurations: files, command lines, and the frozen dataclasses that they become.
 
-Imports nothing from the package except errors. Read first: mapping.py.
+This package imports only `errors` from bert_jax. Read first: mapping.py.
 """

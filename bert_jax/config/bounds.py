@@ -1,4 +1,4 @@
-"""Bounds of the fields of a configuration, as annotations: `Annotated[int, AtLeast(2)]`.
+"""Bounds of configuration fields, written as annotations: `Annotated[int, AtLeast(2)]`.
 
 A `Bounded` dataclass raises a UserError for values out of bounds; --fields prints the bounds.
 """
@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 
 
 class Bound(NamedTuple):
-    """An end of a range: words and bracket for messages, comparison and limit."""
+    """An end of a range: its words and bracket in messages, its comparison and its limit."""
 
     words: str
     bracket: str
@@ -43,7 +43,7 @@ class Or:
 
 @dataclass(frozen=True)
 class Distinct:
-    """A tuple of at least `least` entries, all different."""
+    """A requirement that a tuple has at least `least` entries, all different."""
 
     least: int = 0
 
@@ -79,7 +79,7 @@ class Bounded:
     """Name of the section in messages."""
 
     def __init_subclass__(cls, section: str | None = None) -> None:
-        """Set the name of the section; None: the parent's."""
+        """Set the name of the section; None: the parent's name."""
         cls.SECTION = cls.SECTION if section is None else section
 
     def __post_init__(self) -> None:

@@ -136,8 +136,8 @@ def _get_config(path: Path, argument: str) -> Any:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise UserError(
-            f"{path}: get_config has no parameter for what was given ({error}). An argument comes "
-            f"after a colon, --config={path}:ARGUMENT, and get_config must take it"
+            f"{path}: get_config cannot be called with what was given ({error}). An argument comes "
+            f"after a colon, --config={path}:ARGUMENT, and get_config must have a parameter for it"
         ) from error
     with _blaming(path):
         return function(*arguments)
@@ -214,8 +214,8 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
         if isinstance(value, list) and part[0] == "[":
             if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
                 raise UserError(
-                    f"{_WHERE}: there is no {seen}{part}; {seen} holds {len(value)}, counted "
-                    f"from 0. Set the whole list as --fields shows for {seen}, or set it in a file"
+                    f"{_WHERE}: there is no {seen}{part}; entries are counted from 0, and {seen} "
+                    f"has {len(value)}. Set the list as --fields shows for {seen}, or use a file"
                 )
             group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
             seen += part

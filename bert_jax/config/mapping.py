@@ -22,12 +22,12 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
 
     Whole numbers are accepted for floats and lists for tuples; nothing else is converted. A missing
     field takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
-    ...]`. A class may have three dicts: `RENAMED`, from old to new names; `ELSEWHERE`, from names
-    of other classes' fields to hints; `VARIANTS`, from values of field `CHOSEN_BY` to subclasses.
+    ...]`. A class may have four dicts: `RENAMED` maps old to new names; `ELSEWHERE`, names of
+    other classes' fields to hints; `VARIANTS`, values of the field `CHOSEN_BY` to subclasses; and
+    `FORMER`, values that this field no longer takes to hints.
 
     Raises:
-        UserError: A field is unknown (the message names the nearest known one), or a value has the
-            wrong type (the message names the field, the value and the right type).
+        UserError: A field or a value is wrong; the message names it, and what would be right.
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
@@ -87,7 +87,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Return the subclass that `mapping` chooses, or `cls`; raise a UserError if it is unknown."""
+    """Return the variant named in `mapping`, or `cls` if it has no variants; refuse other names."""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
         return cls

@@ -235,7 +235,7 @@ class _Run:
         stopped = [on and each.stopped for on, each in zip(went_on, now.progress, strict=True)]
         for number, each in enumerate(now.progress):
             if stopped[number]:
-                best = "no finite score" if each.best is None else f"{each.best:.4g}"
+                best = "a score that is not finite" if each.best is None else f"{each.best:.4g}"
                 message = f"stopped early: {self.policy.patience} evaluations in a row no better "
                 message += f"than {best}"
                 if self.plan.num_trials > 1:
@@ -295,7 +295,7 @@ class _Run:
                 message = str(error)
             elif not alone:
                 message = f"{now.name_of(number)}: {bad.describe()}; "
-                message += "it has failed, and its state is kept" if bad.halted else "skipped"
+                message += "it has failed, and its state is kept" if bad.halted else "batch skipped"
             whose = {"trial": number} if self.policy.metric else {}
             session.warn(
                 kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics

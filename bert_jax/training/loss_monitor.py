@@ -44,8 +44,8 @@ class LossMonitor:
     healthy runs begin at the baseline too. The check waits while the loss still falls.
 
     Divergence: judged at each step, by the distance of the smoothed loss from its lowest value. A
-    running mean would follow a slow rise and miss it; the lowest value never follows. Both values
-    start anew with each phase, and count once half a window of losses is in them.
+    running mean would follow a slow rise and miss it; the lowest value never follows. The
+    smoothed loss and its lowest value begin anew with each phase and count after half a window.
     """
 
     metric: Metric
@@ -122,7 +122,7 @@ class LossMonitor:
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Continue from the values of `state` after `step` steps; older versions have fewer."""
+        """Continue after `step` steps from `state`; older versions saved fewer values in it."""
         for name, value in {"step": step, **state}.items():
             setattr(self, name, value)
 
@@ -160,7 +160,7 @@ class LossMonitor:
     def _divergence(self, step: int) -> str:
         text = (
             f"the {self.metric.title} has risen to {self.smoothed:.3f} nats at step {step:,} "
-            f"(mean of the last {self.window} or so); its lowest value was {self.lowest:.3f} at "
+            f"(mean of about {self.window} steps); its lowest value was {self.lowest:.3f} at "
             f"step {self.lowest_at:,}"
         )
         if self.alarm == 2:
@@ -170,7 +170,7 @@ class LossMonitor:
             )
         kept = f"the newest checkpoint of step {self.lowest_at:,} or before is kept"
         if self.lowest_at < self.save_every:
-            kept = "no checkpoint was due before"
+            kept = "no checkpoint was due by then"
         return (
             f"{text}; {kept}. Most often the learning rate, "
             f"{self.peak_rates[self._phase_of(step)]:g}, is too high or the warm-up too short; "
@@ -209,13 +209,13 @@ class LossMonitor:
             causes.append(f"{num_steps:,} steps are too few for this model and corpus")
         causes.append(
             "the corpus and its tokenizer do not fit each other "
-            f"({100 * self.unknown_rate:.2g}% of its tokens are unknown)"
+            f"({100 * self.unknown_rate:.2g}% of the tokens are unknown)"
         )
         return (
             f"the {self.metric.title} is {self.smoothed:.3f} nats at step {step:,} (mean of "
-            f"the last {self.window} or so), and the {self.metric.baseline} of the corpus is "
-            f"{self.baseline:.3f}: {met}. Runs that are still there after the warm-up tend to "
-            f"stay. Likely causes, the most frequent first: {'; '.join(causes)}."
+            f"about {self.window} steps), and the {self.metric.baseline} of the corpus is "
+            f"{self.baseline:.3f}: {met}. Runs that are still at this level after the warm-up "
+            f"tend to stay at it. Likely causes, the most frequent first: {'; '.join(causes)}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run: its trials, the means since the last row, and the state between steps."""
+"""Progress of a run: its trials, means since the last row of metrics, and state between steps."""
 
 import math
 import time
@@ -87,7 +87,7 @@ class Progress:
 
 
 def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:
-    """Find the trial of an initialisation whose model is kept, as (best score, number).
+    """Find the trial whose model is kept for an initialisation; return (best score, trial number).
 
     Among equal scores the earliest wins, then the lowest number, so the choice does not depend on
     the time of saving. Return None if no trial has a finite score.
@@ -104,7 +104,7 @@ def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | N
 
 
 class Means:
-    """Means of each metric and trial over the steps since the last row.
+    """Means of each metric, by trial, over the steps since the last row of metrics.
 
     Steps that the guard rejected and trials beyond the first `count` are left out.
     """
@@ -116,7 +116,7 @@ class Means:
         """Metrics of the last step."""
 
     def add(self, metrics: Mapping[str, np.ndarray]) -> None:
-        """Add the metrics of a step, each (M,)."""
+        """Add the metrics of a step, arrays (M,) over trials."""
         count = len(self._count)
         metrics = {name: np.asarray(value)[:count] for name, value in metrics.items()}
         self.last = metrics
@@ -137,7 +137,7 @@ class Means:
         return float(np.median(np.where(np.isfinite(value), value, np.inf)))
 
     def take(self) -> dict[str, list[float | None]]:
-        """Return the means of each trial, None if it took no step, and start anew."""
+        """Return the means, by metric and trial (None: the trial took no step), and start anew."""
         counts = self._count.tolist()
         means = {
             name: [total / n if n else None for total, n in zip(sums.tolist(), counts, strict=True)]
@@ -176,7 +176,7 @@ class Moment:
     means: Means
     wave: int = 0
     best: Any = None
-    """Trained parameters of each trial at its best evaluation; None: none are kept."""
+    """Trained parameters of each trial at its best evaluation; None: no parameters are kept."""
     monitor: LossMonitor | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the trials of earlier stages."""
@@ -212,14 +212,14 @@ def failure_reason(
     """Return the reason why a run has failed at the end of training; "" if it has not.
 
     The last evaluation is judged: even if a model learned nothing, the best of many evaluations
-    exceeds `goal` (see `goal_score`) by chance. `best` is None if no score was finite, `last` if
-    the last one was not; `finite` says whether all logits were finite.
+    may exceed `goal` (see `goal_score`) by chance. `best` is None if no score was finite, `last` if
+    the last score was not; `finite` says whether all logits were finite.
     """
     if best is None:
         return "no evaluation gave a finite score"
     reasons = [] if finite else ["a loss or a score was not finite"]
     if halted:
-        reasons.append("a step was not finite or its loss a spike, and the run stopped there")
+        reasons.append("a step was not finite or its loss was a spike, and the run stopped there")
     if last is None:
         reasons.append("the last evaluation gave no finite score")
     elif not last > goal:

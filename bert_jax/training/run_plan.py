@@ -50,7 +50,7 @@ class Batches:
     """Batches by number, as arrays on the mesh; a batch is a pure function of its number."""
 
     stream: Callable[[int], Generator[Mapping[str, Any], None, None]]
-    """Function that yields the batches from a number on."""
+    """Function that yields the batches from a given number on."""
     confirm: Callable[[], None] = lambda: None
     """Function that waits until all text read so far is checked, and raises for a fault."""
 
@@ -119,7 +119,7 @@ class Saves(Protocol):
         """Save the state for a restart; if `last`, no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
-        """Save the best trial's model at the end of a stage; skip this if states are models."""
+        """Save the best trial's model at the end of a stage, unless saved states contain models."""
         return
 
     def newest(self) -> str:
@@ -157,10 +157,10 @@ class Policy:
     scores_start: bool = False
     """Whether a run without a save is scored before its first step."""
     metric: str = ""
-    """Name of the first scorer's score that selects best parameters; empty: none are kept."""
+    """Name of the first scorer's score that selects best parameters; empty: keep no parameters."""
     patience: int = 0
     save_every: int = 0
-    """Number of steps between two saves; 0: save by time, after an evaluation."""
+    """Number of steps between two saves; 0: save after an evaluation, `save_seconds` apart."""
     save_seconds: float = 60.0
     saves_end: bool = False
     """Whether the state after the last step is saved."""
@@ -174,7 +174,7 @@ class RunPlan:
     """Plan of a run, complete before its first step."""
 
     name: Path | str
-    """Work directory, as given."""
+    """Work directory, as the caller named it."""
     mesh: Mesh
     stages: tuple[Stage, ...]
     batches: Batches
@@ -201,14 +201,14 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a start of a run."""
+    """Result of one start of a run."""
 
     workdir: Path | str
-    """Work directory, as given."""
+    """Work directory, as the caller named it."""
     step: int
     """Number of steps done."""
     finished: bool
-    """Whether the run is at its end; else a signal stopped it, and the same command continues."""
+    """Whether the run is complete; else a signal stopped it, and the same command continues it."""
     baseline: float | None = None
     """Value of the first metric for a model that ignores its input, if known."""
     train_metrics: dict[str, Any] = field(default_factory=dict)

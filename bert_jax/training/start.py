@@ -1,6 +1,6 @@
 """The models that a run starts from: sources of its first parameters, and a teacher.
 
-Pretraining and fine-tuning read them before the first step; a restart needs only frozen parts.
+Both kinds of runs read them before the first step; a restart needs only their frozen parts.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Start:
     teacher: SavedModel | None = None
     """Teacher, with the parameters that the run holds but never saves."""
     inits: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters that each initialisation of a sweep provides, by its name; {}: all are random."""
+    """Parameters from each initialisation of a sweep, by its name; {} for random weights."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ class Start:
         return digest_of(self.teacher.params) if self.teacher else ""
 
     def first_params(self, fresh: Any, axes: Any) -> Any:
-        """Replace parameters in `fresh` by the initial model's, as far as it has them."""
+        """Replace each parameter in `fresh` that the initial model has with the model's."""
         return fresh if self.initial is None else initial_params(self.initial, fresh, axes)
 
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
@@ -147,10 +147,10 @@ def _counted(entries: _Entries, word: str) -> str:
 
 
 def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
-    """Return the parameters of `initial`, laid out as in `fresh`; take missing ones from `fresh`.
+    """Lay out the parameters of `initial` like `fresh`; take missing parameters from `fresh`.
 
     Args:
-        initial: Model of the same architecture. Vocabulary rows beyond those of `fresh` stand for
+        initial: Model of the same architecture. Vocabulary rows that `fresh` does not have are for
             no token and are left out.
         fresh: Parameters from `Objective.init`, on a mesh; if `initial` has them all, shapes and
             shardings are enough.

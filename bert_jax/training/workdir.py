@@ -71,7 +71,7 @@ def refuse_other_run(
     free: Sequence[str],
     fingerprints: Mapping[str, tuple[Any, str]],
 ) -> None:
-    """Refuse to continue a run that began as `began` with another configuration or other data.
+    """Refuse to continue a run if its configuration, `began`, or its data differ from this start's.
 
     A restart may change the fields `free`. `fingerprints` maps the name of each content to the
     fingerprint in the record and the fingerprint at this start.
@@ -131,8 +131,8 @@ def begin_workdir(
                 given = load_tokenizer(tokenizer_files)
                 if record.setdefault("tokenizer", given.fingerprint) != given.fingerprint:
                     raise UserError(
-                        f"{tokenizer_files} is not the tokenizer of its corpus: damaged or "
-                        "changed. Copy it again, or build the corpus again"
+                        f"{tokenizer_files} is not the tokenizer of its corpus: it is damaged or "
+                        "was changed. Copy it again, or build the corpus again"
                     )
                 if not (workdir / "tokenizer").exists():
                     given.save(workdir / "tokenizer")

@@ -98,7 +98,7 @@ def test_what_is_said_when_a_run_stops(capsys):
     assert message in capsys.readouterr().err
 
     message = str(BadStepError(bad, OTHER, ""))
-    assert "it came out different (bad 1, then 0; loss nan, then 3.25): suspect the" in message
+    assert "step came out different (bad 1, then 0; loss nan, then 3.25): suspect the" in message
     assert "hardware (TPU v5 lite, device ids 0, 1 of process 0)" in message
     assert "add in a different order" not in message
     assert "The last good checkpoint: none was saved." in message
@@ -389,7 +389,7 @@ def test_several_processes_compute_a_bad_step_again_together(tmp_path):
     logs = [(tmp_path / "logs" / f"process_{i}.log").read_text() for i in range(2)]
     assert done.returncode == 4, done.stderr + "\n".join(logs)
     for log in logs:
-        assert "it came out the same to the last bit" in log
+        assert "the step came out the same to the last bit" in log
         assert f"`bert-jax replay {workdir} --step " in log
     kinds = [event["kind"] for event in read_events(workdir / "events.jsonl")]
     assert kinds.count("bad_step") == 1

@@ -68,7 +68,7 @@ def test_warns_once_at_the_plateau_with_numbers_and_causes():
     for part in (
         "6.020 nats at step 270", "entropy of the corpus is 6.000", "0.003, is too high (try 1e-3)",
         "20 of 1,000 steps", "16 rows of 32, 512 tokens a step", "1,000 steps are too few",
-        "1.2% of its tokens are unknown",
+        "1.2% of the tokens are unknown",
     ):  # fmt: skip
         assert part in text.replace("1.0e-3", "1e-3"), part
     assert "\n" not in text

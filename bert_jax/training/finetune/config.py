@@ -37,7 +37,7 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; `init`, `head` and teacher must give the same weights."""
+"""Fields that a restart may change; but `init`, `head` and the teacher must give equal weights."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,24 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics; each evaluation writes a row, too."""
     max_buckets: Count = 4
-    """Largest number of lengths to which rows are padded; each is compiled once. 1: only one."""
+    """Largest number of different lengths to which rows are padded; each needs a compilation."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in encoder and attention and before the head (not with task.kind=squad); None:
-    as in pretraining, with 0.1 before the head. A model with rotary positions that was pretrained
-    without attention dropout has none here either."""
+    """Dropout rate in encoder and attention, and before the head (0 with task.kind=squad).
+    None: the rates of pretraining, and 0.1 before the head. A model with rotary positions that was
+    pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Values that the backward pass recomputes: none, all except matrix products, whole layers."""
+    """Values that the backward pass recomputes. dots: all but matrix products; full: all values."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
     """Number of evaluations in a row without a better score after which a run stops by itself; the
-    learning rate follows the full schedule. 0: make all passes."""
+    learning rate still follows the schedule of the whole run. 0: make all passes."""
     freeze: str = ""
-    """Parts that stay frozen. embeddings; a number: the embeddings and that many of the lowest
-    layers; encoder: everything except the pooler and the head. Empty: none."""
+    """Parts that stay frozen: embeddings; a number n (the embeddings and the n lowest layers); or
+    encoder (everything except the pooler and the head). Empty: nothing is frozen."""
     stall_seconds: NonNegative = 1800.0
-    """Seconds without anything completed after which the process writes its threads' stacks and
-    ends with exit code 6. 0: no limit."""
+    """Seconds in which nothing is completed before the process writes its threads' stacks and ends
+    with exit code 6. 0: no limit."""
 
     def __post_init__(self) -> None:
         """Refuse an unknown `freeze`, and micro-batches of unequal size."""
@@ -101,9 +101,9 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     warmup_rate: Rate = 0.1
     layer_decay: Part = 1.0
     """Factor by which the learning rate falls from layer to layer, downwards: the head has the full
-    rate, the top layer this share of it, the embeddings the lowest. 1: the same rate for all."""
+    rate, the top layer this share of it, the embeddings the lowest rate. 1: one rate for all."""
     head_learning_rate: Positive | None = None
-    """Peak learning rate of pooler, head transform and head; None: the encoder's."""
+    """Peak learning rate of pooler, head transform and head; None: the encoder's rate."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,16 @@ class FinetuneGuardConfig(GuardConfig):
     """
 
     spike_sigmas: NonNegative = 0.0
-    """Number of standard deviations above the mean of recent losses at which a loss is a spike. 0:
-    only non-finite values are bad, since small batches of hard examples are normal."""
+    """Number of standard deviations above the mean of recent losses at which a loss is a spike. 0
+    (the default, because small batches may well be hard): only non-finite values are bad."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and options that only pretraining has."""
         super().__post_init__()
         if self.on_divergence != "report":
             raise UserError(
-                f"guard.on_divergence is {self.on_divergence!r}; fine-tuning cannot stop there: "
-                "the statistics count a run that learned nothing as failed. Leave it at 'report'"
+                f"guard.on_divergence is {self.on_divergence!r}; fine-tuning never stops at a "
+                "divergence, but counts a run that learned nothing as failed. Leave it at 'report'"
             )
 
 
@@ -137,7 +137,7 @@ class SweepConfig(Bounded, section="sweep"):
     """Learning rates of the sweep; empty: `optimizer.learning_rate`."""
     baseline: str = ""
     """Second initialisation, compared with `init` over the same seeds: `random`, or the directory
-    of a model with the architecture and the tokenizer of `init`."""
+    of a model with the architecture and the tokenizer of `init`. Empty: no comparison."""
     at_once: Natural = 0
     """Number of runs in one program; 0: all. The others follow without another compilation."""
 

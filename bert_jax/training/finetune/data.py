@@ -70,7 +70,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
     """Read labelled data: a file, a split of GLUE, the run's `dev` or `test`; None: dev and test.
 
     Raises:
-        UserError: Data cannot be read, or data of the run have changed since.
+        UserError: The data cannot be read, or the run's data have changed since training.
     """
     config = task_of(model).config
     own = {"dev", *config.dev_sources, *config.test_sources}
@@ -148,6 +148,6 @@ def train_texts(workdir: Path | str) -> np.ndarray:
 
 def _changed(workdir: Path | str, which: str, why: str) -> str:
     return (
-        f"the data{which} of {workdir} have changed since it was trained: {why}. Name the data to "
-        "be scored with --data FILE, or restore the file"
+        f"the data{which} of {workdir} have changed since training: {why}. Name the data to be "
+        "scored with --data FILE, or restore the file"
     )

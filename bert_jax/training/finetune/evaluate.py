@@ -45,7 +45,7 @@ class Judged:
     outputs: Outputs
     """Logits in the form that `Split.score` takes."""
     loss: float | None
-    """Mean loss over the labels; None if the rows have none or the loss is not finite."""
+    """Mean loss over the labels; None if the rows have no labels or the loss is not finite."""
 
     @property
     def finite(self) -> bool:
@@ -108,15 +108,15 @@ class Evaluation:
     """Scores of a fine-tuned model, with reports and differences."""
 
     scores: dict[str, float]
-    """Scores by name, preceded by the name of the split except for the first split. If a report on
-    contamination covers the examples, also scores of clean and of seen examples (`divide`)."""
+    """Scores by name; names of scores on splits after the first begin with the split's name. If a
+    report on contamination covers the examples, also scores of clean and seen ones (`divide`)."""
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report`, by the name of the split."""
     differences: dict[str, dict[str, Any]]
     """Differences from another model's scores, by split and score, with paired 95% intervals."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; scores that are not numbers are None."""
+        """Return everything as JSON values; scores that are not finite are None."""
         scores = {name: null(value) for name, value in self.scores.items()}
         more = {"differences": self.differences} if self.differences else {}
         return {**scores, "splits": self.reports, **more}
@@ -140,7 +140,7 @@ def evaluate_finetuned(
         columns: Fields of the task to change, such as the names of the text and label columns.
 
     Raises:
-        UserError: There is no such run; the data cannot be read, have changed or have no labels; a
+        UserError: There is no such model; the data cannot be read, have changed or lack labels; a
             report is about other data; or the other model has other labels or examples.
     """
     model = read_scored(workdir, columns)
@@ -204,8 +204,8 @@ def _same_splits(
     for split in splits:
         if split.name not in found or found[split.name].fingerprint != split.fingerprint:
             raise UserError(
-                f"{versus} was trained with other {split.name} data; name the data to compare both "
-                "models on with --data FILE"
+                f"{versus} was trained with other {split.name} data; to compare both models on "
+                "the same data, name a file with --data FILE"
             )
     return found
 
@@ -255,7 +255,7 @@ def divide(
 ) -> dict[str, list[int]]:
     """Group the numbers of the examples under the keys clean, seen and unjudged.
 
-    `texts` maps the key of a text to two counts: all its n-grams, and those in the run's corpora.
+    `texts` maps the key of a text to two counts: its n-grams, and its n-grams in the run's corpora.
     If `texts` covers no example of the split, return an empty dict.
 
     Raises:
@@ -279,7 +279,7 @@ def scores_apart(
 ) -> dict[str, float]:
     """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
 
-    SQuAD's null threshold comes from `scores`, of all examples, and `parts` from `divide`.
+    `scores`, of all examples, gives SQuAD's null threshold; `parts` comes from `divide`.
     """
     found: dict[str, float] = {}
     for name, examples in parts.items():

@@ -1,4 +1,4 @@
-"""Cross-validation: a run for each fold, and one score of all examples, held out in turn.
+"""Cross-validation: a run for each fold, and one score of all examples, each held out once.
 
 workdir/fold-1 ... fold-K are ordinary runs; workdir has the pooled predictions and their report. A
 fold is scored once, after its last step, so that the held-out part never selects a checkpoint.
@@ -48,7 +48,7 @@ def cross_validate(
     Raises:
         UserError: The configuration asks for several runs per fold, the directory belongs
             to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
-        NothingLearnedError: No fold's model beats its constant prediction. All files are written.
+        NothingLearnedError: No fold's model beats a constant prediction. All files are written.
     """
     _check(config, workdir)
     home, count = Path(workdir), config.task.folds

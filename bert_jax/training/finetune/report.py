@@ -42,8 +42,8 @@ def writing(what: str, work: WorkDir) -> Iterator[None]:
         yield
     except (OSError, UserError) as error:
         raise SaveFailedError(
-            f"{what} cannot be written to {work.local} ({error}). Fix that and rerun the command: "
-            "the run continues from its last save"
+            f"{what} cannot be written to {work.local} ({error}). Fix the cause and rerun the "
+            "command: the run continues from its last save"
         ) from error
 
 
@@ -62,7 +62,7 @@ class TaskScorer:
         }
 
     def after(self, step: int) -> bool:
-        """Return whether the step's wave is due for an evaluation."""
+        """Return whether trials are evaluated after `step`, which counts over all waves."""
         schedule = self._setup.schedule
         return schedule.evaluates_after((step - 1) % schedule.num_steps + 1)
 
@@ -86,7 +86,7 @@ class TaskScorer:
         """Score the test data with the best parameters of each trial in a wave.
 
         If the saved model, the first initialisation's best so far, comes from this wave, also write
-        a report on its dev and test data. A lost trial has no scores.
+        the report on it, over dev and test data. A lost trial has no scores.
 
         Raises:
             SaveFailedError: The report cannot be written.
@@ -155,10 +155,10 @@ def write_reports(
     *,
     title: str = "",
 ) -> list[Path]:
-    """Write report.md, report.json and pictures, each of the last split that has it; return paths.
+    """Write report.md, report.json and pictures, and return their paths.
 
-    `directory` is made if it is missing, and files of the same name in it are replaced.
-    `reports` maps split names to reports; `record` has the other entries of the JSON.
+    `reports` maps split names to reports; `record` has the JSON's other entries. A picture shows
+    the last split with values for it. A missing `directory` is made; existing files are replaced.
 
     Raises:
         UserError: The directory cannot be written.

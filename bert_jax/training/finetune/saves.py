@@ -175,7 +175,7 @@ class FinetuneSaves:
         """Save the state that a restart needs, and the best model so far.
 
         Raises:
-            SaveFailedError: Several saves in a row have failed, or, with `last`, this one.
+            SaveFailedError: Several saves in a row have failed, or the `last` save has.
         """
         del finished
         extra = {

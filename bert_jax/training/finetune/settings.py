@@ -43,7 +43,7 @@ class Schedule:
         return len(self.waves) * self.num_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Return whether dev is scored after `step` steps of a wave, as after the last step."""
+        """Return whether dev is scored after `step` steps of a wave; it is after the last step."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
 
@@ -57,8 +57,8 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
     steps = config.training.num_epochs * epoch
     if steps > MAX_STEPS:
         raise UserError(
-            f"training.num_epochs is {config.training.num_epochs:g}, {steps:.4g} steps of "
-            f"{epoch:,} an epoch; a run has at most {MAX_STEPS:,}: set it to "
+            f"training.num_epochs is {config.training.num_epochs:g}, which makes {steps:.4g} steps "
+            f"at {epoch:,} steps per epoch; a run has at most {MAX_STEPS:,} steps: set it to "
             f"{MAX_STEPS // epoch:,} or less"
         )
     num_steps, seeds = max(1, round(steps)), range(config.seed, config.seed + config.sweep.seeds)

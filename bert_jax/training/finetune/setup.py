@@ -32,7 +32,7 @@ class Setup:
     step: StepConfig
     task: Task
     initial: SavedModel
-    """Model in `init`, whose tokenizer the run uses."""
+    """Model that `init` names, whose tokenizer the run uses."""
     start: Start
     fingerprints: dict[str, str]
     """Fingerprints of the models and data that the configuration names, by field."""
@@ -45,7 +45,7 @@ class Setup:
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
-        """Objective for evaluations and the saved model: the one for training, without teacher."""
+        """Objective for evaluations and the saved model: the training objective, no teacher."""
         return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
 
     @property
@@ -65,7 +65,7 @@ class Setup:
         return [said for other in others if (said := overlap_warning(*other, known))]
 
     def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
-        """Yield a wave's batches from number `step` on, without end."""
+        """Yield a wave's batches without end, from batch number `step` on."""
         seeds = [trial.seed for trial in self.schedule.waves[wave]]
         epoch, start = divmod(step, self.batches.num_batches)
         while True:

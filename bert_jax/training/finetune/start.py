@@ -46,7 +46,7 @@ def read_inits(
     """Read the model `init`; return it, and all initialisations by name (None: random weights).
 
     Raises:
-        UserError: `init` is empty, or `sweep.baseline` is `init` or a different architecture.
+        UserError: `init` is empty; `sweep.baseline` is `init`, or its sizes or tokenizer differ.
     """
     if not config.init:
         raise UserError(
@@ -69,17 +69,17 @@ def read_inits(
         ]
         rows = [f"{field} {ours} and {theirs}" for field, ours, theirs in values if ours != theirs]
         if initial.tokenizer.fingerprint != other.tokenizer.fingerprint:
-            rows.append("other tokenizers")
+            rows.append("the tokenizers")
         if rows:
             raise UserError(
-                f"sweep.baseline {name} is not the same model as init ({'; '.join(rows)}); runs "
-                "of a sweep share one. Fine-tune it in a run of its own"
+                f"sweep.baseline {name} differs from init ({'; '.join(rows)}); all runs of a sweep "
+                "need one architecture and tokenizer. Fine-tune it in a run of its own"
             )
     return initial, given
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
-    """Drop the pooler of a model if classifiers of its family have none.
+    """Drop the pooler of a model if classifiers of its family have no pooler.
 
     A model that has a head keeps whatever the head reads.
     """
@@ -120,7 +120,7 @@ def with_head(
     if network != "classification":
         why = "this task predicts from each token"
     elif initial.config.pooler:
-        why = f"{initial.name} is of an architecture with a pooler, which reads the first token"
+        why = f"the architecture of {initial.name} has a pooler, which reads the first token"
     if pooling == "auto":
         pooling = "cls" if why else initial.pooling
     elif why:
@@ -178,7 +178,7 @@ def _start_of(
 
 
 def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
-    """Return the weights of a saved head for a task with the same labels, in any order.
+    """Return the weights of a saved head, which must have the task's labels, in the task's order.
 
     Raises:
         UserError: The head does not fit the task; the message gives the reason.
@@ -188,7 +188,7 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
         raise UserError(f"{saved.name} has no task head")
     if (outputs.objective, outputs.head.kind) != (task.objective, head.kind):
         raise UserError(
-            f"the head of {saved.name} predicts {outputs.objective}, but this task {task.objective}"
+            f"the head of {saved.name} is for {outputs.objective}, but the task is {task.objective}"
         )
     kernel, bias = (np.asarray(saved.params["head"][part]) for part in ("kernel", "bias"))
     if task.objective == "regression":  # a saved head predicts raw scores
@@ -221,7 +221,7 @@ def with_vectors(
     `given` and `frozen` are as in `with_head`.
 
     Raises:
-        UserError: A setting does not fit the kind of rows or the model's width.
+        UserError: A setting does not fit vectors, the kind of rows or the model.
     """
     contrast, section = config.embedding, config.task
     assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
@@ -233,7 +233,7 @@ def with_vectors(
         )
     if config.head != "auto":
         raise UserError(
-            f"head is {config.head!r}, which is for tasks with a head; vectors have none"
+            f"head is {config.head!r}, which is for tasks with a head; vectors have no head"
         )
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
@@ -279,7 +279,7 @@ def saved_objective(
 
 
 def query_length(splits: Iterable[Rows]) -> int:
-    """Return the length to which the first rows of groups are padded; 0: there are no groups."""
+    """Return the length to which the first rows of groups are padded; 0 if there are no groups."""
     several = [rows for rows in splits if rows.group > 1]
     longest = [int(rows.row_lengths.reshape(-1, rows.group)[:, 0].max()) for rows in several]
     return -(-max(longest, default=0) // _MULTIPLE) * _MULTIPLE
@@ -310,7 +310,7 @@ def with_teacher(
     ours, theirs = initial.tokenizer.fingerprint, saved.tokenizer.fingerprint
     if ours != theirs:
         raise UserError(
-            f"distil.teacher: the tokenizer of {saved.name} ({theirs[:12]}) is not that of "
+            f"distil.teacher: the tokenizer of {saved.name} ({theirs[:12]}) is not the one of "
             f"{initial.name} ({ours[:12]}); teacher and student must read the same tokens"
         )
     try:

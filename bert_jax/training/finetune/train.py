@@ -58,7 +58,7 @@ def finetune(
             progress bar on a terminal.
 
     Raises:
-        BadStepError: A step of the only run was not finite, and the guard is set to stop.
+        BadStepError: A step of the only run was not finite or a spike; the guard is set to stop.
         UserError: Configuration, data, initialisation and work directory do not fit together.
             Nothing has been written.
         NoModelError: No run of the first initialisation had a finite score. Statistics are written.

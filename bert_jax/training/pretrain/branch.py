@@ -72,7 +72,7 @@ class Branch:
     ) -> None:
         """Refuse a run that cannot continue the checkpoint; change nothing.
 
-        `stores`: text of the phases that have their own, by number; `abstract`: the abstract state.
+        `stores`: texts of phases with their own corpora, by phase number; `abstract`: the state.
 
         Raises:
             UserError: The runs differ (the message lists both values), or this run is too short.
@@ -104,9 +104,9 @@ class Branch:
         )
         if rows:
             raise UserError(
-                f"a branch from step {self.step} of {source.name} shares the steps before with "
-                f"that run, but differs in what decides them: {'; '.join(rows)}. A branch may "
-                f"change training.num_steps, phases that begin at step {self.step} or later, "
+                f"a branch from step {self.step} of {source.name} shares all earlier steps with "
+                f"that run, but differs in what decides these steps: {'; '.join(rows)}. A branch "
+                f"may change training.num_steps, phases that begin at step {self.step} or later, "
                 "settings of the optimizer, and whatever a restart may change"
             )
         path = source.checkpoints / str(self.step)
@@ -235,7 +235,7 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
     if known and known["digest"] != entry["digest"]:
         raise UserError(
             f"the checkpoint of step {step} in {source.name} has the digest {entry['digest']}, but "
-            f"the run began from one with {known['digest']}. Choose another --workdir"
+            f"the run began from a checkpoint with {known['digest']}. Choose another --workdir"
         )
     return entry, record
 
@@ -272,7 +272,7 @@ def _phase_rows(
     if old_steps != new_steps:
         return [
             f"training.phases: before the branch they have {old_steps} steps there, {new_steps} "
-            "given (to begin a phase at the branch, make the shares of the phases before sum to "
+            "given (to begin a phase at the branch, make the shares of earlier phases sum to "
             f"{share:.10g})"
         ]
     return [

@@ -225,7 +225,7 @@ class PretrainConfig(Bounded):
         return self.optimizer.learning_rate if own is None else own
 
     def phase_rate(self, number: int) -> PhaseRate | None:
-        """Return a phase's own learning rate; None if the phase follows the run's."""
+        """Return a phase's own learning rate; None if the phase follows the run's rate."""
         phase, peak = self.training.phases[number], self.peak_rate(number)
         if not phase.decay:
             return None if phase.learning_rate is None else PhaseRate(peak)
@@ -245,7 +245,7 @@ class PretrainConfig(Bounded):
 
     @property
     def retention(self) -> CheckpointConfig:
-        """Section `checkpoint`, with the metric that ranks checkpoints filled in."""
+        """Section `checkpoint`; an empty `best_metric` is replaced by the first metric."""
         named = self.checkpoint.best_metric or f"eval/{self.metrics[0].name}"
         return replace(self.checkpoint, best_metric=named)
 

@@ -45,8 +45,8 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
             None: the default settings of the cache, for reading without windows.
 
     Raises:
-        UserError: The path is empty, missing, of an unsupported scheme or without a store; its two
-            stores have different tokenizers; or a window does not fit the cache.
+        UserError: The path is empty, has an unsupported scheme or leads to no store; its two stores
+            have different tokenizers; or a window does not fit the cache.
         BucketAwayError: The bucket is out of reach.
     """
     if not path:
@@ -94,13 +94,13 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 def phase_stores(
     config: PretrainConfig, run: TokenStore, only: int | None = None
 ) -> dict[int, TokenStore | Mixture]:
-    """Open the training text of the phases that have their own, by phase number.
+    """Open the training text of each phase that does not read the run's corpus, by its number.
 
     `run` is the store of the run's corpus. If `only` is given, open only the phase of that number.
 
     Raises:
         UserError: A corpus is missing, does not have the tokenizer of the run's corpus, or is named
-            twice in a mixture; or the cache cannot hold the windows of a mixture's buckets.
+            twice in a mixture; or the cache is too small for the windows of a mixture.
     """
     opened = {config.data.corpus: run}
 
@@ -144,7 +144,7 @@ def phase_stores(
 
 
 def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
-    """Return the fingerprint of a phase's training text, as a run's record gives it."""
+    """Return the fingerprint that a run's record gives for a phase's training text."""
     return record.get("phase_corpora", {}).get(str(phase), record.get("corpus"))
 
 
@@ -279,7 +279,7 @@ class BucketCorpus:
                 raise UserError(
                     f"data.cache_gb is {self._data.cache_gb:g}, but {self.files.url} is one shard "
                     f"of {sizes[0] / 1e9:.2f} GB. Set data.cache_gb to at least "
-                    f"{sizes[0] / 1e9:.2f}, or build the corpus in shards"
+                    f"{sizes[0] / 1e9:.2f}, or build the corpus in smaller shards"
                 )
         elif not window or window > fitting:
             need = 1.05 * 2 * largest * (window or 1) / 1e9
@@ -288,7 +288,7 @@ class BucketCorpus:
                 better = f"{good}"
             raise UserError(
                 f"data.window is {window}{'' if window else ' (the whole corpus)'}, but the corpus "
-                f"{self.files.url} is read from a bucket through data.cache_gb "
+                f"{self.files.url} is read through a cache of data.cache_gb "
                 f"{self._data.cache_gb:g}, which must hold two windows of shards of up to "
                 f"{largest / 1e9:.2g} GB. Set data.window to {better}"
             )

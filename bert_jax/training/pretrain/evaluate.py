@@ -123,7 +123,7 @@ class HeldOut(Scorer):
 def heldout_rows(
     config: PretrainConfig, store: TokenStore, mesh: Mesh, num_corpora: int = 1
 ) -> list[EvalBatches]:
-    """Plan a store's rows for each phase; `num_corpora` corpora share the number of rows.
+    """Plan a store's held-out rows for each phase: `training.eval_rows` / `num_corpora` rows.
 
     Raises:
         UserError: The store is too small for a single row.
@@ -155,12 +155,12 @@ def heldout_rows(
 
 
 def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: str) -> None:
-    """Refuse a corpus without held-out text or with another tokenizer, and a model without head.
+    """Refuse a corpus without held-out text or with another tokenizer, and a model without LM head.
 
     In messages, `name` is the corpus, which --corpus names, and `directory` the model's directory.
 
     Raises:
-        UserError: Corpus and model do not fit together, for the reason in the message.
+        UserError: Corpus and model do not fit together; the message says why.
     """
     if corpus.heldout is None:
         raise UserError(
@@ -179,7 +179,7 @@ def heldout_metrics(
 ) -> dict[str, float]:
     """Compute masked-LM loss (nats) and accuracy on packed held-out rows, at 15% masking.
 
-    `check_measurable` must accept model and corpus. `length` is at most `LENGTH` by default.
+    `check_measurable` must accept model and corpus. The default `length` is at most `LENGTH`.
 
     Raises:
         UserError: The length is below 8 or beyond the model's.

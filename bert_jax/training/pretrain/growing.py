@@ -55,7 +55,7 @@ def grow_model(
         wanted: Function that turns the source's configuration into the larger model's.
         preserve: Whether a wider model computes the same as the source; see `grow_params`.
         seed: Seed of the noise that `preserve` adds.
-        corpus: Directory of a corpus on whose held-out text both are measured; None: neither is.
+        corpus: Directory of a corpus on whose held-out text both models are measured, if given.
         max_rows: Largest number of rows of held-out text; None: all.
         say: Function that receives a line at each stage.
 

@@ -55,7 +55,7 @@ def check_workdir(
 ) -> None:
     """Refuse a work directory that holds another run or another tokenizer; change nothing.
 
-    `stores`: text of the phases that have their own, by number; `teacher`: the teacher's digest.
+    `stores`: texts of phases with their own corpora, by phase number; `teacher`: teacher's digest.
 
     Raises:
         UserError: The runs differ; the message lists the fields with both values.

@@ -51,7 +51,7 @@ class TrainingConfig(Bounded, section="training"):
     """Micro-batches per step, which save memory and cost time; results agree within rounding."""
     batch_unit: Count = 1
     """Common divisor of the batch sizes in a batch warm-up. If these batches do not divide over the
-    mesh, the first start raises the divisor, and the run keeps the new one."""
+    mesh, the first start raises the divisor, and the run keeps the new divisor."""
     gather: Literal["layer", "step"] = "layer"
     """Moment at which the parameters split by mesh.fsdp are gathered: for each layer of each
     micro-batch (`layer`), or once a step (`step`), with gradients reduced at its end. `step` needs
@@ -62,11 +62,11 @@ class TrainingConfig(Bounded, section="training"):
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """Number of steps between two evaluations; 0: evaluate only at the end."""
+    """Number of steps between evaluations; each phase also ends with one. 0: only at phase ends."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None: all."""
     probes: tuple[ProbeConfig, ...] = ()
-    """Tasks that score the encoder: {'recipe': 'topics.py', 'every_steps': 1000}."""
+    """Tasks that score the encoder, such as {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
     """Seconds without a completed step, evaluation batch, restore or save after which the process
     writes its threads' stacks and ends with exit code 6. Compiling counts as part of a step. 0: no
@@ -91,7 +91,7 @@ class TrainingConfig(Bounded, section="training"):
             if steps < 1:
                 raise UserError(
                     f"training.phases[{number}]: a share of {phase.share:g} of "
-                    f"{self.num_steps} steps rounds to none; raise training.num_steps or the share"
+                    f"{self.num_steps} steps rounds to 0; raise training.num_steps or the share"
                 )
 
     def _check_phase_steps(self) -> None:
@@ -113,7 +113,7 @@ class TrainingConfig(Bounded, section="training"):
 
     @property
     def phase_steps(self) -> tuple[int, ...]:
-        """Steps of each phase; they sum to `num_steps`."""
+        """Numbers of steps of the phases; they sum to `num_steps`."""
         if given := tuple(phase.steps for phase in self.phases if phase.steps is not None):
             return given
         ends, covered = [0], 0.0
@@ -125,7 +125,7 @@ class TrainingConfig(Bounded, section="training"):
 
     @property
     def phase_starts(self) -> tuple[int, ...]:
-        """Number of the first batch of each phase after the first."""
+        """Numbers of the batches at which the second and later phases begin."""
         return tuple(itertools.accumulate(self.phase_steps))[:-1]
 
     def phase_of(self, step: int) -> int:

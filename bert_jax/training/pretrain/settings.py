@@ -76,7 +76,7 @@ def step_config(
 
 
 def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
-    """Make the objective of a phase without a corpus, to read shapes from."""
+    """Make the objective of a phase without a corpus, so that its shapes can be read."""
     return step_config(config, None, phase).objective
 
 
@@ -112,7 +112,7 @@ def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
 
 
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
-    """Set a batch unit whose multiples divide over `shards`, or the unit `kept` by the run."""
+    """Set a batch unit whose multiples divide over `shards`, or `kept`, the unit of a begun run."""
     training = config.training
     unit = training.batch_unit
     if kept:
@@ -125,7 +125,7 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
 
 
 def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
-    """Refuse a mesh whose shards do not divide the batches after the first `step` steps."""
+    """Refuse `shards` if a micro-batch after the first `step` steps does not divide by it."""
     for number, rows in stages_from(config.phases, step):
         where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
         where += "" if rows == whole else f" {whole} in the batch warm-up"

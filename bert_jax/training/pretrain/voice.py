@@ -183,7 +183,7 @@ def summary(
 
 
 def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
-    """Describe to which formats a run's models, given by part, cannot be exported, and why."""
+    """List the formats to which a run's models, given by part, cannot be exported, and why."""
     refused: dict[str, list[str]] = {}
     if network := config.objective.network(config.model):
         try:

@@ -1,7 +1,7 @@
 """`events.jsonl`: events of a run, over all its starts and processes.
 
 A line is a JSON object: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
-fields of the kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
+fields of its own kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
 skipped_step, plateau, diverged, recovered, stalled, attention (the cost of its implementation).
 """
 
@@ -55,7 +55,7 @@ class Events:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a file, the oldest first, leaving out torn lines.
 
-    Objects without text as `kind`, `message` and `time` are left out. A missing file has no events.
+    Objects whose `kind`, `message` or `time` is no text are left out. A missing file has no events.
     """
     try:
         with path.open("rb") as file:

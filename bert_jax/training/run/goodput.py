@@ -30,7 +30,7 @@ _log = logging.getLogger("bert_jax")
 
 
 class Clock:
-    """Clock that divides one start's wall time between steps and other reasons."""
+    """Clock that divides one start's wall time between steps and the reasons in `REASONS`."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, age: float = 0.0):
         """Start now; `age` seconds of start-up have already gone by."""
@@ -42,7 +42,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Book the time of a `with` block on a reason; time in a nested block counts only there."""
+        """Book the time of a `with` block on a reason, without the time of blocks nested in it."""
         before = self._switch(on)
         try:
             yield
@@ -110,7 +110,7 @@ class Start:
     first_step: int
     """Number of updates made before the start."""
     last_step: int
-    """Number of updates made by the last sign of life."""
+    """Number of updates made before the last sign of life."""
     kept_step: int
     """Newest step that no later start has repeated."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Goodput:
 
 
 def read_starts(path: Path) -> list[Start]:
-    """Return the starts in a `goodput.json`, the oldest first; none from an unreadable file."""
+    """Return the starts in a `goodput.json`, the oldest first; [] if it is unreadable."""
     try:
         if not path.is_file():
             return []

@@ -1,4 +1,4 @@
-"""The loss curve of a run, as a picture and as text, with the baseline of ignoring the input.
+"""The loss curve of a run, as a picture and as text, with the loss of ignoring the input.
 
 If a run mixes corpora, rows with training metrics also have `data/LABEL/tokens` and
 `data/LABEL/epochs`, and rows with held-out metrics `eval/METRIC/LABEL`. In all runs, `data/rows`
@@ -50,7 +50,7 @@ class CorpusCurve:
 
 
 def corpus_curves(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[CorpusCurve]:
-    """Return the curves of the corpora in rows of `metrics.jsonl`; none without a mixture."""
+    """Return the curves of the corpora in rows of `metrics.jsonl`; [] without a mixture."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = []
     for label in (parts[1] for name in names if (parts := _EPOCHS.fullmatch(name))):
@@ -79,7 +79,7 @@ def draw_loss_curve(
     title: str = "",
     phases: Sequence[Phase] = (),
 ) -> None:
-    """Write `loss_figure` of a `metrics.jsonl` as a PNG, replacing the file in one rename."""
+    """Draw `loss_figure` from a `metrics.jsonl`, and write it as a PNG in one rename."""
     rows = read_metrics(metrics_file)
     figure = loss_figure(rows, metrics, baseline, title=title, phases=phases)
     write_picture(figure, path)
@@ -95,7 +95,7 @@ def loss_figure(
 ) -> Any:
     """Draw the first metric on training and held-out text; below, other metrics and probes.
 
-    Dashed lines show what a model reaches that ignores its input: the baseline of the first metric
+    Dashed lines show what a model that ignores its input reaches: the baseline of the first metric
     (for masked words, the unigram entropy), and the share of the more frequent label.
 
     `rows` come from `metrics.jsonl`; a line marks each new phase. Returns a matplotlib `Figure`.

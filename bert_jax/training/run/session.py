@@ -38,7 +38,7 @@ class StopRequest:
 
     A second signal ends the process at once. With several processes JAX's preemption service
     watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
-    It has an effect only in the main thread, because Python lets no other thread handle signals.
+    `StopRequest` works only in the main thread: Python lets no other thread handle signals.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Session:
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
     ):
-        """Open no outputs yet; if `stall_seconds` is 0, the watchdog has no limit."""
+        """Prepare a session without outputs; if `stall_seconds` is 0, the watchdog has no limit."""
         self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)

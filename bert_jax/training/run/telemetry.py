@@ -247,9 +247,9 @@ def duration(seconds: float) -> str:
 def readout(
     metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
 ) -> str:
-    """Describe those metrics of a row that have a short name; "" if the first is missing.
+    """Describe the metrics of a row that have short names; "" if the first metric is missing.
 
-    `split`, `train` or `eval`, is the prefix of their columns; `baseline` is the first metric's.
+    `split`, `train` or `eval`, is the prefix of the columns; `baseline` is for the first metric.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

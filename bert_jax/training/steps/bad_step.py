@@ -1,4 +1,4 @@
-"""Treatment of a step that the guard rejected (`guard.py`): messages, a second computation."""
+"""Treatment of a step that the guard rejected (`guard.py`): messages, and a second computation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class BadStep:
 
 
 def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
-    """Return batch number `batch` as a bad step if its metrics say so, else None."""
+    """Return the step of batch `batch` as a bad step if its metrics say so, else None."""
     return BadStep(batch, _scalars(metrics)) if np.any(metrics["bad"]) else None
 
 
@@ -83,13 +83,13 @@ class Comparison:
         """Explain the likely cause in sentences."""
         if not self.differing:
             return (
-                "Computed again from the same inputs, it came out the same to the last bit: the "
-                "cause is the data, the learning rate or the model, not the hardware"
+                "Computed again from the same inputs, the step came out the same to the last bit: "
+                "the cause is the data, the learning rate or the model, not the hardware"
             )
         pairs = (f"{name} {a:.9g}, then {b:.9g}" for name, (a, b) in self.differing.items())
         text = (
-            f"Computed again from the same inputs, it came out different ({'; '.join(pairs)}): "
-            f"suspect the hardware ({self.devices})"
+            "Computed again from the same inputs, the step came out different "
+            f"({'; '.join(pairs)}): suspect the hardware ({self.devices})"
         )
         if self.platform == "gpu":
             text += (
@@ -104,7 +104,7 @@ def compute_again(
 ) -> Comparison:
     """Compute the step that halted the run a second time, and compare; collective.
 
-    `state`, which is donated, is what the halted step returned; `first` has its metrics.
+    `state`, which is donated, and the metrics `first` are what the halted step returned.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
@@ -150,10 +150,10 @@ class BadStepError(RuntimeError):
         super().__init__(
             f"{bad.describe()}{skipped}; the run stops, and the step was not taken. "
             f"{comparison.describe()}. {look}The last good checkpoint: {checkpoint}. Rerun the "
-            "command to go on from there; with --config.guard.on_bad_step=skip it leaves such "
-            "batches out, with a higher --config.guard.spike_sigmas (0: none) fewer losses count "
-            "as spikes. Most often the learning rate is too high or the warm-up too short; a run "
-            "with other values of these needs a work directory of its own"
+            "command to continue from it, if any; with --config.guard.on_bad_step=skip the run "
+            "skips such batches, with a higher --config.guard.spike_sigmas (0: no limit) fewer "
+            "losses count as spikes. Most often the learning rate is too high or the warm-up too "
+            "short; a run with other values of these needs a work directory of its own"
         )
         self.step = bad.batch
         """Number of the bad batch."""

@@ -32,14 +32,14 @@ class GuardConfig(Bounded, section="guard"):
     out, keeps parameters and optimizer as they are, and goes on."""
     on_divergence: Literal["report", "stop"] = "report"
     """Reaction to a loss that rises gradually and stays high, although no single step is bad (see
-    `loss_monitor.LossMonitor`). report: the run says so and goes on. stop: the run also ends."""
+    `loss_monitor.LossMonitor`). report: the run says so and goes on. stop: it says so and ends."""
     max_skips: Count = 10
     """Largest number of batches skipped in a row; one more stops the run."""
     spike_sigmas: NonNegative = 10.0
     """Number of standard deviations above the mean of recent losses, but at least 1 nat, beyond
     which a loss is a spike. 0: only non-finite values are bad."""
     window: Annotated[int, AtLeast(2)] = 128
-    """Number of recent steps that mean and deviation cover. Both start anew with each phase; the
+    """Number of recent losses that mean and deviation cover. Both start anew with each phase; the
     guard looks for spikes once they cover half a window of good steps."""
 
 
@@ -96,9 +96,9 @@ class Judgement(NamedTuple):
     guard: GuardState
     """State after the step."""
     metrics: dict[str, Array]
-    """Values of `GUARD_METRICS`. int32: bad and halted (0 or 1), guard_skipped (in a row, after the
-    step). float32, in nats: guard_mean and guard_std before the step, and guard_limit, which is
-    infinite while the guard does not look for spikes."""
+    """Values of `GUARD_METRICS`. int32: bad and halted (0 or 1), guard_skipped (skips in a row,
+    after this step). float32, in nats: guard_mean and guard_std before the step, and guard_limit,
+    which is infinite while the guard does not look for spikes."""
 
 
 def judge(

@@ -85,7 +85,7 @@ class OptimizerConfig(Bounded, section="optimizer"):
     """Steps of linear rise to the peak, fewer in a short run; None: `warmup_rate` x all steps."""
     warmup_rate: Rate = 0.01
     weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, multiplied by the learning rate; biases and norms have none."""
+    """Decoupled weight decay, multiplied by the learning rate; biases and norms have no decay."""
     b1: Rate = 0.9
     b2: Rate = 0.999
     eps: Positive = 1e-6
@@ -129,7 +129,7 @@ def learning_rate_schedule(
     warmup_steps - 1 has the peak. Then it decays: the last of `num_steps` updates is one step short
     of the end, or, in a phase with a decay of its own, at the end of this decay.
 
-    `phase` is the learning rate of the phase whose steps are scheduled; None: the run's.
+    `phase` is the learning rate of the phase whose steps are scheduled; None: the run's rate.
     """
     warmup = config.num_warmup_steps(num_steps)
     peak = config.learning_rate if phase is None else phase.peak

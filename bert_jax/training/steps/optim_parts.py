@@ -1,7 +1,7 @@
 """Parts that optimizers are built from; each knows that layers are stacked on axis 0.
 
 A part is an `optax.GradientTransformation` whose updates lack the factor -learning_rate. The
-state of a whole optimizer has the number of updates in `num_updates`.
+state of a whole optimizer has a field `num_updates`, the number of updates.
 """
 
 import math
@@ -74,7 +74,7 @@ def decay(weight_decay: float) -> optax.GradientTransformation:
 def is_decayed(path: str) -> bool:
     """Return whether weight decay and LAMB's ratio apply to the parameter at a /-joined path.
 
-    Both leave out biases and norms, as does the published code of both optimizers. The name
+    Neither applies to biases and norms, nor does it in the code of BERT and LAMB. The name
     decides, not the rank: stacked layers make every bias of a block two-dimensional.
     """
     *owners, leaf = path.lower().split("/")
@@ -182,7 +182,7 @@ def muon(
 
     The step of a matrix is its momentum, with all singular values made about equal by five
     Newton-Schulz iterations. Scaled by 0.2 sqrt(the larger side), it is as large as an AdamW step
-    (Liu et al. 2025), so that learning rate and weight decay mean the same for both. The look-ahead
+    (Liu et al. 2025), so that learning rate and weight decay suit both alike. The look-ahead
     is optax's, which corrects the bias of average and look-ahead; Jordan's code corrects neither.
 
     The state of `rest` is an `OptimizerState`; `logical_axes` show which parameters are matrices.

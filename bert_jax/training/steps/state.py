@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
     """Everything that a step changes: a plain pytree of arrays."""
 
     step: Any
-    """int32 scalar: batches done, skipped batches included; also the number of the next batch."""
+    """Number of batches done, skipped ones included: the number of the next batch; int32 scalar."""
     params: Any
     """Nested dict of float32 arrays, as from `Objective.init`."""
     opt_state: Any
@@ -60,9 +60,9 @@ class StepConfig(Bounded, section="training"):
     """Seed for corruption and dropout."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     phase_starts: tuple[int, ...] = ()
-    """Number of the first batch of each phase after the first."""
+    """Numbers of the batches at which the second and later phases begin."""
     rate: PhaseRate | None = None
-    """Learning rate of the phase; None: the run's."""
+    """Learning rate of the phase; None: the run's rate."""
 
 
 def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> list[Compiled]:
@@ -141,7 +141,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
-    """Make the jitted `key -> state` of fresh states, sharded from the start.
+    """Make the jitted function from a key to a fresh state, sharded from the start.
 
     No device ever holds the whole of a split model. The values depend on the key only, not on the
     mesh: threefry bits are a function of their index.

@@ -1,6 +1,6 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-Both handle one run or, on a mesh with the axis `trial`, several runs stacked on axis 0.
+Both steps handle one run or, on a mesh with the axis `trial`, several runs stacked on axis 0.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     On a mesh of trials, the step also takes `settings`, and all arrays have trials on axis 0.
 
     Raises:
-        UserError: When traced, if the batch does not divide over mesh and micro-batches.
+        UserError: At tracing, the batch does not divide over mesh and micro-batches.
     """
     shardings = state_shardings(config, mesh)
     objective = config.objective
@@ -356,5 +356,5 @@ def _of_each_layer(specs: Any, params: Any) -> Any:
 
 
 def split_rows(rows: Any, parts: int) -> Any:
-    """Reshape (B, ...) arrays of one device to (parts, B / parts, ...)."""
+    """Reshape arrays (B, ...) of one device to (parts, B / parts, ...)."""
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), rows)

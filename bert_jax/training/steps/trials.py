@@ -104,10 +104,10 @@ def init_trials(
     Args:
         config: Settings of the step.
         mesh: Mesh of trials.
-        seeds: (M,) uint32 seeds of the random weights.
+        seeds: Seeds (M,), uint32, of the random weights.
         starts: Parts of the parameters, such as `encoder`, for each initialisation; {} for random
             weights. Entries that a part lacks, such as a pooler, are random.
-        which: (M,) index in `starts` of each trial's initialisation.
+        which: Indices (M,), in `starts`, of the trials' initialisations.
     """
 
     def one(seed: Array, number: Array, starts: Sequence[Any]) -> Any:
@@ -166,7 +166,7 @@ def from_saved(
 
 
 def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
-    """Replace the trained part of all trials' parameters by `part`."""
+    """Replace the trained part of the parameters, in every trial, with `part`."""
     if trains_all(config.objective):
         return part
     fill = jax.jit(
@@ -198,8 +198,8 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     needed = one * num_trials // groups
     if limit is not None and needed > limit:
         raise UserError(
-            f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for their "
-            f"weights and optimizer states; each has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
+            f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for "
+            f"weights and optimizers; a device has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
             f"to {max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
         )
 
@@ -239,7 +239,7 @@ def bytes_on_device(tree: Any) -> int:
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
     """Make the jitted `(best, params, better) -> best`, which donates `best`.
 
-    `better` (M,) bool selects trials whose parameters replace `best`, which has trained ones only.
+    `better`, bool (M,), selects trials whose trained parameters replace their entries in `best`.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:

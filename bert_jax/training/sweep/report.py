@@ -82,7 +82,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 def write_summary(
     summary: Summary, directory: Path, *, title: str = "", percent: bool = False
 ) -> list[Path]:
-    """Write statistics.txt, .png and, last, .json, each in one rename, and return the files.
+    """Write statistics.txt, .png and, last, .json, each in one rename, and return the paths.
 
     `title` stands above the picture; `percent` is as in `summary_lines`.
     """

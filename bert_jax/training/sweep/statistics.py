@@ -22,7 +22,7 @@ LEVEL = 0.95
 
 
 def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Return the interval of the mean at `LEVEL` by Student's t; n at least 2."""
+    """Return the confidence interval of the mean by Student's t, at `LEVEL`; n is at least 2."""
     n = len(values)
     half = stdtrit(n - 1, 0.5 + LEVEL / 2) * values.std(ddof=1) / math.sqrt(n)
     return float(values.mean() - half), float(values.mean() + half)
@@ -76,11 +76,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Group:
-    """Statistics of the runs of one initialisation, at one learning rate or at all."""
+    """Statistics of the runs of one initialisation, at one learning rate or over all rates."""
 
     init: str
     learning_rate: float | None
-    """None: all learning rates."""
+    """Learning rate of the runs; None: all learning rates."""
     runs: int
     failed: int
     """Number of failed runs, which the statistics include."""
@@ -117,7 +117,7 @@ class Comparison:
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Learning rates of the first and the second, if one each is compared; None: all."""
+    """Learning rates of the first and of the second; None: all rates that the two share."""
     chosen: bool
     """Whether the learning rates were chosen by their medians, on the same scores."""
     pairs: int
@@ -162,7 +162,7 @@ class Summary:
     """Largest number of evaluations in a run."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
-    """Groups of each initialisation: one per learning rate and, if several, one for all."""
+    """Groups of each initialisation: one per learning rate and, if several, one for all rates."""
     best_learning_rates: dict[str, float]
     """Best rate of each initialisation: by the median, then by fewer lost runs, then the lower one.
     An initialisation is left out if at least half of the runs at every rate are lost."""

@@ -263,7 +263,7 @@ def test_a_head_of_scores_goes_on_in_their_units(files, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"training__freeze": "3"}, "training.freeze is 3, and the model has 2 layers"),
+        ({"training__freeze": "3"}, "training.freeze is 3, but the model has 2 layers"),
         ({"training__freeze": "half"}, "training.freeze is 'half'; it must be 'embeddings'"),
         ({"training__freeze": "1", "lora": LORA}, "lora.rank 2 trains low-rank updates"),
         (

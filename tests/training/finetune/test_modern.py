@@ -114,7 +114,7 @@ def test_what_a_classification_reads(tmp_path):
     assert head().pooling == "cls"
     assert read_model(init).pooling == "cls"
     write_model(tmp_path / "n", "nomic_bert")
-    with pytest.raises(UserError, match=r"architecture with a pooler, .* leave pooling at 'auto'"):
+    with pytest.raises(UserError, match=r"has a pooler, which .* leave pooling at 'auto'"):
         set_up(config_for(tmp_path / "n", tmp_path, pooling="mean"))
 
 

@@ -258,7 +258,7 @@ def refused(run: Run, config: PretrainConfig, workdir: Path, name: str) -> str:
         (
             {"training__phases": [{**PHASE, "share": 0.5}, {**PHASE, "share": 0.5}]},
             "training.phases: before the branch they have 4 steps there, 3 + 1 given (to begin "
-            "a phase at the branch, make the shares of the phases before sum to 0.6666666667)",
+            "a phase at the branch, make the shares of earlier phases sum to 0.6666666667)",
         ),
         (
             {"training__num_steps": 4},

@@ -120,7 +120,7 @@ def test_phases_cover_the_run():
         ),
         (
             {"training": {"num_steps": 3, "phases": [{"share": 0.9}, {"share": 0.1}]}},
-            r"phases\[1\]: a share of 0.1 of 3 steps rounds to none",
+            r"phases\[1\]: a share of 0.1 of 3 steps rounds to 0",
         ),
         ({"model": {"hidden_dim": 100}}, r"hidden_dim 100 is not divisible"),
         ({"model": {"vocab_size": -1}}, r"vocab_size is -1"),
