@@ -305,7 +305,8 @@ def test_every_mesh_gives_the_sums_and_gradients_of_one_device(
     grads, sums = gradients_on(make_mesh(MeshConfig(*sizes)), accumulation, gather)
     assert {"soft_loss", "hidden_loss", "attention_loss"} <= sums.keys()
     for name, value in expected[1].items():
-        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
+        # A divergence is a difference of larger sums, whose last digits depend on their order.
+        np.testing.assert_allclose(sums[name], value, rtol=3e-5, err_msg=name)
     paths, _ = jax.tree_util.tree_flatten_with_path(expected[0])
     for (path, theirs), ours in zip(paths, jax.tree.leaves(grads), strict=True):
         scale = max(float(np.abs(theirs).max()), 1e-3)

@@ -44,7 +44,7 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write the files of `write_huggingface`.
 
     Raises:
-        UserError: As in `write_huggingface`, or sentence-transformers cannot compute the pooling.
+        UserError: `write_huggingface` refuses the model, or no module computes the pooling.
     """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(

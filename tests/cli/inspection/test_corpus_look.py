@@ -65,7 +65,7 @@ def test_a_large_corpus_is_sampled(path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert every.keys() == {0, 3, 6}
     assert every[3] == "8 9 10"
     assert not inspect_corpus(str(path), full=True).is_sample
-    assert "a sample: --full reads all" in "\n".join(corpus_lines(look))
+    assert "a sample; --full reads all" in "\n".join(corpus_lines(look))
 
 
 def test_rows_are_those_of_a_run(look: CorpusLook, path: Path) -> None:

@@ -138,7 +138,7 @@ def test_rows_of_rotations_may_be_longer_than_those_of_pretraining(tmp_path, cap
     write_model(tmp_path / "m", "modernbert")
     with caplog.at_level(logging.WARNING):
         setup = set_up(config_for(tmp_path / "m", tmp_path, max_length=40))
-    assert "max_length is 40, and " in caplog.text
+    assert "max_length is 40, but " in caplog.text
     assert "was trained on rows of at most 24 tokens" in caplog.text
     assert setup.objective.model.num_positions == 40
     assert set_up(config_for(tmp_path / "m", tmp_path)).objective.model.num_positions == 24

@@ -129,7 +129,7 @@ def test_teachers_that_do_not_fit(teacher):
     long = replace(config.training.phases[0], length=128)
     training = replace(config.training, phases=(long,))
     model = replace(config.model, num_positions=128)
-    with pytest.raises(UserError, match=r"has 64 positions, and training.phases have rows of 128"):
+    with pytest.raises(UserError, match=r"has 64 positions, but training.phases have rows of 128"):
         resolve_start(replace(config, training=training, model=model), read_model)
 
 

@@ -214,7 +214,7 @@ def test_a_builder_elsewhere_is_respected_or_has_given_way_in_two_minutes(monkey
 def test_duplicates_need_a_directory(bucket, tmp_path):
     recipe = replace(RECIPE, cleaning=CleaningConfig(duplicates=True))
     out = f"{bucket}/cleaned"
-    with pytest.raises(UserError, match="name one that all nodes reach"):
+    with pytest.raises(UserError, match="name a directory that all nodes reach"):
         build(f"{bucket}/raw/*", out, recipe)
     assert names(out) == set()
     build(f"{bucket}/raw/*", out, recipe, scratch=tmp_path)
