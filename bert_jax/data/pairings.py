@@ -69,7 +69,7 @@ class DataConfig(Bounded, section="data"):
     """Number of finished batches that are kept ahead."""
 
     def __post_init__(self) -> None:
-        """Refuse values that no corpus can serve."""
+        """Refuse values that are wrong for every corpus."""
         super().__post_init__()
         if self.target_length and self.pairing != "translation":
             raise UserError(

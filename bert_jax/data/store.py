@@ -288,7 +288,7 @@ def _verify(store: TokenStore) -> None:
 
 
 def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
-    """Make the store that a header describes, without shards and counts of ids.
+    """Make the store that a header describes; its shards and its counts of ids are left empty.
 
     Raises:
         AttributeError, KeyError, TypeError, ValueError: The header makes no sense.

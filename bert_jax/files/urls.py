@@ -56,7 +56,7 @@ def file_system(url: str) -> Any:
 
 
 def file_state(name: str) -> FileState:
-    """Return size and version of a file; a UserError if the file is missing or out of reach."""
+    """Return a file's size and version; raise a UserError if it is missing or out of reach."""
     with _read_failures(name):
         if not is_url(name):
             status = os.stat(name)

@@ -71,7 +71,7 @@ class Head:
     def count(
         self, labels: Array, counted: Float[Array, "*counted"], options: ClassLoss
     ) -> Float[Array, ""]:
-        """Return the denominator of the mean loss; `counted` has the weight of each label."""
+        """Return the denominator of the mean loss; `counted` holds the weight of each label."""
         if self.one_class and options.weights:
             counted = counted * options.of(jnp.maximum(labels, 0))
         return jnp.sum(counted)

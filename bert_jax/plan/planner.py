@@ -208,7 +208,7 @@ class Planner:
         return dataclasses.replace(settings, rows=self.rows(settings, rows_per_shard))
 
     def rows(self, settings: Settings, rows_per_shard: int) -> int:
-        """Count the global rows of a step, given the rows of a micro-batch on one batch shard."""
+        """Count the rows of a step over all devices, from a micro-batch's rows per batch shard."""
         shards = self.topology.num_devices // settings.tensor
         return rows_per_shard * shards * settings.accumulation
 

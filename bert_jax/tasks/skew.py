@@ -109,10 +109,10 @@ def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
 
 
 def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:
-    """Compute how many times each row occurs in an epoch on average, at least 1.
+    """Compute how often each row occurs in an epoch: on average, and at least once.
 
-    A row's rarest class decides (Gupta et al. 2019, repeat factor sampling, with the most frequent
-    class as the threshold); a row without a class occurs once.
+    A row's rarest class decides how often (Gupta et al. 2019, repeat factor sampling, with the most
+    frequent class as the threshold); a row without a class occurs once.
     """
     has = _membership(rows, num_classes)
     counts = has.sum(axis=0)

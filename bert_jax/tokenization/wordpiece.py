@@ -218,7 +218,7 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def _check_vocab(vocab: Sequence[str], where: str) -> None:
-    """Raise UserError if a vocabulary is invalid; `where` names an entry by position."""
+    """Raise UserError if a vocabulary is invalid; `{}` in `where` becomes an entry's position."""
     if len(vocab) > MAX_TOKENS:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}

@@ -190,7 +190,7 @@ class RunPlan:
 
     @property
     def objective(self) -> Objective:
-        """Objective of the first stage; all stages have its metrics."""
+        """Objective of the first stage; the other stages' objectives have the same metrics."""
         return self.stages[0].train.objective
 
     @property

@@ -236,9 +236,9 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
         theirs = first["offset_mapping"]
         same = theirs == second["offset_mapping"]
         if not same or not same_spans(text, spans, theirs, exact=False):
-            where = "here" if same else "in what was written"
+            where = "bert_jax" if same else "the written files"
             raise ProofFailedError(
-                f"{found.saved.name}: tokens of {text!r:.80} have other offsets {where} than in "
-                "the source"
+                f"{found.saved.name}: the token offsets in {text!r:.80} differ between the source "
+                f"and {where}"
             )
     return {"texts_with_equal_offsets": compared}

@@ -100,7 +100,7 @@ class Family:
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function that returns further reasons why the family cannot compute a configuration."""
     native: bool = True
-    """Whether Transformers has the class; if not, only the model's own code could run it."""
+    """Whether Transformers has the family's class; if not, only the model's own code can run it."""
     like_bert: bool = False
     """Whether the family computes the same as BERT, except token types, positions and the pooler.
     Files may omit sizes (BERT's apply) and may have pretraining heads beside a fine-tuning

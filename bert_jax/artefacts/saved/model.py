@@ -114,7 +114,7 @@ class SavedModel:
     """Definition of text vectors; None for a model that was not trained to produce vectors.
     Learned token weights, if any, are the entry `pooling` of the parameters."""
     adapter: Adapter | None = None
-    """Low-rank updates that a run trained in place of the encoder; None for any other model."""
+    """Low-rank updates that a run trained instead of the encoder; None for any other model."""
 
     @property
     def head(self) -> TaskHeadConfig | None:

@@ -78,8 +78,8 @@ class Tokenizer(Sources, groups.IntoDirectory):
     """Share of the text that the most frequent characters cover; each of them gets a token. Another
     character makes its word [UNK] or, in SentencePiece, bytes (default: at least 0.9995)."""
     limit_alphabet: Annotated[int | None, "N"] = None
-    """Largest number of characters that get a wordpiece token (default: from the coverage, at least
-    1000)."""
+    """Largest number of characters that get wordpiece tokens. By default the coverage decides, with
+    at least 1000 characters if --character-coverage is not given either."""
     min_frequency: Annotated[int | None, "N"] = None
     """Number of times that a pair of pieces must occur before wordpiece or bytelevel merges it
     (default: 2)."""

@@ -220,7 +220,7 @@ class Plan(Configured, groups.Plot, groups.Json):
 
         batch = self.batch_per_chip
         if batch not in ("", "fit", "fast") and not batch.isdecimal():
-            raise UserError(f"--batch-per-chip is {batch!r}; give a number, fit or fast")
+            raise UserError(f"--batch-per-chip is {batch!r}; give a number, 'fit' or 'fast'")
         config, start = resolve_start(self.loaded(), read_model)
         if start.initial is not None:
             config = config.with_vocabulary(start.initial.config.vocab_size)

@@ -218,7 +218,7 @@ class Index:
 
 
 class Reranker:
-    """A model with one score, or two classes (the second means that the passage answers)."""
+    """A model with a score, or with two classes, the second for passages that answer the query."""
 
     def __init__(self, model: SavedModel) -> None:
         """Take a model on a device; raise a UserError if its head has other outputs."""
@@ -229,7 +229,7 @@ class Reranker:
         if several:
             raise UserError(
                 f"{model.name} predicts {len(outputs.labels)} labels; a reranker predicts one "
-                "score, or two classes (the second: the passage answers)"
+                "score, or two classes (the second: the passage answers the query)"
             )
         self._two = outputs.objective == "single_label"
 

@@ -1,8 +1,8 @@
 """The operations of one step as a `Program`, and their time on a chip.
 
-The sum is serial: a TPU core runs one operation at a time, in the order of the schedule. Work
-beside the core (DMA between HBM and the core's memory, asynchronous collectives) costs only the
-time by which it outlasts the operations scheduled next to it.
+Times are added up, because a TPU core runs one operation at a time, in the order of the schedule.
+Work beside the core (DMA between HBM and the core's memory, asynchronous collectives) costs only
+the time by which it outlasts the operations scheduled next to it.
 """
 
 import itertools

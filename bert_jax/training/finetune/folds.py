@@ -66,7 +66,7 @@ def cross_validate(
     for line in report_lines(_SPLIT, _pooled(home, places, whole), mistakes=False):
         say(line)
     if all(unlearned):
-        raise NothingLearnedError(f"in all {count} folds, {unlearned[-1]}")
+        raise NothingLearnedError(f"no fold beat a constant; in fold {count}, {unlearned[-1]}")
     return ""
 
 

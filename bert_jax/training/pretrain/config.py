@@ -109,13 +109,13 @@ class PretrainConfig(Bounded):
         if self.has_pairs and self.model.num_types == 1:
             raise UserError(
                 f"model.num_types is 1, but data.pairing {self.data.pairing!r} makes rows of two "
-                "sentence types; set it to 2, or to 0 (only separators tell sentences apart), "
-                "or set data.pairing 'none'"
+                "sentence types; set model.num_types to 2 (or to 0, if separators are enough to "
+                "tell sentences apart), or set data.pairing to 'none'"
             )
         if self.has_pairs and not self.model.pooler:
             raise UserError(
                 f"model.pooler is false, but data.pairing {self.data.pairing!r} learns labels of "
-                "pairs from the pooler's output; set data.pairing 'none'"
+                "pairs from the pooler's output; set data.pairing to 'none'"
             )
         self._check_best()
         if not self.init:  # else the model's architecture is not known yet

@@ -106,7 +106,7 @@ class HeldOut(Scorer):
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Evaluate on a phase's rows; for each corpus of a mixture, add only the first metric."""
+        """Compute all metrics on a phase's rows, and the first one on each corpus of a mixture."""
         step, objective = self._steps[phase], self.settings[phase].objective
         params = objective.own(params)
 

@@ -75,7 +75,7 @@ def place_params(config: StepConfig, mesh: Mesh, params: Any) -> Any:
 def place_rows(batch: Batch, mesh: Mesh, accumulation: int = 1) -> dict[str, jax.Array]:
     """Put a training batch (M, B, ...) or an evaluation batch (B, ...) onto the mesh.
 
-    Rows of weight 0 are added until the rows divide over mesh and micro-batches.
+    Rows of weight 0 are added until the batch divides evenly over the mesh and the micro-batches.
     """
     rows_axis = batch["row_index"].ndim - 1
     sharding = batch_sharding(mesh) if rows_axis else NamedSharding(mesh, ROW_SPEC)

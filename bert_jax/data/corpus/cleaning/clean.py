@@ -233,7 +233,7 @@ class Drops(NamedTuple):
         return None
 
     def dropped_paragraphs(self, number: int) -> list[int]:
-        """Return the numbers of a document's paragraphs to leave out, ascending."""
+        """Return the numbers, ascending, of the paragraphs to leave out of a document."""
         return self.paragraphs[_rows(self.paragraphs[:, 0], number), 1].tolist()
 
 

@@ -94,7 +94,7 @@ def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...])
         return _glue(path, spec)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
-        raise UserError(f"{spec!r}: {path} {what}. Evaluation texts are {_FORMS}.")
+        raise UserError(f"{spec!r}: {path} {what}. Name evaluation texts as {_FORMS}.")
     if kind != "squad":
         return _set(path.name, [path], _examples(path))
     questions = read_squad(path, misplaced="keep").examples
@@ -105,13 +105,13 @@ def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...])
 def _set(name: str, paths: Sequence[Path], examples: Iterable[Example]) -> EvaluationSet:
     kept = tuple(each for each in examples if any(map(str.strip, each.texts)))
     if not kept:
-        raise UserError(f"{name} has no text to look for. Evaluation texts are {_FORMS}.")
+        raise UserError(f"{name} has no text to look for. Name evaluation texts as {_FORMS}.")
     return EvaluationSet(name, tuple((path.name, digest_of(path)) for path in paths), kept)
 
 
 def _glue(directory: Path, spec: str) -> EvaluationSet:
     if not directory.is_dir():
-        raise UserError(f"{spec!r}: {directory} is not a directory. Evaluation texts are {_FORMS}.")
+        raise UserError(f"{spec!r}: {directory} is not a directory. Name evaluation texts as {_FORMS}.")
     paths: list[Path] = []
     examples: list[Example] = []
     for name, task in TASKS.items():
