@@ -151,7 +151,8 @@ def init_params(
 ) -> Params:
     """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
 
-    One compiled program makes them; in a `jax.jit` with `out_shardings`, a device makes its shards.
+    One compiled program makes all parameters. Inside a `jax.jit` with `out_shardings`, each device
+    makes only its own shards.
     """
     built = module(config, *settings, rngs=nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.state(built, nnx.Param))

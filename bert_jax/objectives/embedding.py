@@ -243,7 +243,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return losses(own, every, temperature)
 
     def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
-        """Return the weight of each group's loss; 0 for a text that is alone in its class."""
+        """Return the weight of each group's loss; the only text of a class has the weight 0."""
         if self.comparison != "classes" or own.labels is None:
             return own.weights
         alike = _others(own, every) & (own.labels[:, None] == every.labels)

@@ -97,7 +97,7 @@ def class_of(saved: SavedModel) -> str:
 
 
 def class_name(saved: SavedModel) -> str:
-    """Return a model's class name: in Transformers, else of our network, else "none"."""
+    """Return the name of the model's class in Transformers, else of our network, else "none"."""
     try:
         return class_of(saved)
     except UserError:

@@ -237,7 +237,7 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Score pairs, higher is better: the model's score, or the second class's log odds.
+        """Score each pair, higher is better: by the model's score or the second class's log odds.
 
         `cuts` and `advance` are as in `Predictor.parts`.
         """

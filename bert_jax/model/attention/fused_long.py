@@ -188,7 +188,10 @@ def _query(plan: Plan, q_ref, angles, here, factor: float):
 
 
 def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: bool = False):
-    """Convert `x` (K, n) to float32; if planned, rotate it (`back`: back), scaled by `factor`."""
+    """Convert `x` (K, n) to float32; if the plan rotates, also rotate `x` and scale it by `factor`.
+
+    With `back`, the rotation is the inverse.
+    """
     x = x.astype(jnp.float32)
     if not plan.rotates:
         return x

@@ -271,7 +271,7 @@ def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
 def saved_objective(
     config: EmbeddingConfig, model: ModelConfig, task: TaskConfig, rows: Rows
 ) -> EmbeddingObjective:
-    """Make the objective that computes the vectors of rows with a saved model."""
+    """Make the objective with which a saved model computes the vectors of rows."""
     assert isinstance(task, EmbeddingTaskConfig)
     comparison = _COMPARISONS[task.rows]
     length = query_length([rows])

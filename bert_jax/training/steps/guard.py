@@ -87,7 +87,7 @@ def cleared(guard: GuardState) -> GuardState:
 
 
 class Judgement(NamedTuple):
-    """Decision about one step."""
+    """Decision of the guard about one step: whether to take the step, and the state after it."""
 
     taken: Bool[Array, ""]
     """Whether parameters and optimizer take the update."""

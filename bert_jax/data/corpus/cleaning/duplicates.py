@@ -28,7 +28,7 @@ _BLOCK_CHARS = 1 << 20
 
 @dataclass(frozen=True)
 class Scan:
-    """Signatures of a task's documents, as memory maps; a row is a document that filters keep."""
+    """Signatures of the documents that a task's filters keep, one row each, as memory maps."""
 
     numbers: np.ndarray
     """(n,) int64, number in the task of each row's document, ascending."""

@@ -111,7 +111,8 @@ def _set(name: str, paths: Sequence[Path], examples: Iterable[Example]) -> Evalu
 
 def _glue(directory: Path, spec: str) -> EvaluationSet:
     if not directory.is_dir():
-        raise UserError(f"{spec!r}: {directory} is not a directory. Name evaluation texts as {_FORMS}.")
+        raise UserError(f"{spec!r}: {directory} is not a directory. Name evaluation texts "
+                        f"as {_FORMS}.")  # fmt: skip
     paths: list[Path] = []
     examples: list[Example] = []
     for name, task in TASKS.items():
@@ -149,8 +150,8 @@ def _examples(path: Path) -> Iterator[Example]:
         return
     if kind not in (".txt", ".text", ".tsv", ".csv", ""):
         hint = f" Is it squad:{path}?" if kind == ".json" else ""
-        raise UserError(f"{path}: files named *{kind} are not read.{hint} Evaluation texts are "
-                        f"{_FORMS}.")  # fmt: skip
+        raise UserError(f"{path}: files named *{kind} are not read.{hint} Name evaluation texts "
+                        f"as {_FORMS}.")  # fmt: skip
     lines = decode_text(raw, where=f"{path}").split("\n")
     if kind == ".csv":
         rows = [fields for _, fields in csv_records(f"{path}", lines, MAX_BYTES)]
