@@ -120,7 +120,7 @@ def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
 
 
 def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, int]]:
-    """Cut a sentence between words, into parts of at most `room` tokens."""
+    """Cut a sentence between words (a longer word anywhere) into parts of at most `room` tokens."""
     encoding = tokenizer.encode(sentence)
     whole = ~tokenizer.continues_word[encoding.ids]
     begin = 0

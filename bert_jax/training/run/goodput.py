@@ -150,7 +150,7 @@ class Goodput:
         self.record(restored_step)
 
     def record(self, step: int) -> None:
-        """Write the record of a run after its update `step`; a failed write does not stop the run."""
+        """Write the run's record after its update `step`; a failed write does not stop the run."""
         self._update(step)
         self._written = self.clock.elapsed
         if self._path is None:
