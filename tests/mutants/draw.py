@@ -6,9 +6,9 @@
 A bug changes an operator, a comparison, a condition, a constant or the order of two arguments, or
 leaves a statement out. It stands in a line of a function that computes or decides: not in a text,
 an error, a default or a constant of a module. Each line has the same chance, and in a line each
-kind of syntax, however many bugs fit. The tests that enter the function run, the fastest of each
-file first, until one fails. A bug that all of them let pass is a survivor, to be killed or shown to
-be equivalent. `--out` is appended to: the same command goes on behind its last line.
+kind of syntax, however many bugs fit. The tests that enter the function run until one fails, first
+those that enter few other functions. A bug that all of them let pass is a survivor, to be killed or
+shown to be equivalent. `--out` is appended to: the same command goes on behind its last line.
 """
 
 import argparse
@@ -175,22 +175,14 @@ def draw(number: int, seed: int, root: Path = ROOT) -> list[Drawn]:
 
 
 def entering(directory: Path) -> dict[str, list[str]]:
-    """Read the tests that enter each function: one of each file first, the fastest first."""
+    """Read the tests that enter each function, first those that enter the fewest functions."""
     rows = [json.loads(line) for path in sorted(directory.glob("*.jsonl"))
             for line in path.read_text().splitlines()]  # fmt: skip
-    rows.sort(key=lambda row: row["seconds"])
+    rows.sort(key=lambda row: (len(row["functions"]), row["seconds"]))
     tests: dict[str, list[str]] = collections.defaultdict(list)
     for row in rows:
         for name in row["functions"]:
             tests[name].append(row["test"])
-    for name, nodes in tests.items():
-        turns: collections.Counter[str] = collections.Counter()
-        ranked = []
-        for at, node in enumerate(nodes):
-            file = node.partition("::")[0]
-            ranked.append((turns[file], at, node))
-            turns[file] += 1
-        tests[name] = [node for _, _, node in sorted(ranked)]
     return tests
 
 

@@ -15,10 +15,10 @@ import os
 import queue
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -27,10 +27,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).parent / "mutants.jsonl"
-SECONDS = 900.0
-"""Limit of one test; a test that hangs has found its bug."""
 _FAILED = 1
 """Exit code of pytest where a test failed; others say that nothing was tested."""
+_servers = threading.local()
+"""Server of forks of each thread."""
 
 
 @dataclass(frozen=True)
@@ -82,28 +82,26 @@ def run_mutant(mutant: Mutant, tree: Path) -> str:
 
 def tested(tests: Sequence[str], tree: Path) -> str:
     """Run tests in a copy of the repository until one fails; for the answers see `run_mutant`."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "",
-               "--override-ini=addopts=", *tests]  # fmt: skip
-    environment = os.environ | {
-        "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1",
-        # Most programs are those of the tests without the bug, which the last test run has left.
-        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "d" / "compiled"),
-    }  # fmt: skip
-    child = subprocess.Popen(
-        command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        said, _ = child.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+    server = getattr(_servers, "server", None)
+    if server is None or server.poll() is not None:
+        server = _servers.server = subprocess.Popen(
+            [sys.executable, Path(__file__).parent / "forks.py"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env=os.environ | {
+                "PYTHONDONTWRITEBYTECODE": "1",
+                # Most programs are those of the tests without the bug, left by the last test run.
+                "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "d" / "compiled"),
+            },
+        )  # fmt: skip
+    print(json.dumps([str(tree), list(tests)]), file=server.stdin, flush=True)
+    code, said = json.loads(server.stdout.readline() or '["nothing", "the server of forks died"]')
+    if code is None:
         return "caught by a hang"
-    if child.returncode == _FAILED:
+    if code == _FAILED:
         return "caught"
-    if child.returncode == 0 and "passed" in said.splitlines()[-1]:
+    if code == 0 and "passed" in said.splitlines()[-1]:
         return "SURVIVED"
-    return f"pytest ended with {child.returncode}: {said[-500:]}"
+    return f"pytest ended with {code}: {said}"
 
 
 def copied(parent: Path) -> Path:
