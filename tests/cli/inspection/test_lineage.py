@@ -205,6 +205,7 @@ def test_a_changed_byte_is_found(
         ("file", "", "b", ("unread", "it cannot be read"), ("unread", "it cannot be read")),
         ("file", "b", "b", ("unread", ""), ("unread", "the same digest in the records")),
         ("file", "a", "b", ("unread", ""), ("differs", "a there, b recorded")),
+        ("file", "", "b", ("unread", ""), ("unread", "")),
         ("corpus", "a", "b", ("unread", ""), ("differs", "a there, b recorded")),
         ("corpus", "a", "", ("unread", ""), ("unread", "")),
         ("corpus", "a", "b", ("differs", "damaged"), ("differs", "damaged")),
