@@ -3,6 +3,7 @@
 import pytest
 from hlo_snippets import ENTRY, ONE, cycles, entry
 
+from bert_jax.plan.hlo_cost.cost import Transfer
 from bert_jax.plan.hlo_cost.hlo import parse_program
 from bert_jax.plan.hlo_cost.hlo_text import axes_of_groups, axes_of_pairs, parse_groups
 
@@ -223,6 +224,19 @@ def test_a_collective_inside_fusions_advances_only_in_those_that_carry_it():
     # Outside of a pair of start and end the fusion is the collective itself.
     assert found == [("f1", True, 70), ("f4", False, 0)]
     assert program.cycles == 1070
+
+
+def test_a_copy_beside_the_core_has_the_bytes_that_it_makes():
+    """Not those of its operand, and the core waits for none."""
+    program = entry(
+        "%c = (f32[16,128]{1,0:T(8,128)S(1)}, f32[16,128]{1,0:T(8,128)}, u32[]) copy-start(%a)",
+        "%s = ((f32[16,128]{1,0:T(8,128)}), f32[4,128]{1,0:T(4,128)S(1)}, s32[1]) slice-start(%a)",
+        f"%b = f32[16,128] negate(%a), {cycles(100)}",
+        "%d = f32[16,128] copy-done(%c)",
+        "ROOT %t = f32[4,128] slice-done(%s)",
+    )
+    assert program.transfers == (Transfer(16 * 128 * 4, 1), Transfer(4 * 128 * 4, 1))
+    assert [op.name for op in program.ops] == ["b"]
 
 
 def test_groups_of_one_device_send_nothing():
