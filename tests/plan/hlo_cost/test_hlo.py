@@ -262,23 +262,31 @@ def test_sources_are_of_the_innermost_frame_in_the_package():
 
 
 @pytest.mark.parametrize("lengths", [(10, 70), (70, 10)])
-@pytest.mark.parametrize("form", ["branch_computations={%b0, %b1}",
-                                  "true_computation=%b0, false_computation=%b1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "form",
+    ["branch_computations={%b0, %b1}", "true_computation=%b0, false_computation=%b1"],
+)
 def test_conditional_counts_its_longest_branch(lengths, form):
+    """With its exchange; that of the other branch does not take place."""
     branches = ""
-    for name, number in zip(("b0", "b1"), lengths, strict=True):
+    for number, length in enumerate(lengths):
+        name, groups = f"b{number}", "[2,4]<=[8]" if length == 70 else "[4,2]<=[2,4]T(1,0)"
         branches += (
-            f"\n%{name} (p: f32[16,128]) -> f32[16,128] {{\n  %p = f32[16,128] parameter(0)\n"
-            f"  ROOT %r.{name} = f32[16,128] negate(%p), {cycles(number)}\n}}\n"
+            f"\n%{name} (p.{name}: f32[16,128]) -> f32[16,128] {{\n"
+            f"  %p.{name} = f32[16,128] parameter(0)\n"
+            f"  %n.{name} = f32[16,128] negate(%p.{name}), {cycles(length)}\n"
+            f"  ROOT %r.{name} = f32[16,128] all-reduce(%n.{name}), channel_id=1, "
+            f"replica_groups={groups}, use_global_device_ids=true, to_apply=%sum\n}}\n"
         )
     text = ENTRY.format(
         partitions=8,
         body=f"  %i = s32[] constant(0)\n  ROOT %b = f32[16,128] conditional(%i, %a, %a), {form}",
     )
     text = text.replace("\nENTRY", branches + "\nENTRY")
-    program = parse_program(text, ONE)
+    program = parse_program(text, ONE | {"data": 2, "fsdp": 4})
     assert program.cycles == 70
     assert [op.cycles for op in program.ops] == [70]
+    assert [each.axes for each in program.collectives] == [("fsdp",)]
 
 
 def test_shapes():

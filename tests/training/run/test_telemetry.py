@@ -101,11 +101,12 @@ def test_a_step_has_one_row(tmp_path):
 
 def test_log_writes_json_for_every_number(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", 0)
-    log.add(1, {"train/loss": math.nan, "train/x": [math.inf, 0.5]})
+    others = {"note": "a text", "good": True, "none": None, "rows": 3}
+    log.add(1, {"train/loss": math.nan, "train/x": [math.inf, 0.5, ["a"]], **others})
     log.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
-        "step": 1, "train/loss": None, "train/x": [None, 0.5],
+        "step": 1, "train/loss": None, "train/x": [None, 0.5, ["a"]], **others,
     }  # fmt: skip
 
 
