@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hlo_snippets import ENTRY, ONE, cycles, entry
 
-from bert_jax.plan.hlo_cost.hlo import SENTINEL, parse_program
+from bert_jax.plan.hlo_cost.hlo import SENTINEL, _split_slices, parse_program
 from bert_jax.plan.hlo_cost.hlo_text import (
     parse_text,
     phase_of,
@@ -250,6 +250,48 @@ def test_sentinels_are_listed_without_cycles():
     )
     assert [op.cycles for op in program.ops] == [None, None, 100]
     assert program.cycles == 100
+
+
+def test_a_kernel_has_what_it_states_and_only_what_lies_in_hbm_counts_there():
+    stated = '"flops":"70","transcendentals":"9","bytes_accessed":"333"'
+    program = entry(
+        '%k = f32[16,128]{1,0:T(8,128)S(1)} custom-call(%a), custom_call_target="tpu_custom_call", '
+        f'backend_config={{"body":"TUzv","cost_estimate":{{{stated}}},"kernel_name":"mine"}}, '
+        'metadata={op_name="jit(f)/jvp()/call"}',
+        f"%g = f32[4,128] fusion(%k, %a), kind=kLoop, {cycles(5)}, "
+        'metadata={op_name="jit(f)/gather"}',
+        f'ROOT %n = f32[16,128] custom-call(%a), custom_call_target="TopK", {cycles(7)}, '
+        'backend_config={"bytes_accessed":"333","flops":"70"}',
+    )
+    kernel, gather, other = program.ops
+    assert (kernel.name, kernel.kind, kernel.cycles, kernel.phase) == (
+        "mine", "pallas", None, "forward",
+    )  # fmt: skip
+    assert (kernel.bytes, kernel.flops, kernel.transcendentals, kernel.kernel) == (
+        333, 70, 9, "TUzv",
+    )  # fmt: skip
+    whole, part = 16 * 128 * 4, 4 * 128 * 4
+    assert kernel.hbm_bytes == whole  # its result is in the core's own memory
+    # A gather reads of its table what it returns.
+    assert (gather.bytes, gather.hbm_bytes) == (part + part + whole, part + whole)
+    assert (other.name, other.kind, other.flops, other.kernel) == ("n", "xla", None, "")
+    assert other.bytes == 2 * whole
+    assert program.cycles == 12
+
+
+@pytest.mark.parametrize(
+    ("mesh", "partitions", "inside", "across"),
+    [
+        ({"data": 4, "fsdp": 8}, 32, {"data": 4, "fsdp": 8}, {}),
+        ({"data": 4, "fsdp": 8}, 8, {"data": 1, "fsdp": 8}, {"data": 4}),
+        ({"data": 6, "fsdp": 8}, 16, {"data": 2, "fsdp": 8}, {"data": 3}),
+        ({"data": 2, "fsdp": 4, "tensor": 2}, 4, {"data": 1, "fsdp": 2, "tensor": 2},
+         {"data": 2, "fsdp": 2}),
+        ({"data": 1, "fsdp": 1}, 4, {"data": 1, "fsdp": 1}, {}),
+    ],
+)  # fmt: skip
+def test_slices_lie_along_the_outermost_axes(mesh, partitions, inside, across):
+    assert _split_slices(mesh, partitions) == (inside, across)
 
 
 def test_sources_are_of_the_innermost_frame_in_the_package():
