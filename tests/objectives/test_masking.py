@@ -224,6 +224,40 @@ def test_row_is_masked_by_its_index_alone(whole_word):
     assert (whole.positions != seeded.positions).any()
 
 
+@pytest.mark.parametrize(
+    ("whole_word", "expected"),
+    [
+        (False, [
+            [(1, 283, 12), (4, 15, 15), (7, 50, 18), (8, 443, 19), (10, 50, 21), (12, 27, 23)],
+            [(3, 67, 306), (5, 308, 308), (6, 327, 309), (8, 50, 504), (9, 505, 505),
+             (12, 844, 508)],
+        ]),
+        (True, [
+            [(1, 283, 12), (4, 15, 15), (7, 50, 18), (8, 443, 19), (9, 367, 20), (10, 50, 21)],
+            [(3, 67, 306), (4, 50, 307), (5, 308, 308), (6, 327, 309), (8, 50, 504),
+             (9, 505, 505)],
+        ]),
+    ],
+)  # fmt: skip
+def test_a_batch_is_masked_as_in_every_version(whole_word, expected):
+    """A run goes on, and `replay` shows its batches, with a later version too."""
+    tokens = np.array(
+        [[CLS, *ORDINARY[10:22], SEP, PAD, PAD],
+         [CLS, *ORDINARY[300:306], SEP, *ORDINARY[500:507], SEP]]
+    )  # fmt: skip
+    segment_ids = np.array([[1] * 14 + [0] * 2, [1] * 8 + [2] * 8])
+    config = MaskingConfig(0.4, None, 0.4, 0.4, whole_word=whole_word)
+    row_index = np.array([3, 2**31 + 5], np.uint32)
+    found = masked(tokens, segment_ids, row_index, seed=11, config=config)
+    places = [
+        positions[used > 0] for positions, used in zip(found.positions, found.weights, strict=True)
+    ]
+    assert [
+        list(zip(at.tolist(), replaced[at].tolist(), row[at].tolist(), strict=True))
+        for at, replaced, row in zip(places, found.tokens, tokens, strict=True)
+    ] == expected
+
+
 @pytest.mark.parametrize(("mask_rate", "random_rate"), [(0.5, 0.0), (0.0, 1.0)])
 def test_actions_and_replacements_depend_on_seed_row_and_place(mask_rate, random_rate):
     # All tokens are chosen: the choice cannot hide what the other draws depend on.

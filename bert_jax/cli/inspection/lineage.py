@@ -91,7 +91,7 @@ def check_lineage(
 
 
 def _missing(ancestor: Ancestor) -> tuple[State, str]:
-    if ancestor.note and ancestor.place and scheme(ancestor.place) is not None:
+    if ancestor.note and scheme(ancestor.place) is not None:
         return "unread", ancestor.note
     if ":" in ancestor.name and ancestor.kind == "file":  # tfds:, hf:
         return "unread", "not a file on this machine"

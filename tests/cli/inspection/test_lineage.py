@@ -14,11 +14,17 @@ from small_run import TOKENIZER, small_config
 from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.importing import import_model
-from bert_jax.artefacts.saved.ancestors import RECORD
+from bert_jax.artefacts.saved.ancestors import RECORD, Ancestor
 from bert_jax.artefacts.saved.average import average
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import FinetunedState
-from bert_jax.cli.inspection.lineage import Checked, check_lineage, lineage_lines
+from bert_jax.cli.inspection.lineage import (
+    Checked,
+    _compared,
+    _missing,
+    check_lineage,
+    lineage_lines,
+)
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.data.corpus.build import build_corpus
@@ -186,6 +192,100 @@ def test_a_changed_byte_is_found(
     assert [name for name, state in states(found).items() if state == "differs"] == [role]
     assert main(["lineage", str(place)]) == 1
     assert "1 DIFFERS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "recorded", "content", "expected"),
+    [
+        # A file's digest is that of its content; another's, that which its own record has.
+        ("file", "", "b", ("verified", "b"), ("verified", "")),
+        ("file", "b", "b", ("verified", "a"), ("differs", "a there, b recorded")),
+        ("pretraining", "a", "b", ("verified", ""), ("differs", "a there, b recorded")),
+        ("corpus", "b", "b", ("verified", ""), ("verified", "")),
+        ("file", "", "b", ("unread", "it cannot be read"), ("unread", "it cannot be read")),
+        ("file", "b", "b", ("unread", ""), ("unread", "the same digest in the records")),
+        ("file", "a", "b", ("unread", ""), ("differs", "a there, b recorded")),
+        ("file", "", "b", ("unread", ""), ("unread", "")),
+        ("corpus", "a", "b", ("unread", ""), ("differs", "a there, b recorded")),
+        ("corpus", "a", "", ("unread", ""), ("unread", "")),
+        ("corpus", "a", "b", ("differs", "damaged"), ("differs", "damaged")),
+        ("file", "", "", ("verified", "a"), ("unrecorded", "")),
+        ("model", "a", "", ("verified", ""), ("unrecorded", "")),
+        ("average", "a", "", ("verified", ""), ("unrecorded", "a note")),
+    ],
+)
+def test_the_content_is_compared_with_what_the_descendant_recorded(
+    kind: str, own: str, recorded: str, content: Any, expected: tuple[str, str]
+) -> None:
+    ancestor = Ancestor(
+        "init", kind, "it", digest=own * 64, recorded=recorded * 64, note="a note"
+    )  # fmt: skip
+    state, said = content
+    said = said * 64 if len(said) == 1 else said
+    state, said = _compared(ancestor, state, said)
+    assert (state, said.replace("a" * 12, "a").replace("b" * 12, "b")) == expected
+
+
+def test_the_directory_itself_needs_no_record() -> None:
+    assert _compared(Ancestor("", "average", "it", digest="a"), "verified", "") == ("verified", "")
+    assert _compared(Ancestor("", "file", "it"), "verified", "a") == ("unrecorded", "")
+
+
+@pytest.mark.parametrize(
+    ("ancestor", "expected"),
+    [
+        (Ancestor("", "pretraining", "run", "gs://b/run", note="no access"),
+         ("unread", "no access")),
+        (Ancestor("", "pretraining", "run", "gs://b/run"), ("missing", "at gs://b/run")),
+        (Ancestor("", "pretraining", "run", "/x/run", note="n"), ("missing", "at /x/run")),
+        (Ancestor("", "corpus", "a:b"), ("missing", "no place is recorded")),
+        (Ancestor("", "file", "tfds:wikipedia"), ("unread", "not a file on this machine")),
+        (Ancestor("", "file", "python-docs"),
+         ("unread", "documentation of the packages that were installed")),
+        (Ancestor("", "corpus", "python-docs"), ("missing", "no place is recorded")),
+        (Ancestor("", "file", "a.txt", "/x/a.txt"), ("missing", "at /x/a.txt")),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_said_to_be_missing_or_out_of_reach(
+    ancestor: Ancestor, expected: tuple[str, str]
+) -> None:
+    assert _missing(ancestor) == expected
+
+
+def test_sources_beyond_the_eighth_are_counted_unless_they_differ() -> None:
+    def source(state: str, number: int) -> Checked:
+        return Checked(Ancestor("source", "file", f"{state}-{number}"), state, "", ())
+
+    states = [*["verified"] * 10, *["missing"] * 8, *["differs"] * 9]
+    run = Checked(Ancestor("init", "pretraining", "other"), "unread", "", ())
+    root = Checked(
+        Ancestor("", "corpus", "corpus", step=None, note="1,000 tokens"), "verified", "",
+        (*(source(state, number) for number, state in enumerate(states)), run),
+    )  # fmt: skip
+    lines = lineage_lines(root)
+    assert lines[0] == "corpus (corpus, 1,000 tokens) - verified"
+    assert [line.split(" (")[0] for line in lines[1 : 8 + 8 + 9 + 1]] == [
+        *(f"  source: verified-{n}" for n in range(8)),
+        *(f"  source: missing-{n}" for n in range(10, 18)),
+        *(f"  source: differs-{n}" for n in range(18, 27)),
+    ]
+    assert lines[26:28] == [
+        "  init: other (pretraining) - not read", "  2 more sources - verified",
+    ]  # fmt: skip
+    assert lines[28:] == ["", "11 of 29 verified", "9 DIFFERS", "8 not found", "1 not read"]
+
+
+def test_a_line_names_the_step_and_the_bytes() -> None:
+    parts = (
+        Ancestor("", "file", "a", "/x/a", part=(1000, 2500)),
+        Ancestor("", "pretraining", "run", "/x/run", step=12_000),
+        Ancestor("init", "import", "b", note="BertModel as safetensors"),
+    )
+    assert [lineage_lines(Checked(each, "missing", "at b", ()))[0] for each in parts] == [
+        "/x/a (file, bytes 1,000 to 2,500) - not found: at b",
+        "/x/run (pretraining, step 12,000) - not found: at b",
+        "init: b (import of BertModel as safetensors) - not found: at b",
+    ]
 
 
 def test_a_run_that_went_on_is_another_ancestor(copied: Path) -> None:

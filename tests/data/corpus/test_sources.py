@@ -331,9 +331,14 @@ def test_hundred_megabyte_line(tmp_path):
 
 
 def test_long_document(tmp_path):
-    path = put(tmp_path / "a.txt", "first\n\n" + "a line\n" * 100)
+    """Line ends do not count, nor do the documents before."""
+    path = put(tmp_path / "a.txt", "first\n\n" + "a line\n" * 10 + "\n" + " b line \n" * 10)
+    assert len(read(path, max_document_chars=60)) == 3
     with pytest.raises(UserError, match=r"a\.txt, line 3: the document that begins here"):
-        read(path, max_document_chars=300)
+        read(path, max_document_chars=59)
+    path = put(tmp_path / "b.txt", "first\n\n\n" + "a line\n" * 9 + "\nb\n" + "b line\n" * 10)
+    with pytest.raises(UserError, match=r"b\.txt, line 14: the document that begins here"):
+        read(path, max_document_chars=60)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)

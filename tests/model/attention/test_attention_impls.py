@@ -241,20 +241,25 @@ def test_auto(gpu, platform, shape, rate, dtype, expected):
     assert choose(platform, asked) == expected
 
 
+@pytest.mark.parametrize("on_mesh", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "inside"), [("tpu v3", False), ("tpu v4", False), ("tpu v5 lite", True)]
+    ("kind", "inside"), [("TPU v3", False), ("TPU v4", False), ("TPU v5 lite", True)]
 )
-def test_a_chip_with_little_room_gets_rows_that_are_rotated(monkeypatch, kind, inside):
+def test_a_chip_with_little_room_gets_rows_that_are_rotated(monkeypatch, kind, inside, on_mesh):
+    """Without a mesh the chip is the one that JAX takes by itself."""
     found = []
 
     def kernel(asked, heads):
         found.append(len(asked.angles or ()))
         return asked.q
 
-    monkeypatch.setattr(attention, "device_kind", lambda layout: kind)
-    monkeypatch.setattr(fused, "fused_attention", kernel)
     (q, k, v, _), segments = inputs()
     angles = rotation(jnp.arange(128)[None].repeat(B, 0), 10_000.0, K)
+    monkeypatch.setattr(attention, "device_kind", lambda layout: kind.lower() if on_mesh else None)
+    if not on_mesh:
+        monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+    monkeypatch.setattr(attention, "platform", lambda layout: "tpu")
+    monkeypatch.setattr(fused, "fused_attention", kernel)
     jax.eval_shape(partial(attend, impl="fused"), q, k, v, **segments, angles=angles)
     assert found == [len(angles) * inside]
 

@@ -1,16 +1,14 @@
-"""The program's operations, loops and collectives, from golden TPU programs and from snippets."""
+"""The program's operations and loops, from golden TPU programs and from snippets."""
 
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from hlo_snippets import ENTRY, ONE, cycles, entry
 
-from bert_jax.plan.hlo_cost.hlo import SENTINEL, parse_program
+from bert_jax.plan.hlo_cost.hlo import SENTINEL, _split_slices, parse_program
 from bert_jax.plan.hlo_cost.hlo_text import (
-    axes_of_groups,
-    axes_of_pairs,
-    parse_groups,
     parse_text,
     phase_of,
     shape_bytes,
@@ -18,7 +16,6 @@ from bert_jax.plan.hlo_cost.hlo_text import (
 from bert_jax.plan.hlo_cost.loops import Scope, trip_count
 
 GOLDEN = Path(__file__).with_name("golden")
-ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 def read(name: str, **mesh_shape: int):
@@ -245,47 +242,6 @@ def test_kernels_keep_their_name_and_metadata_of_several_lines():
     assert kernel.bytes >= 4 * 2 * 4 * 256 * 64 * 2
 
 
-ENTRY = """HloModule m, is_scheduled=true, num_partitions={partitions}
-
-FileNames
-1 "/home/somebody/bert_jax/model/encoder.py"
-2 "/usr/lib/python3/site-packages/jax/numpy.py"
-
-FunctionNames
-1 "Layer.__call__"
-2 "outer.<locals>.sum"
-
-FileLocations
-1 {{file_name_id=1 function_name_id=1 line=123 end_line=123 column=4 end_column=4}}
-2 {{file_name_id=2 function_name_id=2 line=9 end_line=9 column=4 end_column=4}}
-
-StackFrames
-1 {{file_location_id=1 parent_frame_id=1}}
-2 {{file_location_id=2 parent_frame_id=2}}
-3 {{file_location_id=2 parent_frame_id=3}}
-
-%sum (x: f32[], y: f32[]) -> f32[] {{
-  %x = f32[] parameter(0)
-  %y = f32[] parameter(1)
-  ROOT %z = f32[] add(%x, %y)
-}}
-
-ENTRY %main (a: f32[16,128]) -> f32[16,128] {{
-  %a = f32[16,128]{{1,0:T(8,128)}} parameter(0)
-{body}
-}}
-"""
-
-
-def entry(*lines: str, partitions: int = 8, **mesh_shape: int):
-    body = "\n".join(f"  {line}" for line in lines)
-    return parse_program(ENTRY.format(body=body, partitions=partitions), ONE | mesh_shape)
-
-
-def cycles(number: int) -> str:
-    return f'backend_config={{"window_config":{{"estimated_cycles":"{number}"}}}}'
-
-
 def test_sentinels_are_listed_without_cycles():
     program = entry(
         f"%b = f32[16,128] negate(%a), {cycles(2**63 - 1)}",
@@ -294,6 +250,48 @@ def test_sentinels_are_listed_without_cycles():
     )
     assert [op.cycles for op in program.ops] == [None, None, 100]
     assert program.cycles == 100
+
+
+def test_a_kernel_has_what_it_states_and_only_what_lies_in_hbm_counts_there():
+    stated = '"flops":"70","transcendentals":"9","bytes_accessed":"333"'
+    program = entry(
+        '%k = f32[16,128]{1,0:T(8,128)S(1)} custom-call(%a), custom_call_target="tpu_custom_call", '
+        f'backend_config={{"body":"TUzv","cost_estimate":{{{stated}}},"kernel_name":"mine"}}, '
+        'metadata={op_name="jit(f)/jvp()/call"}',
+        f"%g = f32[4,128] fusion(%k, %a), kind=kLoop, {cycles(5)}, "
+        'metadata={op_name="jit(f)/gather"}',
+        f'ROOT %n = f32[16,128] custom-call(%a), custom_call_target="TopK", {cycles(7)}, '
+        'backend_config={"bytes_accessed":"333","flops":"70"}',
+    )
+    kernel, gather, other = program.ops
+    assert (kernel.name, kernel.kind, kernel.cycles, kernel.phase) == (
+        "mine", "pallas", None, "forward",
+    )  # fmt: skip
+    assert (kernel.bytes, kernel.flops, kernel.transcendentals, kernel.kernel) == (
+        333, 70, 9, "TUzv",
+    )  # fmt: skip
+    whole, part = 16 * 128 * 4, 4 * 128 * 4
+    assert kernel.hbm_bytes == whole  # its result is in the core's own memory
+    # A gather reads of its table what it returns.
+    assert (gather.bytes, gather.hbm_bytes) == (part + part + whole, part + whole)
+    assert (other.name, other.kind, other.flops, other.kernel) == ("n", "xla", None, "")
+    assert other.bytes == 2 * whole
+    assert program.cycles == 12
+
+
+@pytest.mark.parametrize(
+    ("mesh", "partitions", "inside", "across"),
+    [
+        ({"data": 4, "fsdp": 8}, 32, {"data": 4, "fsdp": 8}, {}),
+        ({"data": 4, "fsdp": 8}, 8, {"data": 1, "fsdp": 8}, {"data": 4}),
+        ({"data": 6, "fsdp": 8}, 16, {"data": 2, "fsdp": 8}, {"data": 3}),
+        ({"data": 2, "fsdp": 4, "tensor": 2}, 4, {"data": 1, "fsdp": 2, "tensor": 2},
+         {"data": 2, "fsdp": 2}),
+        ({"data": 1, "fsdp": 1}, 4, {"data": 1, "fsdp": 1}, {}),
+    ],
+)  # fmt: skip
+def test_slices_lie_along_the_outermost_axes(mesh, partitions, inside, across):
+    assert _split_slices(mesh, partitions) == (inside, across)
 
 
 def test_sources_are_of_the_innermost_frame_in_the_package():
@@ -305,127 +303,32 @@ def test_sources_are_of_the_innermost_frame_in_the_package():
     assert unknown.source == ""
 
 
-def test_conditional_counts_its_longest_branch():
+@pytest.mark.parametrize("lengths", [(10, 70), (70, 10)])
+@pytest.mark.parametrize(
+    "form",
+    ["branch_computations={%b0, %b1}", "true_computation=%b0, false_computation=%b1"],
+)
+def test_conditional_counts_its_longest_branch(lengths, form):
+    """With its exchange; that of the other branch does not take place."""
     branches = ""
-    for name, number in (("short", 10), ("long", 70)):
+    for number, length in enumerate(lengths):
+        name, groups = f"b{number}", "[2,4]<=[8]" if length == 70 else "[4,2]<=[2,4]T(1,0)"
         branches += (
-            f"\n%{name} (p: f32[16,128]) -> f32[16,128] {{\n  %p = f32[16,128] parameter(0)\n"
-            f"  ROOT %r.{name} = f32[16,128] negate(%p), {cycles(number)}\n}}\n"
+            f"\n%{name} (p.{name}: f32[16,128]) -> f32[16,128] {{\n"
+            f"  %p.{name} = f32[16,128] parameter(0)\n"
+            f"  %n.{name} = f32[16,128] negate(%p.{name}), {cycles(length)}\n"
+            f"  ROOT %r.{name} = f32[16,128] all-reduce(%n.{name}), channel_id=1, "
+            f"replica_groups={groups}, use_global_device_ids=true, to_apply=%sum\n}}\n"
         )
     text = ENTRY.format(
         partitions=8,
-        body="  %i = s32[] constant(0)\n  ROOT %b = f32[16,128] conditional(%i, %a, %a), "
-        "branch_computations={%short, %long}",
+        body=f"  %i = s32[] constant(0)\n  ROOT %b = f32[16,128] conditional(%i, %a, %a), {form}",
     )
     text = text.replace("\nENTRY", branches + "\nENTRY")
-    assert parse_program(text, ONE).cycles == 70
-
-
-def test_asynchronous_pairs_count_once_and_share_the_work_beside_them():
-    groups = "channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true, to_apply=%sum"
-    program = entry(
-        f"%s = f32[16,128] all-reduce-start(%a), {groups}",
-        f"%b = f32[16,128] negate(%a), {cycles(100)}",
-        f"%t = f32[16,128] all-reduce-start(%b), {groups.replace('=1,', '=2,')}",
-        f"%c = f32[16,128] negate(%b), {cycles(60)}",
-        "%sd = f32[16,128] all-reduce-done(%s)",
-        f"%d = f32[16,128] negate(%c), {cycles(7)}",
-        "%td = f32[16,128] all-reduce-done(%t)",
-        f"ROOT %u = f32[16,128] all-reduce(%d), {groups.replace('=1,', '=3,')}",
-        data=2,
-        fsdp=4,
-    )
-    found = [(c.name, c.asynchronous, c.overlapped_cycles) for c in program.collectives]
-    assert found == [("s", True, 130), ("t", True, 37), ("u", False, 0)]
-    assert {c.bytes for c in program.collectives} == {16 * 128 * 4}
-    assert program.cycles == 167
-
-
-def test_the_rings_of_a_collective_are_read():
-    debug = "StrategyRing{colors:1 phases:1 cores:{4}}"
-    (found,) = entry(
-        "ROOT %r = f32[16,128] all-reduce(%a), channel_id=1, replica_groups=[2,4]<=[8], "
-        'to_apply=%sum, backend_config={"collective_algorithm_config":{"strategy":"StrategyRing",'
-        f'"debug":"{debug}"}}}}',
-        data=2,
-        fsdp=4,
-    ).collectives
-    assert found.colors == 1
-
-
-def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
-    fused = """
-%all-reduce-scatter.1 (p: f32[16,128]) -> f32[4,128] {
-  %p = f32[16,128] parameter(0)
-  %r = f32[16,128] all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum
-  ROOT %k = f32[4,128] dynamic-slice(%r), dynamic_slice_sizes={4,128}
-}
-"""
-    text = ENTRY.format(
-        partitions=8,
-        body="  ROOT %f = f32[4,128] fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1",
-    ).replace("\nENTRY", fused + "\nENTRY")
-    (found,) = parse_program(text, {"data": 2, "fsdp": 4, "tensor": 1}).collectives
-    assert (found.kind, found.axes, found.bytes) == ("reduce-scatter", ("fsdp",), 16 * 128 * 4)
-
-
-def test_permutes_run_over_the_axes_they_move_along():
-    program = entry(
-        "%s = (f32[16,128], f32[16,128]) collective-permute-start(%a), channel_id=1, "
-        "source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}",
-        "ROOT %d = f32[16,128] collective-permute-done(%s)",
-        data=2,
-        fsdp=4,
-    )
-    (found,) = program.collectives
-    assert (found.kind, found.axes, found.group_size) == ("collective-permute", ("fsdp",), 2)
-    assert axes_of_pairs([(0, 4)], {"data": 2, "fsdp": 4}) == ("data",)
-    assert axes_of_pairs([(0, 5)], {"data": 2, "fsdp": 4}) == ("data", "fsdp")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{{0,1},{2,3}}", [(0, 1), (2, 3)]),
-        ("{}", [(0, 1, 2, 3, 4, 5, 6, 7)]),
-        ("[4,2]<=[8]", [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        ("[2,4]<=[4,2]T(1,0)", [(0, 2, 4, 6), (1, 3, 5, 7)]),
-        ("[4,2]<=[2,2,2]T(1,0,2)", [(0, 1), (4, 5), (2, 3), (6, 7)]),
-        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
-        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
-        ("mesh['a'=8] {'a':(2)4}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
-        ("mesh['a'=8] {'a':(1)2}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
-        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
-        ("mesh['a'=2,'b'=2], device_ids=(3,2,1,0) {'b'}", [(3, 2), (1, 0)]),
-    ],
-)
-def test_replica_groups_in_every_syntax(text, expected):
-    found = parse_groups(f"channel_id=7, replica_groups={text}, use_global_device_ids=true", 8)
-    assert list(found) == expected
-
-
-def test_groups_that_cannot_be_read_are_an_error():
-    with pytest.raises(ValueError, match="no replica groups"):
-        parse_groups("replica_groups=V3[something]", 8)
-
-
-@pytest.mark.parametrize(
-    ("groups", "axes"),
-    [
-        ("[4,4]<=[16]", ("fsdp", "tensor")),
-        ("[8,2]<=[16]", ("tensor",)),
-        ("[4,4]<=[4,2,2]T(1,2,0)", ("data",)),
-        ("[2,8]<=[8,2]T(1,0)", ("data", "fsdp")),
-        ("[2,8]<=[4,2,2]T(1,0,2)", ("data", "tensor")),
-        ("[1,16]<=[16]", ("data", "fsdp", "tensor")),
-        ("[16,1]<=[16]", ()),
-        ("[2,8]<=[16]", ("mixed",)),
-        ("[8,2]<=[2,2,4]T(0,2,1)", ("data",)),  # pairs: half of the axis
-    ],
-)
-def test_mesh_axes_of_groups(groups, axes):
-    mesh_shape = {"data": 4, "fsdp": 2, "tensor": 2}
-    assert axes_of_groups(parse_groups(f"replica_groups={groups}", 16), mesh_shape) == axes
+    program = parse_program(text, ONE | {"data": 2, "fsdp": 4})
+    assert program.cycles == 70
+    assert [op.cycles for op in program.ops] == [70]
+    assert [each.axes for each in program.collectives] == [("fsdp",)]
 
 
 def test_shapes():
@@ -467,35 +370,17 @@ def test_the_compiler_still_writes_what_is_read_here(tmp_path):
     assert re.search(r'"estimated_cycles":"\d+"', text)
 
 
-def test_a_collective_on_a_sparse_core_runs_beside_the_work():
-    # As in programs for tpu7x: the exchange stands two computations down, and gets its argument
-    # between start and end.
-    text = """HloModule m, is_scheduled=true, num_partitions=4
-
-%deep (d: bf16[8]) -> bf16[32] {
-  %d = bf16[8]{0} parameter(0)
-  ROOT %g = bf16[32]{0} all-gather(%d), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
-}
-
-%outer (o: bf16[8]) -> bf16[32] {
-  %o = bf16[8]{0} parameter(0)
-  ROOT %c = bf16[32]{0} custom-call(%o), custom_call_target="x", called_computations={%deep}
-}, execution_thread="sparsecore"
-
-%fused (f: bf16[8]) -> bf16[8] {
-  %f = bf16[8]{0} parameter(0)
-  ROOT %n = bf16[8]{0} negate(%f)
-}
-
-ENTRY %main (a: bf16[8]) -> bf16[32] {
-  %a = bf16[8]{0} parameter(0)
-  %s = ((), (), s32[1]{0}) async-start(), async_execution_thread="sparsecore", calls=%outer
-  %u = ((bf16[8]{0}), bf16[32]{0}, s32[1]{0}) async-update(%s, %a)
-  %w = bf16[8]{0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"700"}
-  ROOT %r = bf16[32]{0} async-done(%u)
-}
-"""
-    (gather,) = parse_program(text, ONE | {"fsdp": 4}).collectives
-    assert (gather.kind, gather.axes, gather.bytes) == ("all-gather", ("fsdp",), 64)
-    assert gather.asynchronous
-    assert gather.overlapped_cycles == 700
+def test_an_operation_without_an_estimate_counts_unless_it_is_scalar():
+    program = entry(
+        "%i = s32[] parameter(1)",
+        "%j = s32[] negate(%i)",
+        "%k = s64[] convert(%i)",
+        "%x = f32[3] broadcast(%i)",
+        f"%y = f32[] negate(%i), {cycles(SENTINEL - 1)}",
+        f"%n = f32[16,128] negate(%a), {cycles(-1)}",
+        '%m = f32[16,128] custom-call(%a), custom_call_target="MoveToHost"',
+        "ROOT %c = f32[16,128] copy(%a)",
+    )
+    assert [(op.name, op.kind, op.cycles) for op in program.ops] == [
+        ("x", "xla", None), ("y", "xla", SENTINEL - 1), ("n", "xla", None), ("c", "copy", None),
+    ]  # fmt: skip

@@ -51,6 +51,19 @@ def test_worked_out_by_hand():
     assert (found.text(None), found.text(0.5), found.text(0.4)) == ("b c d", "b c d", "")
 
 
+def test_shares_are_of_the_candidates_and_of_no_answer_where_that_counts():
+    """exp(2 + 1) is three times exp(3 - ln 3), and so on: 3, 1 and 2 parts."""
+    first, second = (Candidate("a", 0, 1, 2.0, 1.0), Candidate("b", 2, 3, 3.0, -np.log(3)))
+    null = Candidate("", 0, 0, np.log(2), 3 - np.log(3))
+    found = Prediction("x", (first, second), null)
+    assert found.shares(with_null=False) == [
+        (first, pytest.approx(0.75)), (second, pytest.approx(0.25)),
+    ]  # fmt: skip
+    assert found.shares(with_null=True) == [
+        (first, pytest.approx(3 / 6)), (null, pytest.approx(2 / 6)), (second, pytest.approx(1 / 6)),
+    ]  # fmt: skip
+
+
 def test_long_answers_and_equal_texts():
     asked = question("ab x ab", text="x y")
     windows = build_windows([asked], UNCASED).windows

@@ -28,7 +28,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.training import workdir as workdir_module
 from bert_jax.training.pretrain import branch as branch_module
-from bert_jax.training.pretrain.branch import open_branch
+from bert_jax.training.pretrain.branch import Branch, open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.train import train
@@ -317,8 +317,39 @@ def test_a_mark_that_cannot_be_written_ends_the_branch(run, tmp_path):
     with files_of_at_most(16), pytest.raises(UserError) as error:  # noqa: SIM117
         with found.keeping("new"):
             pass
-    assert "cannot note the branch, which keeps step 4, in " in str(error.value)
+    name = open_workdir(run.workdir).name
+    what = f"cannot note the branch, which keeps step 4, in {name}: "
+    assert str(error.value).startswith(what)
+    assert str(error.value).count("cannot note") == 1
     assert [path.name for path in (run.workdir / "checkpoints").iterdir() if path.is_file()] == []
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), UserError("no room")])
+def test_an_error_of_the_mark_is_named_once(tmp_path, monkeypatch, error):
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(branch_module, "keep_for_branch", fail)
+    found = Branch({"workdir": "a", "step": 4, "digest": "d"}, open_workdir(tmp_path), {})
+    with pytest.raises(UserError) as raised, found.keeping("new"):
+        pass
+    what = "cannot note the branch, which keeps step 4, in"
+    assert str(raised.value) == f"{what} {open_workdir(tmp_path).name}: no room"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_only_a_new_mark_goes_where_the_run_cannot_be_begun(tmp_path, monkeypatch, is_new):
+    """The mark of a run that was killed at its start and begins again is that run's own."""
+    forgotten = []
+    monkeypatch.setattr(branch_module, "keep_for_branch", lambda *_: is_new)
+    monkeypatch.setattr(branch_module, "forget_branch", lambda *mark: forgotten.append(mark[1:]))
+    found = Branch({"workdir": "a", "step": 4, "digest": "d"}, open_workdir(tmp_path), {})
+    with pytest.raises(RuntimeError, match="of the body"), found.keeping("new"):
+        raise RuntimeError("of the body")
+    assert forgotten == [(4, "new")] * is_new
+    with found.keeping("new"):
+        pass
+    assert len(forgotten) == is_new
 
 
 def test_a_mark_goes_where_the_branch_cannot_be_begun(run, tmp_path):

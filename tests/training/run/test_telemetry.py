@@ -51,6 +51,11 @@ def test_log_drops_rows_beyond_the_restored_step_and_a_torn_line(tmp_path):
         {"step": 6, "train/loss": 2.0},
     ]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    for _ in range(2):  # a run that has saved nothing begins anew
+        log = MetricsLog(path, 0)
+        assert path.read_bytes() == b""
+        log.add(0, {"eval/loss": 3.0})
+        log.close()
 
 
 def test_rows_that_are_none_are_left_out(tmp_path):
@@ -96,11 +101,12 @@ def test_a_step_has_one_row(tmp_path):
 
 def test_log_writes_json_for_every_number(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", 0)
-    log.add(1, {"train/loss": math.nan, "train/x": [math.inf, 0.5]})
+    others = {"note": "a text", "good": True, "none": None, "rows": 3}
+    log.add(1, {"train/loss": math.nan, "train/x": [math.inf, 0.5, ["a"]], **others})
     log.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
-        "step": 1, "train/loss": None, "train/x": [None, 0.5],
+        "step": 1, "train/loss": None, "train/x": [None, 0.5, ["a"]], **others,
     }  # fmt: skip
 
 
@@ -325,9 +331,13 @@ def test_other_processes_write_nothing(tmp_path, monkeypatch):
     ("seconds", "text"),
     [
         (0.0, "0 s"),
+        (59.4, "59 s"),
         (59.6, "1 min 0 s"),
         (3599.0, "59 min 59 s"),
+        (3600.0, "1 h 0 min"),
         (7500.0, "2 h 5 min"),
+        (86_399.0, "23 h 59 min"),
+        (86_400.0, "1 d 0 h"),
         (1e5, "1 d 3 h"),
     ],
 )

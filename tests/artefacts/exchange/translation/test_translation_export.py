@@ -71,15 +71,30 @@ def test_the_order_of_the_width_is_theirs():
         ("pair", {"positions": "rope"}, "EncoderDecoderModel, but model.positions is 'rope'"),
         ("pair", {"scale_embeddings": True}, "model.scale_embeddings is True, not False"),
         ("pegasus", {"num_types": 2}, "Pegasus.*model.num_types is 2, not 0"),
+        ("pegasus", {"tying": "none"}, "Marian.*, but model.norm_order is 'pre', not 'post'. "),
+        ("marian", {"tying": "output", "feature_dim": 8},
+         "Marian.*, but objective.feature_dim is 8, not 0. "),
     ],
-)
+)  # fmt: skip
 def test_what_no_class_computes_is_named(form, changes, said):
     saved = translator_of(form, "uncased")
-    model = dataclasses.replace(saved.config, **changes)
-    network = dataclasses.replace(saved.network, model=model)
+    of_network = {name: changes[name] for name in ("tying", "feature_dim") if name in changes}
+    of_model = {name: value for name, value in changes.items() if name not in of_network}
+    model = dataclasses.replace(saved.config, **of_model)
+    network = dataclasses.replace(saved.network, model=model, **of_network)
     with pytest.raises(UserError, match=f"(?s)my model: .*{said}.*--to stablehlo.*orbax"):
         family_of(network, "my model")
     assert class_name(dataclasses.replace(saved, network=network)) == "TransformerNetwork"
+
+
+@pytest.mark.parametrize(("tying", "fits"), [("all", True), ("output", False), ("none", False)])
+def test_tables_that_a_class_cannot_share_are_named(tying, fits):
+    """Of the three only Pegasus has a single table."""
+    network = dataclasses.replace(translator_of("pegasus", "uncased").network, tying=tying)
+    said = FAMILIES["pegasus"].unlike(network)
+    assert said == [f"objective.tying is {tying!r}, not 'all'"] * (not fits)
+    for kind in ("marian", "encoder-decoder"):
+        assert not any("tying" in text for text in FAMILIES[kind].unlike(network))
 
 
 def test_other_networks_have_no_class():

@@ -335,6 +335,30 @@ def test_a_document_of_two_shards_is_one_when_few_are_divided():
     assert not better_thresholds(RECIPE, {}, {"": written})
 
 
+def test_counts_of_passes_add_up_and_the_four_smallest_hashes_stay_in_order():
+    written = Written(3, 1, 100, [9, 2**63 + 8])
+    written.add(Written(20, 5, 4000, [16, 3, 2**63, 9]))
+    assert written == Written(23, 6, 4100, [3, 9, 16, 2**63])
+
+
+@pytest.mark.parametrize(
+    ("heldout", "smallest", "expected"),
+    [
+        (0, [3, 5, 8, 9], 6),  # the two with the smallest hashes
+        (1, [3, 5, 8, 9], 6),
+        (2, [3, 5, 8, 9], None),
+        (1, [3, 5, 8], 0),  # too few to hold out any
+        (2, [3, 5, 8], 0),
+        (0, [3, 5, 8], None),
+    ],
+)
+def test_a_small_corpus_holds_out_two_documents_or_none(heldout, smallest, expected):
+    found = {"a": Written(9, heldout, 0, smallest), "b": Written(9, 2, 0, [1, 2, 3, 4])}
+    assert better_thresholds(RECIPE, {}, found) == ({} if expected is None else {"a": expected})
+    assert better_thresholds(RECIPE, {"a": 4}, found) == {}  # divided anew only once
+    assert better_thresholds(replace(RECIPE, heldout_rate=0.0), {}, found) == {}
+
+
 def test_estimate(texts, tmp_path):
     sources = resolve_sources([texts])
     built = build(texts, tmp_path / "out")

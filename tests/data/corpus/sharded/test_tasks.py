@@ -133,3 +133,12 @@ def test_a_source_that_changes(tmp_path):
         list(texts)
     with pytest.raises(UserError, match="rerun the command"):
         list(source.texts())
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((100, 99), 1), ((100, 100), 2), ((200,), 2)])
+def test_less_than_two_shards_is_one_task(tmp_path, sizes, expected):
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number}.txt").write_text("a\n\n" * (size // 3) + "b" * (size % 3))
+    tasks = plan_tasks(resolve_sources([str(tmp_path / "*.txt")]), shard_bytes=100)
+    assert [task.number for task in tasks] == [*range(expected)]
+    assert sum(source.size for task in tasks for source in task.sources) == sum(sizes)
