@@ -162,8 +162,12 @@ def test_tags_of_a_text_with_offsets_and_of_a_long_one():
     logits = logits_of(saved, row_of(" ".join(words).lower()))[1 : len(words) + 1]
     best = [model.labels[n] for n in logits.argmax(-1)]
     assert [tag[2:] for tag in answer["tags"]] == [tag[2:] for tag in best]
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    assert answer["entities"]
     for entity in answer["entities"]:
         first, end = entity["words"]
+        score = np.mean([max(each) for each in shares[first:end]])
+        assert entity["score"] == pytest.approx(score, abs=1e-4)
         assert entity["text"] == text[entity["start"] : entity["end"]]
         assert entity["text"].startswith(words[first])
         assert entity["text"].endswith(words[end - 1])
@@ -242,6 +246,8 @@ def test_what_a_model_says_of_itself(classifying):
         "<random class: 2 layers x 16, at most 48 tokens, 27 in the vocabulary; classify, embed>"
     )
     assert (model.tokenizer, model.max_length) == (saved.tokenizer, 48)
+    # Verbs have the names of methods.
+    assert f"{LoadedModel(random_model('pretrained'))!r}".endswith("; fill_mask, embed>")
 
 
 def test_limits_of_length_batch_and_device(classifying, monkeypatch):
