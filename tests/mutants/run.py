@@ -10,6 +10,7 @@ changes that line changes the bug with it. Each bug is planted in a copy of the 
 """
 
 import argparse
+import atexit
 import json
 import os
 import queue
@@ -93,6 +94,7 @@ def tested(tests: Sequence[str], tree: Path) -> str:
                 "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "d" / "compiled"),
             },
         )  # fmt: skip
+        atexit.register(_end, server)
     print(json.dumps([str(tree), list(tests)]), file=server.stdin, flush=True)
     code, said = json.loads(server.stdout.readline() or '["nothing", "the server of forks died"]')
     if code is None:
@@ -102,6 +104,11 @@ def tested(tests: Sequence[str], tree: Path) -> str:
     if code == 0 and "passed" in said.splitlines()[-1]:
         return "SURVIVED"
     return f"pytest ended with {code}: {said}"
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.kill()
+    server.__exit__(None, None, None)  # closes the pipes
 
 
 def copied(parent: Path) -> Path:

@@ -149,10 +149,10 @@ def answer(*parts: bytes) -> bytes:
             "record 1: headers: more than the limit",
         ),
         *(
-            (record("conversion", "text/plain", "x").replace(b"Content-Length: 1", x), "no number")
+            (record("conversion", "text/plain", "x").replace(b"Content-Length: 1", x), "not a byte")
             for x in (b"Content-Length: -5", b"X: y", b"Content-Length: " + b"9" * 5000)
         ),
-        (b"\r\n" + record("conversion", "text/plain", "x"), "no number"),
+        (b"\r\n" + record("conversion", "text/plain", "x"), "not a byte count"),
         (gzip.compress(record("conversion", "text/plain", "x")), "not a sound WARC"),
         (record("response", "application/http", "HTTP/1.1"), None),
         (record("response", "application/http", "x").replace(b"WARC-Target-URI", b"X"), None),
