@@ -126,12 +126,12 @@ class TaskTransform(nnx.Module):
 
 
 def has_transform(config: ModelConfig, head: TaskHeadConfig) -> bool:
-    """Return whether there is a dense layer before the head (`transform`)."""
+    """Return true if there is a dense layer before the head (`transform`)."""
     return not config.pooler and (config.head_transform or head.kind == "classification")
 
 
 def reads_all_tokens(config: ModelConfig, head: TaskHeadConfig) -> bool:
-    """Return whether a head reads tokens other than the first."""
+    """Return true if a head reads tokens other than the first."""
     return head.kind != "classification" or not (config.pooler or head.pooling == "cls")
 
 

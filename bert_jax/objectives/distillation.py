@@ -285,7 +285,7 @@ class Distilled(Objective):
         return total
 
     def has_dropout(self) -> bool:
-        """Return whether the student's training uses dropout."""
+        """Return true if the student's training uses dropout."""
         return self.student.has_dropout()
 
     def shown(self, rows: Batch) -> Shown:

@@ -155,7 +155,7 @@ class Objective(ABC):
         return {} if self.baseline is None else {"nats_below_unigram": self.baseline - loss}
 
     def has_dropout(self) -> bool:
-        """Return whether training uses dropout."""
+        """Return true if training uses dropout."""
         return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
 
     @staticmethod
@@ -341,7 +341,7 @@ def with_trained(objective: Objective, whole: Tree, part: Tree) -> Tree:
 
 
 def trains_all(objective: Objective) -> bool:
-    """Return whether a step changes all parameters."""
+    """Return true if a step changes all parameters."""
     return not (objective.frozen or objective.frozen_layers)
 
 

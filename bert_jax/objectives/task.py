@@ -235,7 +235,7 @@ class TaskObjective(Adapted, Teachable):
         return super().token_weights(rows) * rows["weights"][:, None]
 
     def has_dropout(self) -> bool:
-        """Return whether training uses dropout, in the model or in the head."""
+        """Return true if training uses dropout, in the model or in the head."""
         return bool(self.config.dropout_rate) or super().has_dropout()
 
     def flops(self, rows: Batch) -> int:

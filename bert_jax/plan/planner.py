@@ -199,7 +199,7 @@ class Planner:
         return self.with_batch(settings, mine // parts, parts)
 
     def _divides_phases(self, parts: int) -> bool:
-        """Return whether every phase's batch divides into `parts` micro-batches."""
+        """Return true if every phase's batch divides into `parts` micro-batches."""
         return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
@@ -213,7 +213,7 @@ class Planner:
         return rows_per_shard * shards * settings.accumulation
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
-        """Return whether each mesh axis is a product of the torus's dimensions."""
+        """Return true if each mesh axis is a product of the torus's dimensions."""
         mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
         try:
             make_mesh(mesh, devices(self.topology))

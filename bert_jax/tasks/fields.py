@@ -130,7 +130,7 @@ class TaskConfig(Bounded, section="task"):
         return replace(self, **paths)
 
     def _is_name(self, source: str) -> bool:
-        """Return whether a source names a data set, a split or a URL, not a local file."""
+        """Return true if a source names a data set, a split or a URL, not a local file."""
         return source.startswith("tfds:") or scheme(source) is not None
 
     def source(self, field: str) -> str:

@@ -67,13 +67,13 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
 
 
 def says_casing(directory: Path) -> bool:
-    """Return whether any file in a directory, besides `vocab.txt`, says if text is lower-cased."""
+    """Return true if any file in a directory, besides `vocab.txt`, says if text is lower-cased."""
     whole = directory / "tokenizer.json"
     return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
 
 
 def has_upper_case(vocab: list[str]) -> bool:
-    """Return whether any word of letters has upper case: a sign that text was not lower-cased.
+    """Return true if any word of letters has upper case: a sign that text was not lower-cased.
 
     Tokens with other characters are ignored: uncased vocabularies have `[CLS]` and `<S>`.
     """
@@ -155,7 +155,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _is_fast(reading: Reading) -> bool:
-    """Return whether a file is a `tokenizer.json` of BPE or Unigram, not of WordPiece."""
+    """Return true if a file is a `tokenizer.json` of BPE or Unigram, not of WordPiece."""
     model = reading.whole.get("model") if reading.path.suffix == ".json" else None
     return isinstance(model, dict) and model.get("type") in ("BPE", "Unigram")
 

@@ -75,7 +75,7 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
 
 
 def _keeps_blank(tokenizer: Tokenizer) -> bool:
-    """Return whether the blank before a mask is a token, as in byte-level BPE and for Gemma."""
+    """Return true if the blank before a mask is a token, as in byte-level BPE and for Gemma."""
     if not isinstance(tokenizer, FastTokenizer) or tokenizer.mask_strips_space:
         return False
     return tokenizer.pipeline.marker["type"] in ("ByteLevel", "Replace")

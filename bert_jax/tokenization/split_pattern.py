@@ -39,7 +39,7 @@ class _Term(NamedTuple):
 
 
 def takes_linear_time(pattern: str) -> bool:
-    """Return whether finding a pattern's matches takes time proportional to the text's length."""
+    """Return true if finding a pattern's matches takes time proportional to the text's length."""
     alternatives = _parse(pattern) if len(pattern) <= MAX_PATTERN else None
     return alternatives is not None and all(
         _is_bounded(alternatives, i) for i in range(len(alternatives))
@@ -70,7 +70,7 @@ def _parse(pattern: str) -> list[list[_Term]] | None:
 
 
 def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
-    """Return whether an alternative has the form that the module's docstring describes."""
+    """Return true if an alternative has the form that the module's docstring describes."""
     terms = alternatives[number]
     if all(_LOOK.match(term.atom) for term in terms if term.required):
         return False  # matches the empty text, and so everywhere
@@ -95,6 +95,6 @@ def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
 
 
 def _begins_with_run(terms: list[_Term], atom: str) -> bool:
-    """Return whether an alternative's first required part is a run of `atom`."""
+    """Return true if an alternative's first required part is a run of `atom`."""
     first = next((term for term in terms if term.required), None)
     return first is not None and first.unbounded and first.atom == atom

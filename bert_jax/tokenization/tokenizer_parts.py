@@ -234,7 +234,7 @@ class Reading:
         )
 
     def trims_offsets(self) -> bool:
-        """Return whether offsets of a byte-level BPE's words exclude the space before them."""
+        """Return true if offsets of a byte-level BPE's words exclude the space before them."""
         return any(
             self.flag("post_processor.trim_offsets", part.get("trim_offsets"), default=True)
             for part in self.parts("post_processor", "processors")

@@ -128,7 +128,7 @@ class Means:
         self._count += taken
 
     def __bool__(self) -> bool:
-        """Return whether a step was taken since the last row."""
+        """Return true if a step was taken since the last row."""
         return bool(self._count.any())
 
     def median(self, name: str) -> float:

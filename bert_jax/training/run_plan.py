@@ -90,7 +90,7 @@ class Scorer(Protocol):
     """Evaluation of all trials of a stage."""
 
     def after(self, step: int) -> bool:
-        """Return whether trials are scored after `step`, which counts over all stages."""
+        """Return true if trials are scored after `step`, which counts over all stages."""
 
     def score(
         self, params: Any, at: Moment, alive: Callable[[str], None]

@@ -105,7 +105,7 @@ def class_name(saved: SavedModel) -> str:
 
 
 def has_class(saved: SavedModel) -> bool:
-    """Return whether a class of Transformers computes a model."""
+    """Return true if a class of Transformers computes a model."""
     return class_name(saved) != "none"
 
 
@@ -177,7 +177,7 @@ def untrained_parts(saved: SavedModel) -> list[str]:
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
-    """Return whether a model's class has a pooler, or a classifier's linear map in its place."""
+    """Return true if a model's class has a pooler, or a classifier's linear map in its place."""
     family, task = FAMILIES[family_of(saved)], task_of(saved)
     if saved.head is None:
         return bool(family.pooler) and task != "ForMaskedLM"

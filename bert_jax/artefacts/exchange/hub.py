@@ -26,7 +26,7 @@ _PICKLED = re.compile(r"pytorch_model.*\.bin|model.*\.(pt|pth|ckpt)")
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether `fetch` accepts a name: [owner/]name, with or without `@revision`."""
+    """Return true if `fetch` accepts a name: [owner/]name, with or without `@revision`."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -87,7 +87,7 @@ def texts_for(tokenizer: Tokenizer) -> list[str]:
 def same_spans(
     text: str, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], *, exact: bool
 ) -> bool:
-    """Return whether two lists of spans (start, end) cover the same characters, token by token.
+    """Return true if two lists of spans (start, end) cover the same characters, token by token.
 
     A token of only white space is not compared: its span in `ours` is empty. `exact` says whether
     white space at the ends of a span in `theirs` counts.

@@ -89,7 +89,7 @@ def compare_searches(
 def _is_tie(
     saved: SavedModel, row: Sequence[int], first: list[int], second: list[int], *, greedy: bool
 ) -> bool:
-    """Return whether two translations of a source are equally probable.
+    """Return true if two translations of a source are equally probable.
 
     A greedy search decides at the first differing token, a beam search by mean log-probability.
     """

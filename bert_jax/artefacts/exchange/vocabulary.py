@@ -129,7 +129,7 @@ def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str
 
 
 def _is_token(tokenizer: Tokenizer, form: str) -> bool:
-    """Return whether a word is a single known token inside a sentence."""
+    """Return true if a word is a single known token inside a sentence."""
     ids = tokenizer.encode_words([form])[0].tolist()
     return len(ids) == 1 and ids != [tokenizer.special_ids.unk]
 

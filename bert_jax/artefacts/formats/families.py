@@ -279,7 +279,7 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
 
 
 def is_read(found: Mapping[str, Any]) -> bool:
-    """Return whether files of a `config.json`'s class can be read directly, without an import."""
+    """Return true if files of a `config.json`'s class can be read directly, without an import."""
     family = known_family(found)
     if family is None or family.written is None:
         return family is not None

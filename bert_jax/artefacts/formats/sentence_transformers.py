@@ -62,14 +62,14 @@ class SentenceForm:
 
 
 def is_sentence_model(directory: Path) -> bool:
-    """Return whether a directory has this layout and computes vectors, unlike a cross-encoder."""
+    """Return true if a directory has this layout and computes vectors, unlike a cross-encoder."""
     if not (directory / MODULES).is_file():
         return False
     return _settings(directory).get("model_type") != "CrossEncoder"
 
 
 def can_be_written(embedding: EmbeddingConfig) -> bool:
-    """Return whether a module of sentence-transformers computes the pooling."""
+    """Return true if a module of sentence-transformers computes the pooling."""
     return embedding.pooling in POOLINGS.values()
 
 

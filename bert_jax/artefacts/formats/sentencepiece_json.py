@@ -49,7 +49,7 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether two rows of ids spell one text and are equally probable in a unigram model.
+    """Return true if two rows of ids spell one text and are equally probable in a unigram model.
 
     Example: "..." is "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
     float32, the library in float64, so rounding may choose differently.

@@ -120,7 +120,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
 
 
 def is_tf_checkpoint(path: str | Path) -> bool:
-    """Return whether a directory or a PREFIX looks like a checkpoint of the original code."""
+    """Return true if a directory or a PREFIX looks like a checkpoint of the original code."""
     path = Path(path)
     if path.is_dir():
         return any(path.glob("*.index")) or (path / CONFIG).is_file()

@@ -55,7 +55,7 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Return whether a local directory holds a fine-tuning run; UserError for another format."""
+    """Return true if a local directory holds a fine-tuning run; UserError for another format."""
     path = workdir / "config.json"
     if not path.is_file():
         return False
@@ -65,7 +65,7 @@ def is_finetuning(workdir: Path) -> bool:
 
 
 def is_run(place: Path | str) -> bool:
-    """Return whether a place is a run's work directory, not a model in a foreign format."""
+    """Return true if a place is a run's work directory, not a model in a foreign format."""
     if scheme(place) is not None:
         return True
     config = Path(place) / "config.json"

@@ -201,7 +201,7 @@ def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
 
 
 def _rotates_inside(impl: AttentionImpl, layout: OnMesh) -> bool:
-    """Return whether the implementation itself rotates queries and keys."""
+    """Return true if the implementation itself rotates queries and keys."""
     if impl != "fused":
         return False
     kind = device_kind(layout) or jax.devices()[0].device_kind.lower()

@@ -80,7 +80,7 @@ class RecurrentConfig(Bounded, section="objective"):
         return self.attends and self.wiring == "after"
 
     def is_residual(self, layer: int) -> bool:
-        """Return whether a layer, counted from 0, adds its input to its output."""
+        """Return true if a layer, counted from 0, adds its input to its output."""
         return bool(self.residual_from) and layer + 1 >= self.residual_from
 
 

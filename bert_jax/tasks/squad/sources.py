@@ -192,7 +192,7 @@ class _Reader:
 
 
 def is_placed(answer: Answer, question: Question) -> bool:
-    """Return whether the answer's text stands at the answer's offset in the context."""
+    """Return true if the answer's text stands at the answer's offset in the context."""
     return answer.start >= 0 and question.context.startswith(answer.text, answer.start)
 
 

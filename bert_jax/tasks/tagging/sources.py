@@ -91,7 +91,7 @@ def read_columns(
 
 
 def is_conllu(path: str | Path) -> bool:
-    """Return whether the first line that is no comment is CoNLL-U; False if there is no file."""
+    """Return true if the first line that is no comment is CoNLL-U; False if there is no file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = itertools.islice(file, 1000)

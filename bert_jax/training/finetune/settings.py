@@ -43,7 +43,7 @@ class Schedule:
         return len(self.waves) * self.num_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Return whether dev is scored after `step` steps of a wave; it is after the last step."""
+        """Return true if dev is scored after `step` steps of a wave; it is after the last step."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
 

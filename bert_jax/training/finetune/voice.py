@@ -174,7 +174,7 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 
 
 def in_percent(setup: Setup) -> bool:
-    """Return whether scores are percentages."""
+    """Return true if scores are percentages."""
     return setup.objective.kind == "span"
 
 

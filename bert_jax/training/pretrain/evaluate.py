@@ -95,7 +95,7 @@ class HeldOut(Scorer):
         return made_once(self.settings, lambda each: make_eval_step(each, self.mesh, EVAL_SEED))
 
     def after(self, step: int) -> bool:
-        """Return whether an evaluation is due after a step."""
+        """Return true if an evaluation is due after a step."""
         return bool(self.every and step % self.every == 0) or step in self.marks
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:

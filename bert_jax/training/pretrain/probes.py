@@ -81,7 +81,7 @@ class Probe(Scorer):
         )  # fmt: skip
 
     def after(self, step: int) -> bool:
-        """Return whether the probe is due after a step; it always is after the last."""
+        """Return true if the probe is due after a step; it always is after the last."""
         return step % self.given.every_steps == 0 or step == self._run.training.num_steps
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:

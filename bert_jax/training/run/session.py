@@ -57,7 +57,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def due(self) -> bool:
-        """Return whether to stop now; collective, with the same answer in all processes."""
+        """Return true if the run is to stop now; collective, the same answer in all processes."""
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
             self.name = "SIGTERM"
         return bool(self.name)

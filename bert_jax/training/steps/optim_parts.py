@@ -72,7 +72,7 @@ def decay(weight_decay: float) -> optax.GradientTransformation:
 
 
 def is_decayed(path: str) -> bool:
-    """Return whether weight decay and LAMB's ratio apply to the parameter at a /-joined path.
+    """Return true if weight decay and LAMB's ratio apply to the parameter at a /-joined path.
 
     Neither applies to biases and norms, nor does it in the code of BERT and LAMB. The name
     decides, not the rank: stacked layers make every bias of a block two-dimensional.
@@ -272,7 +272,7 @@ def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
 
 
 def is_head(path: Any) -> bool:
-    """Return whether a parameter belongs to the pooler, the head's transform or the head itself.
+    """Return true if a parameter belongs to the pooler, the head's transform or the head itself.
 
     All of these lie above the layers and the final norm of the encoder, but `lora` does not.
     """
@@ -281,7 +281,7 @@ def is_head(path: Any) -> bool:
 
 
 def is_stacked(axes: tuple[str | None, ...]) -> bool:
-    """Return whether axis 0 of a parameter runs over layers."""
+    """Return true if axis 0 of a parameter runs over layers."""
     return axes[:1] == ("layers",)
 
 

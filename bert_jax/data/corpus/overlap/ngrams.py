@@ -79,7 +79,7 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Return which words n-grams cover, (num_words,) bool; `ngrams` has items (size, positions)."""
+    """Mark the words that n-grams cover, (num_words,) bool; `ngrams` has items (size, positions)."""
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
@@ -145,7 +145,7 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Return which words of a document an n-gram of the texts covers, (n,) bool."""
+        """Mark the words of a document that an n-gram of the texts covers, (n,) bool."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
