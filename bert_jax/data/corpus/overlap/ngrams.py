@@ -79,7 +79,7 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Mark the words that n-grams cover, (num_words,) bool; `ngrams` has items (size, positions)."""
+    """Mark words that n-grams cover, (num_words,) bool; `ngrams` has items (size, positions)."""
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
