@@ -130,7 +130,7 @@ def _as_configured(planner: Planner) -> _Answer:
     if found is None:
         place = f"{planner.topology.name} with any mesh, accumulation or rematerialisation"
         return _nothing_fits(plan, record, f"{plan.rows} rows a step do not fit on {place}")
-    overrides = found.settings.overrides(planner.config, planner.phase)
+    overrides = planner.overrides(found.settings)
     before = [
         output.as_text(plan),
         "",
@@ -165,7 +165,7 @@ def _fit(planner: Planner) -> _Answer:
         settings = dataclasses.replace(found.settings, accumulation=1)
         fit = planner.fit(settings)
     best = planner.with_batch(settings, fit.best, settings.accumulation)
-    overrides = best.overrides(planner.config, planner.phase)
+    overrides = planner.overrides(best)
     largest, fastest = (planner.rows_per_chip(settings, rows) for rows in (fit.largest, fit.best))
     mfus = {
         f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(planner.rows(settings, rows), s)
@@ -224,7 +224,7 @@ def _fast(planner: Planner) -> _Answer:
         batches.append(_batch(planner, name, lead, planner.plan(lead).seconds))
     if not fits:
         record["configured"] = None if plan is None else output.as_dict(plan)
-        record["overrides"] = lead.overrides(planner.config, planner.phase)
+        record["overrides"] = planner.overrides(lead)
     batches.append(_batch(planner, "0.5 M tokens", usual, planner.plan(usual).seconds))
     fastest = planner.with_batch(settings, pace.rows, pace.accumulation)
     seconds = pace.tried[pace.rows].seconds(pace.accumulation)
@@ -255,8 +255,7 @@ def _batch(
         "rows_per_chip": rows / settings.accumulation / planner.topology.num_chips,
         "accumulation": settings.accumulation, "step_seconds": seconds,
         "tokens_per_second": seconds and rows * tokens / seconds,
-        "mfu": seconds and planner.mfu(rows, seconds),
-        "overrides": settings.overrides(planner.config, planner.phase),
+        "mfu": seconds and planner.mfu(rows, seconds), "overrides": planner.overrides(settings),
     }  # fmt: skip
 
 

@@ -111,6 +111,10 @@ class Planner:
             seconds=shallow.seconds + (deeper.seconds - shallow.seconds) * more,
         )
 
+    def overrides(self, settings: Settings) -> list[str]:
+        """Return the arguments that turn the configuration into one with these settings."""
+        return settings.overrides(self.config, self.phase)
+
     def mfu(self, rows: int, seconds: float) -> float:
         """Compute the MFU of a step of `rows` global rows."""
         flops = row_flops(self.config, self.phase) * rows
