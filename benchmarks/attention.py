@@ -30,11 +30,11 @@ from typing import Any
 
 IMPLS = {
     "tpu": ["xla", "banded", "splash", "fused"],
-    "gpu": ["xla", "banded", "cudnn"],
+    "gpu": ["xla", "banded", "cudnn", "triton"],
     "cpu": ["xla", "banded", "fused"],
 }
 """Implementations by platform; `banded` is what `xla` does with a window and no dropout."""
-HAS_DROPOUT = ("xla", "fused")
+HAS_DROPOUT = ("xla", "fused", "triton")
 BOUNDS = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -138,7 +138,7 @@ def measure(case: Case, rate: float, platform: str, repeats: int, calls: int) ->
         if (
             (rate and impl not in HAS_DROPOUT)
             or (impl == "banded" and not case.window)
-            or (impl == "cudnn" and case.dtype == "float32")
+            or (impl in ("cudnn", "triton") and case.dtype == "float32")
             or (impl == "fused" and case.length > 1024)
         ):
             continue

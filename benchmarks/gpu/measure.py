@@ -188,6 +188,7 @@ def run(tasks: list[Task], table: Table, directory: Path, seconds: float) -> int
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` ends the measurement
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

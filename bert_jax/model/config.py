@@ -114,7 +114,7 @@ class ModelConfig(Bounded, section="model"):
     `relu` in DistilBERT, `gelu` in ELECTRA."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
-    attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
+    attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     scan_unroll: Count = 24
     """Number of layers unrolled per scan iteration; with `num_layers` or more, there is no loop."""
     remat: Literal["none", "dots", "full"] = "none"

@@ -168,7 +168,32 @@ _layer_norm = differentiable(_layer_norm_forward, _layer_norm_backward, static=(
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return x Phi(x), computed with the error function (Hendrycks & Gimpel 2016)."""
+    if x.dtype.itemsize == 2:
+        return _wide_gelu(x)
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+def _normal_cdf(x):
+    return 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+def _wide_gelu_forward(x):
+    """Compute in float32, and keep only `x`: the constants themselves have no exact bfloat16.
+
+    In bfloat16 the derivative's 2 / sqrt(pi) is 1.125, too small by 0.3%.
+    """
+    wide = x.astype(jnp.float32)
+    return (wide * _normal_cdf(wide)).astype(x.dtype), x
+
+
+def _wide_gelu_backward(x, gradient):
+    wide = x.astype(jnp.float32)
+    density = jnp.exp(-0.5 * jnp.square(wide)) / math.sqrt(2 * math.pi)
+    slope = _normal_cdf(wide) + wide * density
+    return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
+
+
+_wide_gelu = differentiable(_wide_gelu_forward, _wide_gelu_backward)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -10,6 +10,7 @@ implementation builds the (B, L, S) mask of this rule itself.
 | `fused` | TPU, rows up to 8192 | yes | no | (B, H, L) |
 | `splash` | TPU, any length | no | yes, skips blocks | (B, H, L) |
 | `cudnn` | GPU since Ampere, even lengths | no | yes, skips blocks | (B, L, S) |
+| `triton` | GPU since Ampere, multiples of 64 | yes | no | (B, H, L) |
 """
 
 import logging
@@ -27,12 +28,14 @@ from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import OnMesh, device_kind, platform
 from bert_jax.model.rotation import rotate
 
-AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused"]
+AttentionImpl = Literal["auto", "xla", "splash", "cudnn", "fused", "triton"]
 
 
-_PLATFORMS: dict[AttentionImpl, str] = {"fused": "tpu", "splash": "tpu", "cudnn": "gpu"}
+_PLATFORMS: dict[AttentionImpl, str] = {
+    "fused": "tpu", "splash": "tpu", "cudnn": "gpu", "triton": "gpu",
+}  # fmt: skip
 """Platform of each kernel; `auto` tries a platform's kernels in this order, then `xla`."""
-_HAS_DROPOUT = ("fused",)
+_HAS_DROPOUT = ("fused", "triton")
 FUSED_FROM_LENGTH = 128
 """Length of the shortest rows for which `auto` takes `fused` on a TPU.
 
@@ -90,11 +93,11 @@ def attend(
             return banded_attention(asked, keeps_half)
         return xla_attention(asked, when_kept, keeps_half)
 
-    from bert_jax.model.attention import fused, library  # importing Pallas is slow
+    from bert_jax.model.attention import fused, library, triton  # importing Pallas is slow
 
     arrays = list(asked[:5])
     axes: list[tuple[str | None, ...]] = [_HEAD_AXES] * 3 + [("batch", "length")] * 2
-    if impl == "fused":
+    if impl in _HAS_DROPOUT:
         arrays += [
             jnp.arange(q.shape[2], dtype=jnp.uint32),
             *(asked.stream or (jnp.uint32(0), jnp.zeros(q.shape[0], jnp.uint32))),
@@ -115,7 +118,8 @@ def attend(
         mine = mine._replace(stream=DropoutStream(seed, row_index), site=site)
         if angles:
             mine = mine._replace(angles=(angles[0], angles[1]))
-        return fused.fused_attention(mine, heads)
+        attention = fused.fused_attention if impl == "fused" else triton.triton_attention
+        return attention(mine, heads)
 
     return (run if layout is None else layout.local(run, axes, _HEAD_AXES))(*arrays)
 
@@ -143,7 +147,7 @@ def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
 
 def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
     """Name the requirement of `impl` that `asked` does not meet; None if all are met."""
-    from bert_jax.model.attention import fused, library
+    from bert_jax.model.attention import fused, library, triton
 
     sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
     if impl == "cudnn":
@@ -152,6 +156,8 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
         return library.splash_unsupported(*sizes[:2])
     if asked.causal:
         return "queries that also see later keys, not the causal queries of a decoder"
+    if impl == "triton":
+        return triton.unsupported(*sizes, asked.q.dtype)
     return fused.unsupported(*sizes)
 
 
@@ -191,7 +197,7 @@ def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
     if here != wanted and "gpu" in (here, wanted):
         raise UserError(f"{where} runs on {wanted.upper()}s; this is a {here.upper()}: {instead}")
     if asked.dropout_rate and impl not in _HAS_DROPOUT:
-        other = "'xla'" if here == "gpu" else "'fused' or 'xla'"
+        other = "'triton' or 'xla'" if here == "gpu" else "'fused' or 'xla'"
         raise UserError(
             f"{where} has no dropout, but model.attention_dropout_rate is {asked.dropout_rate}: "
             f"set model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"

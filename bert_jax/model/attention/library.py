@@ -22,7 +22,7 @@ from bert_jax.model.attention.xla import Asked, visible_keys
 
 _LONGEST_BLOCK = 512
 _MAX_HEAD_DIM = 128
-_AMPERE = (8, 0)
+AMPERE = (8, 0)
 _LEAST_VERSION = {(10, 3): 91100}
 """Oldest cuDNN that works for a compute capability, if JAX's CUDA plugin accepts older ones."""
 
@@ -62,7 +62,7 @@ def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -
     if queries % 2 or keys % 2:
         return f"even lengths, not {queries} and {keys}"
     capability, version = local_gpu()
-    if capability is None or capability < _AMPERE:
+    if capability is None or capability < AMPERE:
         has = "" if capability is None else f", not {capability[0]}.{capability[1]}"
         return f"an NVIDIA GPU of compute capability 8.0 (Ampere) or later{has}"
     least = _LEAST_VERSION.get(capability, 0)

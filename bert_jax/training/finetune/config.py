@@ -66,7 +66,7 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes. dots: all but matrix products; full: all values."""
-    attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused"] = "auto"
+    attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
     """Number of evaluations in a row without a better score after which a run stops by itself; the
