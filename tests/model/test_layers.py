@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from flax import nnx
 
 from bert_jax.model.config import ModelConfig
@@ -17,6 +18,7 @@ from bert_jax.model.layers import (
     compute_dtype,
     einsum_float32,
     gated,
+    gelu,
     parameter,
     truncated_normal,
 )
@@ -190,3 +192,19 @@ def test_a_gate_has_the_gradients_of_its_formula_and_keeps_its_arguments(activat
     for ours, theirs in zip(pull_back(slope), formula(slope), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert sum(leaf.size for leaf in jax.tree.leaves(pull_back)) == gate.size + up.size
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gelu_of_half_precision_is_rounded_once(dtype):
+    """Value and derivative are those of float64, rounded to the type of the input."""
+    x = np.asarray(np.linspace(-6, 6, 2001), jnp.dtype(dtype))
+    wide = x.astype(np.float64)
+    phi = 0.5 * (1 + scipy.special.erf(wide / np.sqrt(2)))
+    slope = phi + wide * np.exp(-(wide**2) / 2) / np.sqrt(2 * np.pi)
+    value, pull_back = jax.vjp(gelu, jnp.asarray(x))
+    (gradient,) = pull_back(jnp.ones_like(value))
+    unit = 2.0 ** (-8 if dtype == jnp.bfloat16 else -11)  # half the distance of neighbours
+    for found, right in ((value, wide * phi), (gradient, slope)):
+        np.testing.assert_allclose(
+            np.asarray(found, np.float64), right, rtol=1.02 * unit, atol=1e-7
+        )

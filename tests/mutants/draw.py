@@ -1,6 +1,6 @@
 """Draw one-line bugs at random, plant each, and say which share the tests do not find.
 
-    PYTHONPATH=tests/mutants python -m pytest -p tracing --entered-by entered -n 2
+    PYTHONPATH=tests/mutants python -m pytest -p tracing --entered-by=entered -n 2
     python tests/mutants/draw.py --entered entered --number 200 --seed 1 --out drawn.jsonl
 
 A bug changes an operator, a comparison, a condition, a constant or the order of two arguments, or
@@ -175,7 +175,10 @@ def draw(number: int, seed: int, root: Path = ROOT) -> list[Drawn]:
 
 
 def entering(directory: Path) -> dict[str, list[str]]:
-    """Read the tests that enter each function, first those that enter the fewest functions."""
+    """Read the tests that enter each function, first those that enter the fewest functions.
+
+    A file's name has the tests of its functions, for functions that run when the file is imported.
+    """
     rows = [json.loads(line) for path in sorted(directory.glob("*.jsonl"))
             for line in path.read_text().splitlines()]  # fmt: skip
     rows.sort(key=lambda row: (len(row["functions"]), row["seconds"]))
@@ -183,13 +186,15 @@ def entering(directory: Path) -> dict[str, list[str]]:
     for row in rows:
         for name in row["functions"]:
             tests[name].append(row["test"])
+        for file in {name.split(":")[0] for name in row["functions"]}:
+            tests[file].append(row["test"])
     return tests
 
 
 def judge(bug: Drawn, tests: Sequence[str], tree: Path) -> str:
     """Plant a bug, run the tests that enter its function, and take the bug out again."""
     if not tests:
-        return "SURVIVED: no test enters the function"
+        return "SURVIVED: no test enters the file"
     path = tree / bug.file
     before = path.read_text()
     path.write_text(bug.planted(before))
@@ -226,7 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         def one(bug: Drawn) -> str:
             tree = trees.get()
             try:
-                return judge(bug, tests.get(f"{bug.file}:{bug.function}", []), tree)
+                found = tests.get(f"{bug.file}:{bug.function}") or tests.get(bug.file, [])[:FIRST]
+                return judge(bug, found, tree)
             finally:
                 trees.put(tree)
 

@@ -1,6 +1,6 @@
 """A plugin of pytest that notes the functions of `bert_jax` that each test enters.
 
-    PYTHONPATH=tests/mutants python -m pytest -p tracing --entered-by entered
+    PYTHONPATH=tests/mutants python -m pytest -p tracing --entered-by=entered
 
 Each worker writes a file below the named directory: a line for a test, with its seconds and its
 functions as `file:qualified name`. `draw.py` plants a bug and runs the tests that enter its
@@ -25,6 +25,14 @@ _entered: set[CodeType] = set()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--entered-by", type=Path, help="directory for the functions of each test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse records of an earlier run, whose tests may be gone."""
+    directory = config.getoption("--entered-by")
+    is_first = "PYTEST_XDIST_WORKER" not in os.environ
+    if directory is not None and is_first and any(directory.glob("*.jsonl")):
+        raise pytest.UsageError(f"{directory} has the records of another run: name a new directory")
 
 
 def _note(frame: FrameType, event: str, value: object) -> None:

@@ -1,12 +1,13 @@
 """The search, on functions that stand for the compiler."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from bert_jax.config.command_line import load_config
 from bert_jax.data.phases import PhaseConfig
-from bert_jax.plan.planner import on_paper, rows_that_may_fit, two_depths
+from bert_jax.plan.planner import Planner, on_paper, rows_that_may_fit, two_depths
 from bert_jax.plan.search import (
     Guess,
     Pass,
@@ -253,3 +254,19 @@ def test_the_fastest_micro_batch_is_not_the_largest():
 
 def test_no_micro_batch_fits():
     assert fastest_pace(lambda rows: Pass(200, 1.0, 0.0), [8, 16], usable=100) is None
+
+
+@pytest.mark.parametrize(("layers", "first"), [(2, 2), (3, 1)])
+def test_the_pace_of_two_layers_is_that_of_the_whole_model(monkeypatch, layers, first):
+    """Two depths stand for a deeper model only; `pace` asks for the shallower depth first."""
+    config = with_batch(256, num_layers=layers, scan_unroll=layers)
+    planner = Planner(config, 0, parse_topology("v5e:4x4"), cache=None)
+    depths = []
+
+    def plan(self, settings, num_layers=None):
+        depths.append(num_layers)
+        return SimpleNamespace(program=None, cost=None, needs=0)
+
+    monkeypatch.setattr(Planner, "plan", plan)
+    planner.pace(settings_of(config, 0, 16))
+    assert set(depths) == {first}

@@ -80,6 +80,13 @@ def test_long_runs_of_anything(unit):
     assert max(map(len, sentences), default=0) <= MAX_SENTENCE_CHARS
 
 
+@pytest.mark.parametrize(("excess", "rest"), [(0, ["y"]), (1, ["x y"])])
+def test_a_piece_has_at_most_the_largest_number_of_characters(excess, rest):
+    """A space after the last character that fits is a place to cut; a later space is not."""
+    sentences = split_fast("x" * (MAX_SENTENCE_CHARS + excess) + " y")
+    assert sentences == ["x" * MAX_SENTENCE_CHARS, *rest]
+
+
 def test_long_stretches_are_cut_at_spaces():
     text = "word " * 10_000
     pieces = split_fast(text)
