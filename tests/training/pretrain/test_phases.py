@@ -301,6 +301,14 @@ def test_the_shipped_recipe_has_three_phases():
     ]
 
 
+def test_a_rate_that_falls_in_the_first_phase_falls_from_the_first_update():
+    phases = ({"share": 0.25, "decay": "linear"}, {"share": 0.75})
+    config = build(PretrainConfig, {"training": {"num_steps": 8, "phases": phases}})
+    assert config.phase_rate(0) == PhaseRate(
+        config.optimizer.learning_rate, "linear", 0.0, start=0, num_steps=2
+    )
+
+
 def test_phases_that_differ_in_nothing_share_a_step(corpus):
     config = config_of({}, {"masking_rate": 0.15}, {"masking_rate": 0.3}).with_vocabulary(64)
     first, second, third = (step_config(config, corpus, number) for number in range(3))
