@@ -138,7 +138,7 @@ def export(
             f"{saved.name}: {format} has no search, which translation needs. Export this model "
             f"with --to followed by one of {fitting}"
         )
-    has_parts = saved.network is None or format == "huggingface"  # else our own network is written
+    has_parts = saved.network is None or format == "huggingface"  # else nothing is added
     module = import_module(f"bert_jax.artefacts.exchange.{written.module}")
     with staged(out) as directory:
         say(f"writing {format}")

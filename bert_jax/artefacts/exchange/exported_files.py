@@ -36,8 +36,8 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
-"""Files that describe a model in the terms of this package: `model.json` an encoder that no class
-of Transformers computes, `network.json` a translation model whose parameters keep our layout."""
+"""Files that describe a model in our own terms. `model.json` is for an encoder that no class of
+Transformers computes, and `network.json` for a translation model that keeps our layout."""
 
 
 def family_of(saved: SavedModel) -> str:
@@ -181,7 +181,7 @@ def untrained_parts(saved: SavedModel) -> list[str]:
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
-    """Return true if a model's class has a pooler, or a classifier with a layer in its place."""
+    """Return true if a model's class has a pooler, or a classifier layer in the pooler's place."""
     family, task = FAMILIES[family_of(saved)], task_of(saved)
     if saved.head is None:
         return bool(family.pooler) and task != "ForMaskedLM"

@@ -191,8 +191,8 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
     """Compare token offsets; return how many texts have equal offsets, such as "40 of 42".
 
-    Offsets of a SentencePiece model may differ. If several tokens result from a composed character
-    or bytes, the library gives each token their joint span. Spans include the space before a word.
+    Offsets of a SentencePiece model may differ. If several tokens result from composed characters
+    or bytes, `tokenizers` gives each their joint span. Its spans include the space before a word.
     """
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
@@ -214,7 +214,7 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
 
 
 def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
-    """Compare the ids of rows of one text, and the ids and types of a pair.
+    """Compare the ids of single texts as rows, and the ids and token types of one pair of texts.
 
     Returns the number of texts with equal ids, and the tied texts. A tied text has two equally
     probable segmentations, and the two tokenizers chose differently.

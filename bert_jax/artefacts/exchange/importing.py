@@ -131,7 +131,7 @@ def import_model(
 
 
 def _ancestor(source: str, found: Source) -> dict[str, Any]:
-    """Return the lineage entry of the source, which for a local directory has its ancestors."""
+    """Return the lineage entry of the source; for a local directory, with its ancestors."""
     if found.directory is not None and Path(source).is_dir():
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
@@ -185,7 +185,7 @@ def _from_directory(source: Path) -> Source:
     if not path.is_file():
         raise UserError(
             f"{directory} has no config.json (Hugging Face's format) and no bert_config.json (the "
-            "original TensorFlow code)"
+            "original TensorFlow code); give the directory of a model"
         )
     config = read_json_object(path, max_bytes=huggingface_files.MAX_CONFIG_BYTES)
     if "bert_jax" in config:

@@ -35,7 +35,7 @@ def write(saved: SavedModel, out: Path) -> None:
     write_description(saved, out)
     try:
         write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
-    except Exception as error:  # a full disk makes Orbax raise many types
+    except Exception as error:  # Orbax has many error types for a full disk
         raise UserError(f"cannot write {PARAMS}: {save_fault(error)}. Nothing was left") from error
 
 

@@ -78,7 +78,7 @@ spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """Return `PROOF_TEXTS` and, if the tokenizer has added tokens, one text more that spells them.
+    """Return `PROOF_TEXTS` and, if the tokenizer has added tokens, one more text that spells them.
 
     If there are more than 20 added tokens, the text has only the first ten and the last ten.
     """
@@ -124,7 +124,7 @@ class Batch(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Source texts and their target texts, which a translation model gets by teacher forcing."""
+    """Source texts and target texts for a translation model, with teacher forcing."""
 
     source: Batch
     target: Batch
@@ -136,7 +136,7 @@ class Sides(NamedTuple):
 
 
 def proof_rows(saved: SavedModel) -> list[list[int]]:
-    """Return token ids of input rows: one row per proof text, then one per pair of such texts.
+    """Return token ids of input rows: one row per proof text, then one per two consecutive texts.
 
     Rows are cut to the largest length that the model accepts, and to 128 tokens at most.
     """
@@ -334,7 +334,7 @@ def check_differences(
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
         raise ProofFailedError(
             f"{failure}: the largest differences are {said}, but {tolerance:.0e} is allowed "
-            "(--tolerance). Nothing was left"
+            "(--tolerance). No output was kept"
         )
 
 

@@ -1,4 +1,4 @@
-"""Proof that a written model translates like its source: equal logits and equal translations."""
+"""Proof that a written model translates like its source: equal or equally probable translations."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -155,7 +155,8 @@ def source_outputs(
 def source_tokenizer(directory: Path, ours: Tokenizer) -> Any:
     """Load the tokenizer of a directory in Transformers; return a message if that fails.
 
-    If no file says whether to lower-case text, `ours` decides; Transformers' default is to do so.
+    If no file says whether to lower-case text, the setting of `ours` is used, because Transformers
+    would lower-case.
     """
     import transformers
 

@@ -81,7 +81,7 @@ def corpus_entry(role: str, place: str, store: TokenStore) -> dict[str, Any]:
 
 
 def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return an entry for each path in `files`, a dict by role; only a file gets a digest."""
+    """Return an entry for each path in `files`, whose keys are roles; only files get a digest."""
     return [
         Ancestor(role, "file", last_part(name), recorded=file_digest(Path(name))).entry()
         for role, name in files.items()

@@ -118,7 +118,7 @@ def average(
 
 
 def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
-    """Return the checkpoints to average, in order of addition; UserError for fewer than two."""
+    """Return the checkpoints to average, in order of addition; fewer than two raise UserError."""
     if last is not None and last < 1:
         raise UserError(f"--last is {last}; it must be at least 1")
     found: list[Source] = []
@@ -240,7 +240,7 @@ def _write(
     checkpoint = directory / "checkpoints" / str(newest.step)
     try:
         storage.write_async(checkpoint, grouped(leaves), record.to_json()).result()
-    except Exception as error:  # Orbax raises many types for the same full disk
+    except Exception as error:  # Orbax has many error types for a full disk
         raise UserError(
             f"cannot write {checkpoint}: {storage.save_fault(error)}. Nothing was left there"
         ) from error

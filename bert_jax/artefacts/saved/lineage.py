@@ -219,7 +219,7 @@ def _texts(section: Any, where: str) -> Iterator[tuple[str, str]]:
 def _found(
     known: Ancestor, places: Sequence[str], near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor:
-    """Look for an ancestor at its places, then in the directories `near`, by name and digest.
+    """Look for an ancestor at `places`, then in the directories `near`, by name and digest.
 
     If the ancestor is unchanged since the descendant read it, its parents come from its own record,
     otherwise from the descendant's. If the descendant recorded no digest, an ancestor in `near` is

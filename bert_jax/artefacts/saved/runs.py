@@ -55,7 +55,7 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Return true if a local directory has a fine-tuning run; another format is a UserError."""
+    """Return true if a directory holds a fine-tuning run; raise UserError for another format."""
     path = workdir / "config.json"
     if not path.is_file():
         return False
@@ -196,7 +196,7 @@ def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the reports on a run's best model, by split; empty if there is no report.
 
     `member` is the trial of the best model, as the checkpoint records it. A report on another trial
-    is ignored: it is out of date, because the run goes on.
+    is out of date and is ignored; the run has not ended yet.
     """
     path = workdir / REPORT
     if not path.is_file():

@@ -191,7 +191,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return the mask of global layers (G: (B, 1, 1, L)) and local ones (L: (B, 1, L, L))."""
+        """Return the masks of global (G) and local (L) layers: (B, 1, 1, L) and (B, 1, L, L)."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:

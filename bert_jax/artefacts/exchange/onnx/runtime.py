@@ -152,7 +152,7 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
     if (out / DATA).exists():
         raise UserError(
             f"{saved.name}: the weights exceed 1.8 GB and are in {DATA}, but --quantize needs them "
-            f"in {GRAPH}. Export without --quantize"
+            "in the graph's file. Export without --quantize"
         )
     before, level = graph.stat().st_size, logging.root.manager.disable
     logging.disable(logging.WARNING)  # hides the quantizer's advice to optimise image models first
