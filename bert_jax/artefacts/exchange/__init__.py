@@ -1,1 +1,1 @@
-"""Import and export of models in other formats, with proof that the copy computes the same."""
+"""Import and export of models in other formats, with proof that a copy gives the same outputs."""

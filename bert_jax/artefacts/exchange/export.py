@@ -1,9 +1,9 @@
-"""Export of a model for other software, proven before it appears: bert-jax export.
+"""Export of a model for other software, with proof that it computes the same: bert-jax export.
 
 export("work/base", "huggingface", Path("out/base"))
 
-The directory is built and proven under a temporary name, so that a difference above the tolerance,
-a full disk or a signal leaves nothing under the final name.
+The directory is written and compared with its source under a temporary name. If a difference
+exceeds the tolerance, the disk is full or a signal arrives, nothing appears under the final name.
 """
 
 import math
@@ -48,7 +48,7 @@ class Format(NamedTuple):
     translates: bool = False
     """Whether the module also writes translation models."""
     any_head: bool = False
-    """Whether the module writes every entry of the parameters, even a head of an unknown kind."""
+    """Whether the module writes all parameters, even heads that other formats do not know."""
 
 
 FORMATS = {
@@ -61,10 +61,10 @@ FORMATS = {
 }
 """Export formats by name.
 
-A module's `write(saved, out)` fills a directory; a UserError says what the format cannot hold.
-`prove(saved, out, rows)` compares the directory with its source on rows of token ids, and returns
-`differences`, by output, and `versions`. The optional `loading(saved)` writes the loading section
-of the model card.
+The module of a format has these functions. `write(saved, out)` fills a directory, or raises
+UserError if the format cannot hold the model. `prove(saved, out, rows)` compares the directory with
+its source on rows of token ids, and returns `differences`, by output, and `versions`. The optional
+`loading(saved)` returns the loading section of the model card.
 """
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
@@ -82,7 +82,7 @@ def export(
     quantize: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write a model in another format; `out` ends up complete and proven, or does not appear.
+    """Write a model in another format and compare it with its source; on failure, write nothing.
 
     Args:
         source: Directory for `read_model`.
@@ -90,10 +90,10 @@ def export(
         out: Directory that does not exist yet, or is empty.
         tolerance: Largest allowed absolute difference of float32 states and logits from the source.
         license: License for the model card, as the Hugging Face Hub abbreviates it.
-        name: Title of the model card; empty: the name of the source's directory.
-        part: Model to export if a run has several: discriminator or generator; empty: the first.
-        quantize: int8 (ONNX only): replace the proven graph with a graph of 8-bit matrices and
-            report its loss of accuracy, whatever it is, as `quantized`. Empty: keep float32.
+        name: Title of the model card; if empty, the name of the source's directory.
+        part: Model to export if a run has two, discriminator or generator; if empty, the first.
+        quantize: "int8", for ONNX only, replaces the proven graph with a graph of 8-bit matrices;
+            `quantized` in the result reports how far it differs. If empty, float32 is kept.
         say: Function that receives one line of text at each stage.
 
     Returns:
@@ -109,7 +109,7 @@ def export(
         raise UserError(f"the tolerance is {tolerance}; it must be a finite number, at least 0")
     if quantize not in ("", "int8") or (quantize and format != "onnx"):
         raise UserError(
-            f"quantize is {quantize!r:.40} and the format {format}; only int8 with onnx is possible"
+            f"quantize is {quantize!r:.40} and the format {format}; only int8 with onnx works"
         )
     if not _LICENSE.fullmatch(license):
         raise UserError(
@@ -135,9 +135,10 @@ def export(
     if saved.network is not None and not written.translates:
         fitting = ", ".join(name for name, each in FORMATS.items() if each.translates)
         raise UserError(
-            f"{saved.name}: {format} has no search; export a translation model --to {fitting}"
+            f"{saved.name}: {format} has no search, which translation needs. Export this model "
+            f"with --to followed by one of {fitting}"
         )
-    has_parts = saved.network is None or format == "huggingface"  # else our own network is written
+    has_parts = saved.network is None or format == "huggingface"  # else nothing is added
     module = import_module(f"bert_jax.artefacts.exchange.{written.module}")
     with staged(out) as directory:
         say(f"writing {format}")
@@ -145,7 +146,7 @@ def export(
             module.write(saved, directory)
         except NoClassError as error:
             raise UserError(f"{error}. Export with --to onnx, stablehlo or orbax") from error
-        say("proving it")
+        say("comparing with the source")
         rows = proof_rows(saved)
         proven = module.prove(saved, directory, rows)
         check_differences(proven["differences"], tolerance)
@@ -187,7 +188,7 @@ def export(
 def as_trained(saved: SavedModel) -> SavedModel:
     """Return a model without the parts that its pretraining run never trained.
 
-    With `data.pairing` none there are no text pairs, so the head for pairs, and the pooler that
-    only this head reads, still have their initial values.
+    A run with `data.pairing` none has no text pairs. Its next-sentence head, and the pooler that
+    only this head reads, therefore still have their initial values.
     """
     return saved.without({*POOLED_HEADS, "pooler"}) if saved.origin.pairing == "none" else saved

@@ -1,4 +1,4 @@
-"""Files of an exported model: in Hugging Face's format, or with our names if no class fits."""
+"""Files of an exported model, in Hugging Face's format or, if no class fits, in our own."""
 
 import dataclasses
 import json
@@ -36,12 +36,12 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
-"""Files that describe models in our own terms: an encoder that no class of Transformers computes,
-and a translation model whose parameters keep our layout."""
+"""Files that describe a model in our own terms. `model.json` is for an encoder that no class of
+Transformers computes, and `network.json` for a translation model that keeps our layout."""
 
 
 def family_of(saved: SavedModel) -> str:
-    """Return the `model_type` for writing a model: bert, unless only another family computes it.
+    """Return the `model_type` of a written encoder: bert wherever a class of BERT computes it.
 
     If no family computes it, a NoClassError lists the differences from the nearest family.
     """
@@ -59,10 +59,10 @@ def family_of(saved: SavedModel) -> str:
 
 
 def without_pairs(saved: SavedModel) -> SavedModel:
-    """Return a modern encoder without its next-sentence head and pooler.
+    """Return an encoder of a modern family without its next-sentence head and pooler.
 
-    No class of a modern family has that head. A model comes back unchanged if it is a BERT, has a
-    fine-tuning head, or would have no class even without these parts.
+    No class of a modern family has such a head. A model is returned unchanged if it is a BERT, has
+    a fine-tuning head, or would have no class even without these parts.
     """
     config, heads = model_config.exported(saved.config, saved.params.keys())
     if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
@@ -71,7 +71,7 @@ def without_pairs(saved: SavedModel) -> SavedModel:
 
 
 def class_of(saved: SavedModel) -> str:
-    """Return the class of Transformers that computes a model; a UserError says why none does."""
+    """Return the class of Transformers that computes a model; raise UserError if none does."""
     if saved.network is not None:
         return family_of_network(saved.network, saved.name)[0].class_name
     kind, activation, wrong = family_of(saved), saved.config.pooler_activation, ""
@@ -79,17 +79,17 @@ def class_of(saved: SavedModel) -> str:
     wanted = family.classifies.get("pooler_activation", "tanh")
     name = family.class_of(task)
     if task == MULTIPLE_CHOICE and not family.compares:
-        wrong = f"only BERT and ModernBERT have a class for multiple choice, but this is a {kind}"
+        wrong = f"only BERT and ModernBERT have a class for multiple choice, but the type is {kind}"
     elif not family.like_bert:
         why = "" if head is None else model_config.unlike_head(kind, saved.config, head)
         wrong = why and f"no class of Transformers' {family.name} computes this head: {why}"
     elif head is not None and "transform" in saved.params:
-        wrong = "its head has a linear map before the classifier, but no class of BERT has one"
+        wrong = "its head has a linear map before the classifier, which no class of BERT has"
     elif activation != wanted and has_place_for_pooler(saved):
         wrong = (
-            f"its pooler has {activation}, but no class of Transformers computes that with the "
-            f"rest of this model: {name} has {wanted}, ELECTRA's classifier has gelu, and "
-            "DistilBERT's has relu, one token type and norm_eps 1e-12"
+            f"its pooler has {activation}, but no class of Transformers that fits the rest of "
+            f"this model has this activation: {name} has {wanted}, ELECTRA's classifier has gelu, "
+            "and DistilBERT's has relu, but only with one token type and norm_eps 1e-12"
         )
     if wrong:
         raise NoClassError(f"{saved.name}: {wrong}")
@@ -97,7 +97,10 @@ def class_of(saved: SavedModel) -> str:
 
 
 def class_name(saved: SavedModel) -> str:
-    """Return the name of the model's class in Transformers, else of our network, else "none"."""
+    """Return the name of a model's class in Transformers or, if it has none, of our network.
+
+    An encoder without a class gives "none".
+    """
     try:
         return class_of(saved)
     except UserError:
@@ -105,12 +108,12 @@ def class_name(saved: SavedModel) -> str:
 
 
 def has_class(saved: SavedModel) -> bool:
-    """Return true if a class of Transformers computes a model."""
+    """Return true if a class of Transformers computes an encoder."""
     return class_name(saved) != "none"
 
 
 def task_of(saved: SavedModel) -> str:
-    """Return the suffix of a model's class, such as `ForMaskedLM`; NoClassError: no class fits."""
+    """Return the suffix of a model's class, such as `ForMaskedLM`, or raise NoClassError."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
     if why := model_config.refusal(saved.config, saved.params.keys()):
@@ -119,7 +122,7 @@ def task_of(saved: SavedModel) -> str:
 
 
 def entries_of(saved: SavedModel) -> list[Entry]:
-    """Return the table entries for the parameters of a model's class."""
+    """Return the tensors of a model's class, each with its name and its path in our parameters."""
     family = FAMILIES[family_of(saved)]
     if saved.head is None:
         table = family.table(saved.params, pooler=has_place_for_pooler(saved))
@@ -129,10 +132,11 @@ def entries_of(saved: SavedModel) -> list[Entry]:
 
 
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
-    """Return every tensor of the model's class, in float32, without tied duplicates.
+    """Return the tensors of a model's class by name, in float32, without tied duplicates.
 
-    If the model has no class, the names are ours, joined by slashes. If the class has a pooler and
-    the model has none, the pooler gets initial values. Rows that pad the vocabulary are left out.
+    Rows that pad the vocabulary are left out. If the class has a pooler and the model has none, the
+    pooler gets initial values. A model without a class keeps our names, joined by slashes, and the
+    padding of its vocabulary.
     """
     if not has_class(saved):
         return named(saved.params)
@@ -145,7 +149,7 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def prefix_left_out(saved: SavedModel) -> str:
-    """Return the prefix that the class of a bare encoder omits from names, or ""."""
+    """Return the prefix, such as "bert.", that a class without a head omits from names, or ""."""
     return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
 
@@ -154,7 +158,7 @@ def _complete(saved: SavedModel) -> Params:
 
 
 def without_types(saved: SavedModel) -> SavedModel:
-    """Fold the first token type into the positions, if the model's class has no token types."""
+    """Add the first token type to the position embeddings if the class has no token types."""
     table = saved.params["encoder"]["embeddings"]
     if FAMILIES[family_of(saved)].has_types or not np.any(table["type"]):
         return saved
@@ -165,9 +169,9 @@ def without_types(saved: SavedModel) -> SavedModel:
 
 
 def untrained_parts(saved: SavedModel) -> list[str]:
-    """List the parts that the class requires but the model lacks; they get initial values.
+    """List the parts that a model lacks but its class requires.
 
-    In a translation model these values are zeros.
+    The written files have initial values for these parts; for a translation model, zeros.
     """
     if saved.network is not None:
         return list(family_of_network(saved.network, saved.name)[0].untrained)
@@ -177,7 +181,7 @@ def untrained_parts(saved: SavedModel) -> list[str]:
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:
-    """Return true if a model's class has a pooler, or a classifier's linear map in its place."""
+    """Return true if a model's class has a pooler, or a classifier layer in the pooler's place."""
     family, task = FAMILIES[family_of(saved)], task_of(saved)
     if saved.head is None:
         return bool(family.pooler) and task != "ForMaskedLM"
@@ -209,10 +213,11 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 
 
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
-    """Write `model.safetensors` and the files of `write_description`; no proof and no card.
+    """Write a model as a directory in Hugging Face's format, without a proof or a model card.
 
-    The directory must exist and hold none of these files. The written class is `class_of(saved)`. A
-    translation model gets `config.json` and `generation_config.json`, not `network.json`.
+    The files are `model.safetensors` and those of `write_description`; for a translation model,
+    `config.json` and `generation_config.json` replace `network.json`. The directory must exist and
+    hold none of these files. The written class is `class_of(saved)`.
 
     Raises:
         NoClassError: No class of Transformers computes the model.
@@ -233,11 +238,11 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     if family.untrained:
         fields[UNTRAINED] = list(family.untrained)
     write_json(directory / "config.json", {**fields, "architectures": [family.class_name]})
-    generation = {  # fields that make `generate` equal our search
+    generation = {  # fields with which `generate` gives the results of our search
         "num_beams": search.num_beams,
         "length_penalty": search.length_alpha,
         "early_stopping": "never",
-        "max_length": saved.max_length + 1,  # theirs counts the start token of the decoder
+        "max_length": saved.max_length + 1,  # Transformers counts the decoder's start token
         "do_sample": False,
         "forced_eos_token_id": None,
     }
@@ -258,17 +263,17 @@ def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], **metadata: str) -> None:
-    """Write a file of safetensors."""
-    # Not `save_file`: only the owner could read its files, and its errors are not OSErrors.
+    """Write arrays to a safetensors file."""
+    # Files of `save_file` are readable only by their owner, and its errors are not OSErrors.
     path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata or None))
 
 
 def write_description(saved: SavedModel, directory: Path) -> None:
-    """Write the files that accompany the weights in every format: `config.json` and the tokenizer.
+    """Write the files that accompany a model's weights: `config.json` and the tokenizer.
 
-    An encoder without a class gets `model.json` instead of `config.json`, a translation model
-    `network.json`. An embedding model also gets the files of sentence-transformers, if
-    sentence-transformers has its pooling.
+    In place of `config.json`, an encoder without a class gets `model.json`, and a translation model
+    gets `network.json`. An embedding model with a class also gets the files of
+    sentence-transformers, if sentence-transformers has its pooling.
 
     Raises:
         UserError: Hugging Face's format cannot express the tokenizer.
@@ -299,7 +304,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
     path = directory / CONFIG_NAME
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if isinstance(tokenizer, SentencePieceTokenizer):
-        # The original `tokenizer.model` is kept too: `load_tokenizer` reads the original.
+        # `tokenizer.save` has also written `tokenizer.model`, which `load_tokenizer` reads.
         (directory / "tokenizer.json").write_bytes(tokenizer_json(tokenizer))
         config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
         config |= dict(zip(ROLES, specials_of(saved), strict=True))
@@ -308,7 +313,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config |= {"model_max_length": saved.max_length}
     config.setdefault("clean_up_tokenization_spaces", False)
-    if saved.config.num_types < 2:  # models of Transformers then reject the second or all types
+    if saved.config.num_types < 2:  # such a model in Transformers rejects type 1, or all types
         config["model_input_names"] = ["input_ids", "attention_mask"]
     elif config.get("tokenizer_class") == "PreTrainedTokenizerFast":
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -331,12 +336,12 @@ def card_fields(saved: SavedModel) -> dict[str, Any]:
         "max_length": saved.max_length,
         "pad": pad,
         "pad_token": saved.tokenizer.id_to_token(pad),
-        "prefix": json.dumps(prefix)[1:-1],  # JSON's escapes are Python's
+        "prefix": json.dumps(prefix)[1:-1],  # JSON's escapes are also Python's
     }
 
 
 def specials_of(saved: SavedModel) -> list[str]:
-    """Return the model's names of the five special tokens, in the order of `ROLES`."""
+    """Return the five special tokens as the model spells them, in the order of `ROLES`."""
     ids = vars(saved.tokenizer.special_ids).values()
     return [saved.tokenizer.id_to_token(id) for id in ids]
 

@@ -17,8 +17,8 @@ FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
     "1_Pooling/config.json",
 )  # fmt: skip
-"""Files to fetch if the repository has them in its top directory; also the file that describes the
-pooling of sentence-transformers."""
+"""Files to fetch from the top directory of a repository, and the file from a subdirectory that
+describes the pooling of sentence-transformers."""
 _ELSEWHERE = ["*/*.safetensors", "*/*.model"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
@@ -36,11 +36,11 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     Args:
         name: `owner/name`, or `owner/name@revision` with a branch, a tag, a commit, or a pull
             request (`refs/pr/1`).
-        cache: Cache directory; None: the cache of `huggingface_hub`, shared with Transformers.
-            Other programs may have put other files there.
+        cache: Cache directory; None means the cache of `huggingface_hub`. Transformers and other
+            programs share that cache, and may have put other files of the model there.
 
     Raises:
-        UserError: `huggingface_hub` is missing; the model or revision does not exist, is not
+        UserError: `huggingface_hub` is not installed; the model or revision does not exist, is not
             accessible or has no safetensors; or there is neither a network nor a cached copy.
     """
     match = _NAME.fullmatch(name)
@@ -56,7 +56,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     from huggingface_hub import errors
 
     repo, revision = match["repo"], match["revision"]
-    # Errors of the HTTP client (which client depends on the version), and OSError.
+    # The bases are OSError and the error of the HTTP client, which depends on the version.
     failures: tuple[Any, ...] = (*errors.HfHubHTTPError.__bases__, errors.HFValidationError)
     offline = False
     try:
@@ -88,8 +88,8 @@ def _check_weights(name: str, files: list[str]) -> None:
     if pickled is None:
         raise UserError(f"{name} has no model.safetensors on the Hub, so it cannot be imported")
     raise UserError(
-        f"{name} has only the weights {pickled}, which are not fetched: they can hold programs. "
-        "Many such models have a pull request that adds model.safetensors: give its number as "
+        f"{name} has only the weights {pickled}, which are not fetched because they can run code. "
+        "Many such models have a pull request that adds model.safetensors: give its number N as "
         f"{name.partition('@')[0]}@refs/pr/N. Or, if you trust the file, convert it with "
         "Transformers and import the directory"
     )

@@ -1,8 +1,8 @@
 """Export in Hugging Face's format, with proof: the files are read back and compared.
 
-`read_model` reads the files; tensors (bit for bit), ids of texts and outputs are compared. If
-`transformers` is installed, it reads them too: no tensor may be missing or unexpected, ids must be
-equal, and outputs within the tolerance.
+`read_model` reads the files; tensors (bit for bit), token ids of texts and outputs are compared. If
+`transformers` is installed, it also loads the files: no tensor may be missing or unexpected, token
+ids must be equal, and outputs must agree within the tolerance.
 """
 
 import re
@@ -44,7 +44,7 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write the files of `write_huggingface`.
 
     Raises:
-        UserError: `write_huggingface` refuses the model, or no module computes the pooling.
+        UserError: `write_huggingface` fails, or sentence-transformers lacks the model's pooling.
     """
     if saved.embedding is not None and not can_be_written(saved.embedding):
         raise UserError(
@@ -63,10 +63,10 @@ def auto_class(name: str) -> str:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back; compare outputs and translations; return the entries of `proven`.
+    """Read the directory back; compare outputs and translations; return the result of `proven`.
 
     Raises:
-        ProofFailedError: A part that must be equal differs; names the part.
+        ProofFailedError: A part differs that must be equal; the message names the part.
     """
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     programs = [partial(proof.logits_of, read_back(saved, out))]
@@ -96,11 +96,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def proven(
     proofs: dict[str, dict[str, Any]], found: Sequence[dict[str, float]], packages: Sequence[str]
 ) -> dict[str, Any]:
-    """Combine the results of two proofs; the second may not have run.
+    """Combine the results of two proofs, of which the second may not have run.
 
     Returns:
-        `differences`: the largest per output in either proof; `proofs`: for each proof, its result
-        or the reason why it did not run; and `versions`.
+        `differences` has the largest difference of each output in either proof. `proofs` has the
+        result of each proof, or the reason why it did not run. `versions` has those of `packages`.
     """
     for each, gaps in zip(proofs.values(), found, strict=False):
         each["differences"] = gaps
@@ -112,7 +112,7 @@ def proven(
 
 
 def read_back(saved: SavedModel, out: Path) -> SavedModel:
-    """Read a directory with our own code; a ProofFailedError names what differs from `saved`."""
+    """Read a directory with `read_model`; raise ProofFailedError if the result is not `saved`."""
     back, meant = (
         read_model(out),
         saved if saved.network is not None else files.without_types(saved),
@@ -136,7 +136,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
 
 
 def _facts(model: SavedModel) -> dict[str, Any]:
-    """Return the facts about a model, by name, that must survive writing and reading its files."""
+    """Return the facts about a model, by name, that its written files must preserve."""
     outputs = model.outputs
     meaning = outputs and (
         outputs.objective, outputs.head.kind, outputs.head.num_labels, outputs.labels,
@@ -175,7 +175,8 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
     """Compare ids, types, special tokens and offsets with the `AutoTokenizer` of a directory.
 
     Returns:
-        Two counts, of the texts with equal ids and with equal offsets, and the list of tied texts.
+        The numbers of texts with equal ids and with equal offsets, and the list of tied texts (see
+        `_check_ids`).
     """
     import transformers
 
@@ -190,8 +191,8 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
     """Compare token offsets; return how many texts have equal offsets, such as "40 of 42".
 
-    Offsets of a SentencePiece model may differ: if several tokens result from composed characters
-    or bytes, the library gives each token their joint span; spans include the space before a word.
+    Offsets of a SentencePiece model may differ. If several tokens result from composed characters
+    or bytes, `tokenizers` gives each their joint span. Its spans include the space before a word.
     """
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
@@ -213,14 +214,14 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
 
 
 def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
-    """Compare the ids of rows of one text, and the ids and types of a pair.
+    """Compare the ids of single texts as rows, and the ids and token types of one pair of texts.
 
-    Returns the number of texts with equal ids, and the tied texts, each with two equally probable
-    segmentations, between which the two tokenizers chose differently.
+    Returns the number of texts with equal ids, and the tied texts. A tied text has two equally
+    probable segmentations, and the two tokenizers chose differently.
 
     If a text spells one of the five special tokens, Transformers reads the token, but our tokenizer
-    reads text; `split_special_tokens` makes the two agree. Our tokenizer never splits an added
-    special token, so texts that spell one are not compared with this option.
+    reads text. With `split_special_tokens`, Transformers also reads text. Our tokenizer never
+    splits an added special token, so texts that spell one are not compared with this option.
     """
     ours: Tokenizer = saved.tokenizer
     special, who = ours.special_ids, "transformers' tokenizer"
@@ -243,7 +244,7 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
         row = make_row(ours, found).ids.tolist()
         if not any(name in text for name in names):
             check(who, text, row, theirs(text)["input_ids"])
-        # A fast tokenizer always reads the names of special tokens as these tokens.
+        # A tokenizer of the kind "fast" always reads the names of special tokens as these tokens.
         if ours.kind != "fast" and not any(name in text for name in added):
             split = theirs(text, split_special_tokens=True)["input_ids"]
             check(f"{who}, told to split special tokens,", text, row, split)
@@ -254,7 +255,7 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     types = (np.arange(len(pair.ids)) >= pair.second_start).astype(int).tolist()
     if saved.config.num_types > 1 and list(both["token_type_ids"]) != types:
         raise proof.ProofFailedError(
-            f"{who} gives other types to two texts: {both['token_type_ids']}"
+            f"{who} gives other token types to a pair of texts: {both['token_type_ids']}"
         )
     roles = [getattr(theirs, f"{role}_id") for role in ROLES]
     if roles != list(vars(special).values()):
@@ -277,7 +278,7 @@ _SPECIAL = """\
 In Transformers the names of special tokens, such as `[MASK]`, are special wherever a text has \
 them; `split_special_tokens=True` reads them as text, as bert_jax does."""
 _THEIRS = """\
-With Transformers, `DIR` being this directory:
+With Transformers, where `DIR` is this directory:
 
 ```python
 from transformers import {auto}, AutoTokenizer

@@ -2,12 +2,12 @@
 
 report = import_model("roberta-base", Path("work/roberta"))
 
-The source is a directory in Hugging Face's format of any family in `formats.families` (by itself,
-or as the encoder in the layout of sentence-transformers), a TensorFlow checkpoint of the original
-code, or a name on the Hugging Face Hub. The import writes a BERT, or a model of the same modern
-family, in Hugging Face's format, with `import.json`. The model is proven before it appears: it is
-read back and compared bit for bit; if Transformers is installed, states, logits and token ids are
-compared with the source in its own class.
+The source is a directory in Hugging Face's format, a TensorFlow checkpoint of BERT's original code,
+or a name on the Hugging Face Hub. Its family must be in `formats.families`; a directory may have
+the layout of sentence-transformers. The import writes a BERT, or a model of the same modern family,
+in Hugging Face's format, with a report in `import.json`. Before the directory gets its name, it is
+read back and compared bit for bit. If Transformers is installed, states, logits and token ids are
+also compared with the source in its own class.
 """
 
 import glob
@@ -48,14 +48,14 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 
 class Source(NamedTuple):
-    """A source model as read from its files."""
+    """A source model that was read from its files."""
 
     saved: SavedModel
     form: Form
     made_by: str
-    """Class of the source, or "TensorFlow 1"."""
+    """Name of the source's class in Transformers, or "TensorFlow 1"."""
     directory: Path | None
-    """Directory for Transformers; None if Transformers cannot load the source."""
+    """Directory that Transformers can load; None for a TensorFlow checkpoint."""
 
 
 def import_model(
@@ -66,14 +66,17 @@ def import_model(
     gelu: Literal["tanh", "erf"] | None = None,
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Import a model, with proof; return the content of `import.json`. A failure leaves nothing.
+    """Import a model and compare it with its source; on failure, write nothing.
 
     Args:
         source: Directory, prefix of a TensorFlow checkpoint, or name on the Hub.
-        out: Directory that does not exist yet.
-        add_tokens: File with one token per line to add to the vocabulary; None: no new tokens.
-        gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; None: tanh.
+        out: Directory that does not exist yet, or is empty.
+        add_tokens: File of tokens to add to the vocabulary, one per line; None adds no tokens.
+        gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; None means tanh.
         tolerance: Largest allowed absolute difference of states and logits from the source.
+
+    Returns:
+        The content of `import.json`.
 
     Raises:
         UserError: The source is unsupported or malformed (lists all faults), or `out` is taken.
@@ -86,14 +89,14 @@ def import_model(
     if isinstance(tokenizer, WordPieceTokenizer) and not says_casing(saved.tokenizer_files):
         lower = tokenizer.options.lowercase
         notes.append(
-            f"no {CONFIG_NAME} says do_lower_case, and vocab.txt has {'no ' if lower else ''}words "
-            f"in upper case: text is {'lower-cased' if lower else 'not lower-cased'}"
+            f"no {CONFIG_NAME} sets do_lower_case. vocab.txt has {'no ' if lower else ''}words in "
+            f"upper case, so text is {'lower-cased' if lower else 'not lower-cased'}"
         )
     if lines:  # report faulty tokens before the long work
         new = vocabulary.new_tokens(tokenizer, lines, where=f"{add_tokens}, line {{}}")
         notes.append(f"{add_tokens}: {new}")
     with staged(out) as directory:
-        compared: dict[str, Any] | str = "not compared: no other program here reads this format"
+        compared: dict[str, Any] | str = "not compared: Transformers cannot read this format"
         if found.directory is not None:
             compared = compare_with_source(saved, found.directory, found.made_by, tolerance)
         if new is not None:
@@ -128,7 +131,7 @@ def import_model(
 
 
 def _ancestor(source: str, found: Source) -> dict[str, Any]:
-    """Return the lineage entry of the source, with its own ancestors if it is a local directory."""
+    """Return the lineage entry of the source; for a local directory, with its ancestors."""
     if found.directory is not None and Path(source).is_dir():
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
@@ -144,14 +147,14 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
     if (path / "config.json").is_file() or not is_tf_checkpoint(path):
         if gelu is not None:
             raise UserError(
-                f"--gelu is for TensorFlow checkpoints; config.json of {source} defines its "
-                "activation, in the field hidden_act"
+                f"--gelu is for TensorFlow checkpoints, but config.json of {source} defines the "
+                "activation (hidden_act); omit --gelu"
             )
         directory = path if path.is_dir() else _fetched(source)
         if (directory / ADAPTER).is_file():
             raise UserError(
                 f"{directory} has {ADAPTER}: Transformers would apply this adapter, but import "
-                "cannot. Move the adapter's files to a directory of their own"
+                "cannot. Move the adapter's files to another directory"
             )
         with checked(directory):
             return _from_directory(directory)
@@ -182,13 +185,13 @@ def _from_directory(source: Path) -> Source:
     if not path.is_file():
         raise UserError(
             f"{directory} has no config.json (Hugging Face's format) and no bert_config.json (the "
-            "original TensorFlow code)"
+            "original TensorFlow code); give the directory of a model"
         )
     config = read_json_object(path, max_bytes=huggingface_files.MAX_CONFIG_BYTES)
     if "bert_jax" in config:
         raise UserError(f"{directory} is a work directory of bert-jax, which needs no import")
     made_by = huggingface_files.model_class(config)
-    family_to_import(config, where=f"{path}")  # refuse the family before any missing weights
+    family_to_import(config, where=f"{path}")  # report a wrong family before missing weights
     form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
     name = f"{directory}, {made_by}"
     saved, notes = saved_from(form, load_tokenizer(directory), directory, name=name), form.notes
@@ -203,9 +206,9 @@ def _from_directory(source: Path) -> Source:
 
 
 def check_read_back(meant: SavedModel, directory: Path) -> None:
-    """Raise ProofFailedError if a directory does not read back as the intended model, bit for bit.
+    """Raise ProofFailedError if a directory does not read back as the model `meant`, bit for bit.
 
-    The directory may also have an untrained pooler that its class requires.
+    The directory may in addition have an untrained pooler that the model's class requires.
     """
     back = read_back(meant, directory)
     parts = {"the configuration": "config", "the labels": "outputs"}
@@ -215,10 +218,10 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare the token offsets of two tokenizers in Transformers: the source's and `written`'s.
+    """Compare, in Transformers, the token offsets of the source's tokenizer and the written one.
 
-    If the vocabulary has grown, texts with new words are left out. Raises ProofFailedError if the
-    two lists differ, or differ from our offsets in more than white space.
+    Texts that they split differently, because tokens were added, are left out. ProofFailedError is
+    raised if the offsets differ, or if they differ from our offsets in more than white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

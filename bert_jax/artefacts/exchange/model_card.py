@@ -36,10 +36,10 @@ _UNSAID = "The documentation of bert_jax describes how to load the format `{}`."
 def model_card(
     saved: SavedModel, parity: Mapping[str, Any], *, license: str, name: str, loading: str = ""
 ) -> str:
-    """Write the card as Markdown, with the YAML header that the Hugging Face Hub reads.
+    """Return the card as Markdown, with the YAML header that the Hugging Face Hub reads.
 
-    `parity` is the content of `parity.json`, `license` is "unknown" if not given, and `loading` is
-    the loading section from the format's module, if it has one.
+    `parity` is the content of `parity.json`. `license` is "unknown" if the user gave none.
+    `loading` is the loading section that the format's module writes, or "".
     """
     sections = [
         _front_matter(saved, parity, license),
@@ -83,8 +83,8 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
         )
     if parity["left_out"]:
         text += (
-            f"\n\nLeft out, because `{parity['class']}` has no place for them: the pretraining "
-            f"heads {', '.join(parity['left_out'])}."
+            f"\n\nThe export lacks the pretraining heads {', '.join(parity['left_out'])}, because "
+            f"`{parity['class']}` does not have them."
         )
     return text
 
@@ -94,17 +94,19 @@ def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     classed = parity["class"] != "none"
     name = files.family_of(saved) if classed else ""
     family = MODERN[name].name if name in MODERN else "BERT" if classed else "encoder"
-    made = f"`{parity['class']}`" if classed else "No class of Transformers computes it; it is"
+    made = (
+        f"It is `{parity['class']}`" if classed else "No class of Transformers computes it; it is"
+    )
     article = "An" if family[0] in "AEe" else "A"
     kind = f"{article} {family} that was read from Hugging Face's format and written again."
     if verb := {"pretrain": "pretrained", "finetune": "fine-tuned"}.get(saved.origin.kind):
         kind = f"{article} {family} {verb} with bert_jax for {saved.origin.step:,} updates."
     count = sum(array.size for array in files.state_dict_of(saved).values())
     text = (
-        f"{kind} {made} in the format `{parity['format']}`: {model.num_layers} layers "
-        f"of {model.hidden_dim}, {model.num_heads} heads, {count:,} parameters, at most "
-        f"{saved.max_length} tokens, {model.vocab_size:,} tokens in the vocabulary "
-        f"({saved.tokenizer.kind})."
+        f"{kind} {made} in the format `{parity['format']}`. It has {model.num_layers} layers "
+        f"of width {model.hidden_dim}, {model.num_heads} attention heads and {count:,} parameters. "
+        f"It reads at most {saved.max_length} tokens; the vocabulary has {model.vocab_size:,} "
+        f"tokens ({saved.tokenizer.kind})."
     )
     if outputs is not None:
         text += f" It predicts {_OBJECTIVES[outputs.objective]}."
@@ -128,20 +130,20 @@ def _answers(saved: SavedModel, outputs: TaskOutputs) -> str:
         )
     if outputs.thresholds:
         said += (
-            "\n\nEach label has its own threshold, the one with the highest F1 on the dev data: "
-            f"`{THRESHOLDS}` in `config.json`, which `bert_jax.load` reads. Other software uses "
-            "0.5 for all labels."
+            "\n\nEach label has its own threshold, chosen for the highest F1 on the dev data. "
+            f"`bert_jax.load` reads the thresholds from `{THRESHOLDS}` in `config.json`. Other "
+            "software uses 0.5 for all labels."
         )
     if outputs.long.how != "cut":
         how = {
-            "head_tail": "the beginning and the end of a longer text are read",
-            "windows": "longer texts are read in windows, and the answer is the "
+            "head_tail": "reads the beginning and the end of a longer text",
+            "windows": "reads longer texts in windows, and the answer is the "
             f"{outputs.long.pooling.replace('_', ' and ')} of their logits",
         }[outputs.long.how]
         said += (
-            f"\n\nRows have {saved.max_length} tokens; {how} (`{LONG_TEXTS}` in `config.json`), by "
-            "`bert_jax.load`. This export computes the logits of one row; other software cuts "
-            "longer texts."
+            f"\n\nAn input row has at most {saved.max_length} tokens. `bert_jax.load` {how} "
+            f"(`{LONG_TEXTS}` in `config.json`). The exported model itself computes the logits of "
+            "one row, and other software cuts longer texts."
         )
     return said
 
@@ -153,10 +155,11 @@ def _translator(saved: SavedModel, parity: Mapping[str, Any]) -> str:
         made = "read from Hugging Face's format and written again"
     count = sum(array.size for array in named(saved.params, model.vocab_size).values())
     return (
-        f"A model that translates, {made}. `{parity['class']}` in the format "
-        f"`{parity['format']}`: {model.num_layers} layers of {model.hidden_dim} in the encoder, "
-        f"{count:,} parameters, at most {saved.max_length} tokens on either "
-        f"side, {model.vocab_size:,} tokens in the vocabulary of both ({saved.tokenizer.kind})."
+        f"A model that translates, {made}. It is `{parity['class']}` in the format "
+        f"`{parity['format']}`. It has {count:,} parameters; its encoder has {model.num_layers} "
+        f"layers of width {model.hidden_dim}. A source and a translation have at most "
+        f"{saved.max_length} tokens each. The vocabulary, which both share, has "
+        f"{model.vocab_size:,} tokens ({saved.tokenizer.kind})."
     )
 
 
@@ -165,13 +168,13 @@ def _data(saved: SavedModel) -> str:
     if saved.origin.kind == "pretrain":
         corpus = files.last_part(config.get("data", {}).get("corpus"))
         if saved.network is not None:
-            return f"## Data\n\nTrained on the pairs of the corpus `{corpus}`."
+            return f"## Data\n\nTrained on the translation pairs of the corpus `{corpus}`."
         name = saved.origin.objective or "masked_lm"
         said = f"Pretrained on the corpus `{corpus}`"
         if saved.origin.pairing is not None:
             said += f", {OBJECTIVES[name].learned(saved.origin.pairing)}"
         if name == "replaced_tokens":
-            said += f": the {'discriminator' if 'rtd' in saved.params else 'generator'}"
+            said += f". This is the {'discriminator' if 'rtd' in saved.params else 'generator'}"
         return f"## Data\n\n{said}."
     if saved.origin.kind == "finetune":
         task = config.get("task", {})
@@ -181,7 +184,7 @@ def _data(saved: SavedModel) -> str:
         said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
         start = f"`{files.last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
-    return "## Data\n\nUnknown: the files from which the model was read do not name its data."
+    return "## Data\n\nUnknown: the files of the source model do not name its training data."
 
 
 def _training(saved: SavedModel) -> str:
@@ -219,10 +222,10 @@ def _metrics(saved: SavedModel) -> str:
     kind, metrics = saved.origin.kind, saved.origin.metrics
     if not metrics:
         ours = kind in ("pretrain", "finetune")
-        return "## Metrics\n\nNone are known for these weights." if ours else ""
+        return "## Metrics\n\nNo metrics are known for these weights." if ours else ""
     dev = [(plain(key), _value(value)) for key, value in metrics.items()]
     if kind == "pretrain":
-        said = "On the held-out data of the run."
+        said = "The metrics were measured on the held-out data of the run."
         return f"## Metrics\n\n{said}\n\n" + markdown_table([("metric", "value"), *dev])
     chose = all(each.get("chose", True) for each in list(saved.origin.reports.values())[:1])
     where = f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}."
@@ -235,8 +238,8 @@ def _metrics(saved: SavedModel) -> str:
             if value is not None
         ]
         said = (
-            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals; then "
-            f"on {where}"
+            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals. The "
+            f"second table is on {where}"
         )
         table = f"{markdown_table([('metric', 'test'), *rows])}\n\n{table}"
     return f"## Metrics\n\n{said}\n\n{table}"
@@ -247,14 +250,14 @@ def _value(value: float) -> str:
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:
-    """Report the evaluation texts found in the model's corpora, if a search was made."""
+    """Report evaluation texts that the model's corpora contain, if a search for them was made."""
     reports = parity.get("contamination", [])
     if not reports:
         return ""
     rows = [
         (
             f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
-            f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} as a whole, "
+            f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} in full, "
             f"{each['short']:,} too short to be judged",
         )
         for each in reports
@@ -273,19 +276,19 @@ def _proof(parity: Mapping[str, Any]) -> str:
         f"{key} {'ran' if found['ran'] else 'did not run: ' + found['why']}"
         for key, found in ran.items()
     ]
-    by = f"; the proof by {'; by '.join(said)}." if said else "."
-    table = markdown_table([("output", "difference"), *rows]) if rows else "none: all is equal."
+    by = f". The proof by {'; by '.join(said)}." if said else "."
+    table = markdown_table([("output", "difference"), *rows]) if rows else "none: all are equal."
     quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
     return (
         "## Parity\n\nThis export was read back and compared with its source on "
-        f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Largest absolute "
-        f"differences in float32, {parity['tolerance']:.0e} allowed:\n\n{table}\n\n"
+        f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Up to "
+        f"{parity['tolerance']:.0e} is allowed as the difference of two numbers in float32. The "
+        f"largest absolute differences are:\n\n{table}\n\n"
         f"{_translations(parity)}{quantized}`parity.json` has the versions and digests{by}"
     )
 
 
 def _translations(parity: Mapping[str, Any]) -> str:
-    """Report the numbers of equal and of tied translations in the proof."""
     theirs = parity.get("proofs", {}).get("transformers", {})
     found = parity.get("translations", theirs.get("translations", {}))
     return "".join(

@@ -4,8 +4,9 @@
     params = ocp.load(Path("DIR/params").absolute())
     params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
 
-The directory also has `config.json` and the tokenizer's files in Hugging Face's format. A model
-without a class has `model.json` in place of `config.json`, a translation model `network.json`.
+The directory also has `config.json` and the tokenizer's files in Hugging Face's format. In place of
+`config.json`, an encoder that no class of Transformers computes has `model.json`, and a translation
+model has `network.json`.
 """
 
 from collections.abc import Sequence
@@ -28,27 +29,29 @@ PARAMS = "params"
 def write(saved: SavedModel, out: Path) -> None:
     """Write the parameters in our layout, and the files of `write_description`.
 
-    Parameters are float32, layers stacked on axis 0, the vocabulary padded to a multiple of 128.
+    Parameters are float32. Layers are stacked on axis 0, and the vocabulary is padded to a multiple
+    of 128.
     """
     write_description(saved, out)
     try:
         write_tree(out / PARAMS, jax.tree.map(np.asarray, saved.params))
-    except Exception as error:  # Orbax raises many types for the same full disk
+    except Exception as error:  # Orbax has many error types for a full disk
         raise UserError(f"cannot write {PARAMS}: {save_fault(error)}. Nothing was left") from error
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Read the checkpoint back and compare parameters bit for bit; `rows` are not used.
 
-    A ProofFailedError names the arrays that are missing, unexpected or not equal.
-
     Returns:
         `differences` (empty), `arrays` (the number of equal arrays) and `versions`.
+
+    Raises:
+        ProofFailedError: Arrays are missing, unexpected or not equal; lists them.
     """
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):
         raise ProofFailedError(
-            f"{len(wrong)} of {number} arrays are not as written: {first_few(wrong, 8)}"
+            f"{len(wrong)} of {number} arrays do not read back equal: {first_few(wrong, 8)}"
         )
     versions = {"orbax-checkpoint": version("orbax-checkpoint"), "jax": jax.__version__}
     return {"differences": {}, "arrays": number, "versions": versions}

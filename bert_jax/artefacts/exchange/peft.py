@@ -1,7 +1,8 @@
-"""Export of low-rank updates and a head, without the encoder, in PEFT's format, with proof.
+"""Export of a run's low-rank updates and head in PEFT's format, without the base model.
 
-The proof writes the base model, with zeros for the head, to a temporary directory, and applies the
-adapter to it: once with `formats.peft`, and once with `peft` if the package is installed.
+For the proof, the base model is written to a temporary directory, with zeros in place of the head.
+The exported adapter is then applied to that base model by `formats.peft` and, if the packages are
+installed, by `peft` with Transformers. The outputs must equal those of the run's model.
 """
 
 import dataclasses
@@ -29,16 +30,18 @@ _ENCODER = ("embeddings", "layers", "final_norm")
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write a run's adapter and its tokenizer.
+    """Write a run's adapter, the labels of its head and its tokenizer.
 
     Raises:
-        UserError: No low-rank updates or no task head, or no class of Transformers or PEFT fits.
+        UserError: The run has no low-rank updates or no task head, Transformers has no class for
+            the model, or PEFT has no `task_type` for that class.
     """
     adapter = _adapter(saved)
     assert saved.outputs is not None  # a fine-tuning run has a head
     if files.class_of(saved) and files.task_of(saved) not in adapters.TASKS.values():
         raise UserError(
-            f"{saved.name}: PEFT has no task_type for the class {files.class_of(saved)}"
+            f"{saved.name}: PEFT has no task_type for the class {files.class_of(saved)}. "
+            "Export the full model in another format"
         )
     updates = adapters.lora_tensors(
         adapter.lora, adapter.layers, saved.config, files.entries_of(saved)
@@ -61,7 +64,7 @@ def write(saved: SavedModel, out: Path) -> None:
     }  # fmt: skip
     heads = {name: array for name, array in files.state_dict_of(saved).items() if name in above}
     tensors |= {f"{adapters.PREFIX}{name}": array for name, array in heads.items()}
-    # PEFT saves modules whole: a head, or an encoder part such as the pooler.
+    # Modules that PEFT stores in full: the heads, and parts of the encoder such as the pooler.
     kept = {".".join(n.split(".")[: 1 + n.startswith(family.prefix)]) for n in heads}
     labels = head_to_huggingface(saved.outputs) | family.pooling_fields(saved.pooling)
     files.write_tokenizer(saved, out)
@@ -89,7 +92,11 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the written adapter to the base model, compare outputs and return `proven`'s result."""
+    """Apply the written adapter to the base model and compare outputs with those of `saved`.
+
+    Returns:
+        The result of `huggingface.proven`.
+    """
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     packages = ["safetensors", "tokenizers"]
     theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}
@@ -109,7 +116,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def without_adapter(saved: SavedModel) -> SavedModel:
-    """Return the base model: no updates, and zeros for the heads and the pooler."""
+    """Return the base model, without low-rank updates, and with zeros as heads and pooler."""
     encoder = {
         name: part if name in _ENCODER else jax.tree.map(np.zeros_like, part)
         for name, part in saved.params["encoder"].items()
@@ -127,19 +134,19 @@ def _adapter(saved: SavedModel) -> Adapter:
     if saved.adapter is None:
         raise UserError(
             f"{saved.name} has no adapter; only runs of `bert-jax finetune` with lora.rank above 0 "
-            "have one. Export the whole model in another format"
+            "have one. Export the full model in another format"
         )
     if saved.outputs is None:
         raise UserError(
-            f"{saved.name}: PEFT's format needs a task head, which an embedding model lacks. "
-            "Export the whole model in another format"
+            f"{saved.name}: PEFT's format needs a task head, but an embedding model has none. "
+            "Export the full model in another format"
         )
     return saved.adapter
 
 
 _LOADING = """\
-This is an adapter: low-rank updates and the head, without the base model. With PEFT, where `DIR` \
-is this directory and `BASE` is the base model's:
+This is an adapter: low-rank updates and the head, without the base model. To load it with PEFT, \
+replace `DIR` by this directory and `BASE` by the directory of the base model:
 
 ```python
 from peft import PeftModel
@@ -150,7 +157,7 @@ model = {auto}.from_pretrained("BASE", num_labels={labels})
 model = PeftModel.from_pretrained(model, "DIR")
 ```
 
-With bert_jax, after `ln -s BASE DIR/base`, where `BASE` is an absolute path:
+To load it with bert_jax, first run `ln -s BASE DIR/base`, where `BASE` is an absolute path:
 
 ```python
 import bert_jax
@@ -158,7 +165,7 @@ import bert_jax
 model = bert_jax.load("DIR")
 ```
 
-The base model is {base}. `labels.json` has the labels."""
+The base model is {base}. `labels.json` lists the labels."""
 
 
 def loading(saved: SavedModel) -> str:

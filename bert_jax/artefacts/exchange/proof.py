@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (texts of many scripts)
-"""Outputs of a model on texts of many scripts, for comparing a written model with its source."""
+"""Comparison of a written model with its source by their outputs for texts in many scripts."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,11 +22,11 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 TOLERANCE = 1e-4
 """Largest absolute difference between two float32 outputs that a proof accepts."""
 
-ONLY_OURS = "only our own reading was compared"
+ONLY_OURS = "only bert_jax's own reading was compared"
 NOT_INSTALLED = (
     f"transformers and torch are not both installed (the extra bert_jax[parity]); {ONLY_OURS}"
 )
-"""Reason that reports give if Transformers could not take part in a proof."""
+"""Reason in reports on a proof that ran without Transformers."""
 
 PROOF_TEXTS: tuple[str, ...] = (
     "The river froze early that year, and the ferry stayed on the far bank until April.",
@@ -72,12 +72,16 @@ PROOF_TEXTS: tuple[str, ...] = (
     "The [MASK] of [CLS] and [SEP] with [PAD] or [UNK] spelled out, and <0x41>, <s>, ▁x ▁ .",
     "iPhone McDonald NASA O'Neill e-mail x86_64 ALLCAPS lowercase MiXeD",
 )
-"""Sentences of our own: many scripts, accents (composed or not), digits, addresses, code, invisible
-characters, the empty text, long words, and special tokens spelled out."""
+"""Texts that were written for this package. They cover many scripts, accents (composed or not),
+digits, addresses, code, invisible characters, the empty text, long words, and special tokens
+spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
-    """Return the proof's texts and, for added tokens, a text with the first and last of them."""
+    """Return `PROOF_TEXTS` and, if the tokenizer has added tokens, one more text that spells them.
+
+    If there are more than 20 added tokens, the text has only the first ten and the last ten.
+    """
     contents = [token.content for token in getattr(tokenizer, "added", ())]
     added = contents[:10] + contents[10:][-10:]
     marked = f"The river{' froze'.join(added)}early. {' '.join(added)}"
@@ -89,8 +93,8 @@ def same_spans(
 ) -> bool:
     """Return true if two lists of spans (start, end) cover the same characters, token by token.
 
-    A token of only white space is not compared: its span in `ours` is empty. `exact` says whether
-    white space at the ends of a span in `theirs` counts.
+    Tokens that are only white space are skipped; their spans in `ours` are empty. If `exact` is
+    false, white space at the ends of the spans in `theirs` is ignored.
     """
 
     def solid(start: int, end: int) -> tuple[int, int]:  # the span without white space at its ends
@@ -105,34 +109,37 @@ def same_spans(
 
 
 class ProofFailedError(RuntimeError):
-    """Failure of a proof: a written model and its source compute different outputs."""
+    """Failure of a proof: a written model differs from its source, for example in its outputs."""
 
     exit_code = 1
 
 
 class Batch(NamedTuple):
-    """Rows of one length; each array is (B, L) int32."""
+    """Token sequences that are padded to one length; each array is (B, L) int32."""
 
     tokens: np.ndarray
     type_ids: np.ndarray
     segment_ids: np.ndarray
-    """1 for tokens, 0 for padding; outputs at padding mean nothing."""
+    """Mask: 1 for tokens, 0 for padding. Outputs at padding are meaningless."""
 
 
 class Sides(NamedTuple):
-    """Batches of sources and of their targets, for teacher forcing."""
+    """Source texts and target texts for a translation model, with teacher forcing."""
 
     source: Batch
     target: Batch
 
     @property
     def segment_ids(self) -> np.ndarray:
-        """Array (B, T): 1 for tokens of the targets, 0 for padding."""
+        """Mask (B, T) of the targets: 1 for tokens, 0 for padding."""
         return self.target.segment_ids
 
 
 def proof_rows(saved: SavedModel) -> list[list[int]]:
-    """Return a row per text, then rows of pairs, cut to the model's length, at most 128 tokens."""
+    """Return token ids of input rows: one row per proof text, then one per two consecutive texts.
+
+    Rows are cut to the largest length that the model accepts, and to 128 tokens at most.
+    """
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
     room = length - num_special(tokenizer, pair=False)
@@ -147,10 +154,10 @@ def proof_rows(saved: SavedModel) -> list[list[int]]:
 
 
 def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None) -> Batch:
-    """Pad rows to one length, by default the length of the longest row.
+    """Pad rows of token ids to `length`, by default the length of the longest row.
 
-    Tokens after the first separator have the second type, as in a pair of texts; if the model has
-    only one type, all tokens have the first type.
+    Tokens after the first separator have token type 1, as in a pair of texts; other tokens have
+    type 0. If the model has fewer than two token types, all tokens have type 0.
     """
     special = saved.tokenizer.special_ids
     length = length or max(map(len, rows))
@@ -165,7 +172,10 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
 
 
 def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> Batch | Sides:
-    """Pad rows for `logits_of`; in a translation model, target i is row i - 1 without its [SEP]."""
+    """Pad rows of token ids to an input of `logits_of`.
+
+    For a translation model, the target of row i is row i - 1 without its last token, [SEP].
+    """
     batch = batch_of(saved, rows, length)
     if saved.network is None:
         return batch
@@ -173,25 +183,26 @@ def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> 
 
 
 def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]:
-    """Compute the outputs of our model in float32.
+    """Compute the outputs of a model with this package, in float32.
 
     Returns:
-        From an encoder: `hidden` (B, L, D), the last states; and, if the model has them: `pooled`
-        (B, D), `mlm` (B, L, V) over the vocabulary without its padding, `nsp` (B, 2), `rtd`
-        (B, L, 1), `head` (B, C), (B, L, C) or (B, L, L, C), `embedding` (B, D). From a translation
-        model: `logits` (B, T, V), which predict the token after each target token.
+        For an encoder, `hidden` (B, L, D), the last hidden states, and one output for each part
+        that the model has: `pooled` (B, D), `mlm` (B, L, V), `nsp` (B, 2), `rtd` (B, L, 1), `head`
+        (B, C), (B, L, C) or (B, L, L, C), and `embedding` (B, D). For a translation model, only
+        `logits` (B, T, V), which predict the token after each target token. V is the size of the
+        vocabulary without padding.
     """
-    with jax.default_matmul_precision("highest"):  # accelerators default to a lower precision
+    with jax.default_matmul_precision("highest"):  # accelerators use a lower one by default
         if isinstance(inputs, Sides):
             return {"logits": np.asarray(_logits(exact(saved.network), saved.params, *inputs))}
-        # Training may compute in fewer bits, and its kernels support only some lengths.
+        # A training run may use a lower precision, and kernels that support only some lengths.
         config = dataclasses.replace(saved.config, dtype="float32", attention_impl="xla")
         found = outputs_of(config, saved.head, saved.params, inputs, saved.embedding)
         return {name: np.asarray(array) for name, array in found.items()}
 
 
 def exact_config(config: ModelConfig) -> ModelConfig:
-    """Return an architecture in float32, restricted to operations that every platform has."""
+    """Return `config` with float32, restricted to operations that every platform has."""
     # Layers are unrolled: in an exported program a loop would copy their weights at every call.
     return dataclasses.replace(
         config, dtype="float32", attention_impl="xla", remat="none", scan_unroll=config.num_layers
@@ -199,7 +210,7 @@ def exact_config(config: ModelConfig) -> ModelConfig:
 
 
 def exact(network: Network | None) -> Network:
-    """Return a network with its `exact_config`."""
+    """Return a translation network whose configuration is its `exact_config`."""
     assert network is not None
     return dataclasses.replace(network, model=exact_config(network.model))
 
@@ -220,7 +231,7 @@ def outputs_of(
     batch: Batch,
     embedding: EmbeddingConfig | None = None,
 ) -> dict[str, jax.Array]:
-    """Compute each output that `logits_of` lists if `params` has its parts; JAX can trace this."""
+    """Compute the outputs that `logits_of` lists for an encoder; JAX can trace this function."""
     inputs: tuple[Any, Any, Any] = batch
     hidden = heads.encode(config, params, *inputs)
     found = {"hidden": hidden}
@@ -248,9 +259,10 @@ def outputs_of(
 def row_batches(
     rows: Sequence[Sequence[int]], size: int = 8
 ) -> list[tuple[Sequence[Sequence[int]], int]]:
-    """Split rows into batches of one size and one length (the longest row's), to compile only once.
+    """Split rows into batches of equal size; return each with the length to pad its rows to.
 
-    The last batch repeats earlier rows if necessary. Batches are small because, with a multilingual
+    The length is that of the longest row in any batch, so that JAX compiles only once. The last
+    batch repeats earlier rows if necessary. Batches are small because, with a multilingual
     vocabulary, the logits of the model and its source take 130 MB per row.
     """
     starts = range(0, len(rows), size)
@@ -264,12 +276,12 @@ def compare(
     *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
-    """Return, for each program, the largest difference from a model in each output.
+    """Return, for each program, the largest difference of each output from the output of `saved`.
 
     Args:
-        saved: The source.
-        batches: Rows of token ids, each batch with its padded length.
-        programs: Functions that return outputs under the names of `logits_of`.
+        saved: Model to compare the programs with.
+        batches: Rows of token ids in each batch, with the length to pad them to.
+        programs: Functions from a result of `inputs_of` to outputs with the names of `logits_of`.
         optional: Outputs that a program may lack.
 
     Raises:
@@ -283,7 +295,7 @@ def compare(
             found = program(batch)
             if lacking := source.keys() - found.keys() - set(optional):
                 names = ", ".join(sorted(lacking))
-                raise ProofFailedError(f"the written model has no output {names}")
+                raise ProofFailedError(f"the compared model has no output {names}")
             for name, gap in differences(source, found, batch.segment_ids).items():
                 gaps[name] = max(gap, gaps.get(name, 0.0))
     return largest
@@ -296,10 +308,12 @@ def compare_shapes(
     *,
     optional: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Compare all rows in batches of 16, then two rows with more padding, then the longest row.
+    """Compare a program with `saved` on several shapes of batches; see `compare`.
+
+    The batches are all rows in batches of 16, two rows with more padding, and the longest row.
 
     Returns:
-        `differences` by output, and `shapes`, the list of (B, L) that were run; see `compare`.
+        `differences`, the largest of each output, and `shapes`, the list of all shapes (B, L).
     """
     longest = max(rows, key=len)
     padded = min(len(longest) + 5, saved.config.num_positions)
@@ -320,35 +334,36 @@ def check_differences(
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
         raise ProofFailedError(
             f"{failure}: the largest differences are {said}, but {tolerance:.0e} is allowed "
-            "(--tolerance). Nothing was left"
+            "(--tolerance). No output was kept"
         )
 
 
 def differences(
     ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], segment_ids: np.ndarray
 ) -> dict[str, float]:
-    """Return the largest absolute difference, outside padding, for each output in both mappings.
+    """Return the largest absolute difference of each output that both mappings have.
 
-    It is infinite if any value is not finite. Outputs of different shapes raise ProofFailedError.
+    Padding is ignored. A difference is infinite if a value of the output is not finite. If the two
+    arrays of an output have different shapes, ProofFailedError is raised.
     """
     found = {}
     for name in ours.keys() & theirs.keys():
         first, second = (np.asarray(a[name], np.float32) for a in (ours, theirs))
         if first.shape != second.shape:
-            raise ProofFailedError(f"{name} has the shape {second.shape}, not {first.shape}")
+            raise ProofFailedError(f"output {name} has the shape {second.shape}, not {first.shape}")
         if first.shape[:2] == segment_ids.shape and first.ndim > 2:
             read = segment_ids > 0
             if first.shape[2:-1] == segment_ids.shape[1:]:  # scores of pairs of tokens
                 read = read[:, :, None] & read[:, None]
             first, second = first[read], second[read]
-        with np.errstate(invalid="ignore"):  # infinity less infinity
+        with np.errstate(invalid="ignore"):  # infinity minus infinity is invalid
             gap = np.abs(first - second)
         found[name] = float(gap.max(initial=0)) if np.isfinite(gap).all() else float("inf")
     return dict(sorted(found.items()))
 
 
 def unequal(first: Any, second: Any, *, vocab_size: int | None = None) -> list[str]:
-    """Name the arrays that are in only one of two trees or differ in any bit, type or shape.
+    """Return the names of arrays that only one tree has, or that differ in shape, dtype or bits.
 
     If `vocab_size` is given, rows that pad the vocabulary are ignored.
     """

@@ -1,4 +1,4 @@
-"""Proof that a written model translates like its source: equal logits and equal translations."""
+"""Proof that a written model translates like its source: equal or equally probable translations."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,18 +21,18 @@ from bert_jax.model.seq2seq.search import SearchConfig, search
 SEARCHES = {"greedy": SearchConfig(num_beams=1), "beam": SearchConfig()}
 """Searches to compare, by name."""
 MAX_STEPS = 32
-"""Largest number of tokens in a translation of a proof."""
+"""Largest number of tokens in a translation that a proof compares."""
 TIE = 1e-5
 """Log-probabilities that differ by less than this are a tie: rounding decides between them."""
 
 Translate = Callable[[Batch, SearchConfig, int], list[list[int]]]
-"""Function that maps sources, a search and a length limit to the best translations' tokens."""
+"""Function from sources, a search and a length limit to the tokens of the best translations."""
 
 
 def translated(
     saved: SavedModel, source: Batch, settings: SearchConfig, steps: int
 ) -> list[list[int]]:
-    """Translate as `bert-jax translate` does, in float32; return the best hypotheses' tokens."""
+    """Translate in float32 as `bert-jax translate` does; return the best translations' tokens."""
     special = saved.tokenizer.special_ids
     with jax.default_matmul_precision("highest"):
         found = search(
@@ -52,11 +52,11 @@ def compare_searches(
     searches: Mapping[str, SearchConfig] = SEARCHES,
     size: int = 8,
 ) -> dict[str, dict[str, int]]:
-    """Compare the tokens of translations, by greedy and by beam search, in batches of `size` rows.
+    """Compare the translations of `rows` by `saved` and by `translate`, in batches of `size` rows.
 
     Returns:
-        For each search, the number of `equal` translations and of `ties`: different but equally
-        probable translations, between which rounding decided.
+        For each search, the numbers of `equal` translations and of `ties`, which are different but
+        equally probable translations.
 
     Raises:
         ProofFailedError: A translation differs and is not a tie.
@@ -91,7 +91,8 @@ def _is_tie(
 ) -> bool:
     """Return true if two translations of a source are equally probable.
 
-    A greedy search decides at the first differing token, a beam search by mean log-probability.
+    For a greedy search, the first differing token is compared; for a beam search, the mean
+    log-probability of the tokens.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
     if not greedy:

@@ -1,8 +1,8 @@
 """Export in the layout of sentence-transformers, with proof that `encode` gives our vectors.
 
-`read_model` and Transformers read the directory back, as in `huggingface`. If sentence-transformers
-is installed, it loads the directory too, and its vectors of plain texts, queries and documents are
-compared with ours.
+The proof has two steps. `read_model` and Transformers read the directory back, as in `huggingface`.
+If sentence-transformers is installed, it also loads the directory, and its vectors of plain texts,
+queries and documents are compared with ours.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ LEAST_COSINE = 0.99999
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
-    """Return a model without its heads; by default, a vector is the unscaled mean of the states."""
+    """Return a model without its heads; a model without a definition of vectors gets `PLAIN`."""
     parts = {name: part for name, part in saved.params.items() if name in ("encoder", "pooling")}
     embedding = saved.embedding or PLAIN
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back; compare its outputs, and our vectors with `encode`'s.
+    """Read the directory back; compare its outputs, and the vectors of sentence-transformers.
 
     Returns:
-        The result of `huggingface.prove`; `proofs` also says what sentence-transformers found, or
-        why it did not run.
+        The result of `huggingface.prove`, with an entry in `proofs` for sentence-transformers: the
+        result of `compare_vectors`, or the reason why nothing was compared.
     """
     proven = huggingface.prove(saved, out, rows)
     if missing("sentence_transformers", "torch"):
@@ -58,11 +58,11 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> dict[str, Any]:
     """Compare our vectors of texts in many scripts with sentence-transformers' vectors from `out`.
 
-    Two kinds of texts are left out: texts that spell a special token, which bert_jax reads as plain
-    text, and `ties`, texts with two equally probable segmentations.
+    Two kinds of texts are left out: texts that spell a special token, because bert_jax reads them
+    as plain text; and `ties`, texts that have two equally probable segmentations.
 
     Raises:
-        ProofFailedError: Shapes differ, or a cosine is below `LEAST_COSINE`; names the text.
+        ProofFailedError: Shapes differ, or the cosine of a text is below `LEAST_COSINE`.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -81,7 +81,7 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
         other = np.asarray(encode(texts, show_progress_bar=False), np.float32)
         if mine.shape != other.shape:
             raise ProofFailedError(
-                f"sentence-transformers gives vectors {other.shape}, not {mine.shape}"
+                f"sentence-transformers gives vectors of shape {other.shape}, not {mine.shape}"
             )
         cosines = (unit(mine) * unit(other)).sum(1)
         worst = int(cosines.argmin())
@@ -105,7 +105,7 @@ def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
     ids = tokenizer.encode_batch(list(texts))
     rows = [make_row(tokenizer, found[:room]).ids.tolist() for found in ids]
     size, length = 8, max(map(len, rows))
-    filled = [*rows, *[rows[0]] * (-len(rows) % size)]  # one shape is compiled
+    filled = [*rows, *[rows[0]] * (-len(rows) % size)]  # compile one shape only
     batches = [
         batch_of(saved, filled[start : start + size], length)
         for start in range(0, len(filled), size)
@@ -114,15 +114,15 @@ def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
 
 
 def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
-    """Describe the vectors of a model, for the model card."""
+    """Describe the text vectors of a model, for the model card."""
     pooling = {
         "mean": "the mean of the last states of all tokens",
         "cls": "the last state of the first token",
         "last": "the last state of the last token",
-        "weighted": "a mean of the last states with learned weights",
+        "weighted": "the mean of the last states with learned weights",
     }[embedding.pooling]
     text = f"It turns texts into vectors of {width} numbers: {pooling}"
-    text += ", divided by its length." if embedding.normalize else "."
+    text += ", divided by its norm." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:
             text += f" Each {kind} is prefixed with `{plain(prefix)}`."
@@ -130,7 +130,7 @@ def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
 
 
 _LOADING = """\
-With sentence-transformers, `DIR` being this directory:
+With sentence-transformers, where `DIR` is this directory:
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -157,7 +157,7 @@ def loading(saved: SavedModel) -> str:
     assert saved.embedding is not None
     sizes = ", ".join(map(str, saved.embedding.dimensions))
     cut = "" if not sizes else (
-        f"\n\nThe first {sizes} numbers of a vector were trained to work without the rest: pass "
-        "`truncate_dim=N` to sentence-transformers, `dimensions=N` to bert_jax."
+        f"\n\nThe vectors were trained to work also if cut to their first {sizes} numbers: pass "
+        "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax."
     )  # fmt: skip
     return f"{_LOADING}{cut}"

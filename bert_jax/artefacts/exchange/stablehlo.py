@@ -1,4 +1,4 @@
-"""Export as one StableHLO program for CPU, CUDA and TPU, with the weights in their own file.
+"""Export as a StableHLO program for CPU, CUDA and TPU, with the weights in a separate file.
 
 Running the program needs jax, flatbuffers and safetensors, but not this package
 (examples/run_stablehlo.py):
@@ -7,18 +7,19 @@ Running the program needs jax, flatbuffers and safetensors, but not this package
     weights = safetensors.numpy.load_file("DIR/model.safetensors")
     outputs = jax.jit(model.call)(weights, tokens, type_ids, segment_ids)
 
-A translation model has one program for each search, from token ids to token ids:
+A translation model has a program for each search (greedy.stablehlo and beam.stablehlo):
 
     search = jax.export.deserialize(bytearray(Path("DIR/beam.stablehlo").read_bytes()))
     tokens, lengths, scores = jax.jit(search.call)(weights, ids, mask, limits)
 
-`programs.json` has the fixed number of rows and the fixed lengths of each search. `mask` (rows,
-source length) is 0 at padding; `limits` (rows,) has the largest number of tokens per translation.
+A search has a fixed number of rows and fixed lengths, which `programs.json` lists. `ids` and `mask`
+have the shape (rows, source length); `mask` is 1 at tokens and 0 at padding. `limits` (rows,) has
+the largest number of tokens in each translation.
 
-The directory also has the files of `--to huggingface`. The program takes tensors by their names in
-the weights file: Transformers' names or, for translation models and models that no class computes,
-our own, joined by slashes. The weights are inputs because every compilation would fold constants
-again: docs/artefacts.md has the figures.
+The directory also has the tokenizer's files and `config.json`, or the files that replace it (see
+`write_description`). The names of the weights are those of Transformers. In translation models and
+in encoders that no class computes, the names are our own, joined by slashes. The weights are inputs
+of the program because constants would make every compilation slow; docs/artefacts.md has figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ PROGRAM = "model.stablehlo"
 PROGRAMS = "programs.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
 MAX_LENGTH = 128
-"""Largest length of a source and of a translation, even if the model allows more."""
+"""Largest number of tokens in a source and in a translation, even if the model allows more."""
 
 
 class Shape(NamedTuple):
@@ -62,7 +63,8 @@ class Shape(NamedTuple):
 def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
     """Write the files of `write_weights`, then `model.stablehlo` or a program for each search.
 
-    Programs compute in float32 at full precision on any platform; a search takes `rows` rows.
+    Programs compute in float32 at full precision on any platform. `rows` is the fixed number of
+    rows that a search takes.
     """
     weights = files.write_weights(saved, out)
     if saved.network is None:
@@ -98,7 +100,7 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
             else unflatten_dict(weights, sep="/")
         )
         params |= {part: {} for part, tree in saved.params.items() if not tree}
-        if "pooling" in saved.params:  # constants: only one number per dimension of the states
+        if "pooling" in saved.params:  # small enough for constants: one number per dimension
             params["pooling"] = saved.params["pooling"]
         batch = proof.Batch(tokens, type_ids, segment_ids)
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.
@@ -143,8 +145,9 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Run the written programs on the written weights, and compare outputs or translations.
 
     Returns:
-        The entries of `compare_shapes` or, for a translation model, empty `differences` and the
-        result of `compare_searches` as `translations`; the programs' `platforms`; and `versions`.
+        `platforms` and `versions` of the programs, and the entries of `compare_shapes`. For a
+        translation model, `differences` is empty, and `translations` is the result of
+        `compare_searches`.
 
     Raises:
         ProofFailedError: An output's shape or a translation differs, or a score is not finite.
@@ -183,12 +186,12 @@ def _translate(
     limits = np.full(len(ids), steps, np.int32)
     tokens, lengths, scores = map(np.asarray, call(weights, ids, mask, limits))
     if not np.isfinite(scores).all():
-        raise proof.ProofFailedError(f"a program gives the scores {scores}")
+        raise proof.ProofFailedError(f"a search gives scores that are not finite: {scores}")
     return [row[:count].tolist() for row, count in zip(tokens, lengths, strict=True)]
 
 
 _LOADING = """\
-With jax, flatbuffers, safetensors and tokenizers, `DIR` being this directory:
+With jax, flatbuffers, safetensors and tokenizers, where `DIR` is this directory:
 
 ```python
 import jax.export
@@ -219,10 +222,11 @@ def loading(saved: SavedModel) -> str:
 def _params(
     found: Mapping[str, Any], entries: Sequence[tables.Entry], ours: Params, config: ModelConfig
 ) -> Params:
-    """Build our parameters from a class's traced tensors `found`; read only shapes from `ours`.
+    """Build parameters in our layout from `found`, the traced tensors of a class.
 
-    Layers are stacked here and unstacked by the encoder; the compiler removes both, so nothing is
-    copied. If the class lacks token types, their embeddings are 0.
+    Only shapes are read from `ours`. Layers are stacked here and unstacked by the encoder; the
+    compiler removes both steps, so nothing is copied. If the class has no token types, their
+    embeddings are zeros.
     """
     params: Params = {}
     for tensor in tables.tensors(entries, ours, config):
@@ -237,7 +241,7 @@ def _params(
             pieces = tables.taken_apart(tensor.entries, found[name], single)
             layers.append(list(map(_as_ours, tensor.entries, pieces, single)))
         for entry, shape, *arrays in zip(tensor.entries, single, *layers, strict=True):
-            # If the first layer has no norm, nothing reads its row.
+            # If only the first layer lacks this tensor, its row is filled with ones and never read.
             unread = [jnp.ones(shape, jnp.float32)] * tensor.layers.start
             stacked = jnp.stack([*unread, *arrays]) if tensor.per_layer else arrays[0]
             tables.insert(params, entry.path, stacked)

@@ -1,7 +1,7 @@
 """Reference outputs from Transformers, for a written directory and for the source of a model.
 
-Transformers reads only weights that are not pickled, downloads nothing, and runs no code from the
-directory. Other proofs compare the written model with our reading of the source; they pass if
+Transformers is told to read no pickled weights, to download nothing, and to run no code from the
+directory. Other proofs compare the written model with our reading of the source, so they pass if
 reading and writing make the same mistake. Running the source in its own class reveals the mistake.
 """
 
@@ -38,7 +38,7 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 PACKAGES = ("torch", "transformers")
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
-"""Suffixes of classes whose heads are compared; of other classes only the encoder is compared."""
+"""Suffixes of classes whose heads are compared. For other classes only encoders are compared."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
 """Pretraining heads, by class-name suffix, for the classes with only one head."""
 
@@ -49,9 +49,10 @@ def missing(*packages: str) -> list[str]:
 
 
 class TheirModel:
-    """A `model` that Transformers loaded, the `name` of its class, and the loading `report`.
+    """A model that Transformers loaded.
 
-    `report` lists the names of faulty tensors by kind of fault, such as missing or unexpected.
+    `name` is the name of the model's class. `report` lists the names of faulty tensors by kind of
+    fault, such as missing or unexpected.
     """
 
     def __init__(self, directory: Path, class_name: str) -> None:
@@ -68,9 +69,9 @@ class TheirModel:
         self.name = type(model).__name__
 
     def whole(self) -> "TheirModel":
-        """Return the model; raise ProofFailedError if tensors are missing or unexpected."""
+        """Return this object; raise ProofFailedError if tensors are missing or unexpected."""
         if wrong := {key: sorted(map(str, keys)) for key, keys in self.report.items() if keys}:
-            raise proof.ProofFailedError(f"transformers reports {wrong}")
+            raise proof.ProofFailedError(f"transformers reports faulty tensors: {wrong}")
         return self
 
     def adapt(self, directory: Path) -> None:
@@ -114,7 +115,7 @@ class TheirModel:
         return {part: array.numpy() for part, array in found.items()}
 
     def translate(self, source: proof.Batch, settings: SearchConfig, steps: int) -> list[list[int]]:
-        """Call `generate` with the written settings, except the number of beams and the length."""
+        """Translate with the written generation settings, except number of beams and length."""
         import torch
 
         with quiet(), torch.no_grad():
@@ -131,7 +132,7 @@ class TheirModel:
 def source_outputs(
     directory: Path, made_by: str, saved: SavedModel
 ) -> Callable[[proof.Batch | proof.Sides], dict[str, np.ndarray]]:
-    """Load a source in its own class, plus a masked-LM class if its own class lacks that head."""
+    """Load a source in its own class and, if that lacks the masked-LM head, in one that has it."""
     import transformers
 
     if saved.network is not None:
@@ -154,7 +155,8 @@ def source_outputs(
 def source_tokenizer(directory: Path, ours: Tokenizer) -> Any:
     """Load the tokenizer of a directory in Transformers; return a message if that fails.
 
-    If no file says whether to lower-case text, `ours` decides; Transformers would lower-case.
+    If no file says whether to lower-case text, the setting of `ours` is used, because Transformers
+    would lower-case.
     """
     import transformers
 
@@ -190,7 +192,7 @@ def quiet() -> Iterator[None]:
 
 
 def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
-    """Run an export's source in its own class; return the entry for `proofs`, {} for our runs."""
+    """Run a source in its own class; return the entry for `proofs`, or {} for a run of bert_jax."""
     if saved.origin.kind != "huggingface":
         return {}
     if (Path(source) / ADAPTER).is_file():
@@ -206,15 +208,17 @@ def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> di
 def compare_with_source(
     saved: SavedModel, directory: Path, made_by: str, tolerance: float
 ) -> dict[str, Any] | str:
-    """Return the largest differences from the source in its own class, or why it was not compared.
+    """Compare `saved`, our reading of a model, with the same model in its class of Transformers.
+
+    Returns the largest differences with the versions, or the reason why nothing was compared.
 
     Raises:
-        ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs than our
-            reading of the model, or its tokenizer gives other ids.
+        ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs, or its
+            tokenizer gives other ids.
     """
     family = known_family(saved.origin.config)
     if family is not None and not family.native:
-        return f"not compared: Transformers has no class of {family.name}; its code is not run"
+        return f"not compared: Transformers has no class of {family.name}; model code is not run"
     if lacking := missing(*PACKAGES):
         return f"not compared with the source: {', '.join(lacking)} is not installed"
     try:
@@ -225,7 +229,7 @@ def compare_with_source(
     (gaps,) = proof.compare(
         saved, proof.row_batches(proof.proof_rows(saved)), theirs, optional=others
     )
-    proof.check_differences(gaps, tolerance, f"{saved.name} does not compute the same here")
+    proof.check_differences(gaps, tolerance, f"{saved.name} has other outputs in Transformers")
     tokens = _compare_tokens(saved, source_tokenizer(directory, saved.tokenizer))
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"differences": gaps, "tolerance": tolerance, **tokens, "versions": versions}
@@ -245,7 +249,7 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
     if other:
         raise proof.ProofFailedError(
             f"{saved.name}: the tokenizer gives other ids than Transformers for "
-            f"{len(other)} of {len(texts)} texts, the first {other[0]!r:.200}"
+            f"{len(other)} of {len(texts)} texts, the first of them {other[0]!r:.200}"
         )
     row = make_row(ours, *ids[:2]).ids.tolist()
     pair = list(theirs(*texts[:2])["input_ids"])

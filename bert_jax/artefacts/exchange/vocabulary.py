@@ -3,8 +3,8 @@
 saved = read_model("work/bert")
 saved = add_tokens(saved, new_tokens(saved.tokenizer, ["angioplasty", "stent"]))
 
-A new token starts as the mean of the pieces that the old tokenizer splits it into; the model's
-outputs for old tokens stay the same.
+The embedding of a new token starts as the mean of the embeddings of its pieces in the old
+tokenizer. For texts without new tokens, the model's outputs for old tokens stay the same.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _MAX_SHOWN = 20
 
 
 class NewTokens(NamedTuple):
-    """New tokens of a list, as the tokenizer normalises them, and counts of the list's entries."""
+    """New tokens from a list, in normalised form, and counts of the list's entries."""
 
     tokens: tuple[str, ...]
     existing: int
@@ -56,7 +56,7 @@ class NewTokens(NamedTuple):
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a file of one token per line; keep blank lines, so that line numbers stay correct."""
+    """Read a file with one token per line; keep blank lines, so that line numbers stay correct."""
     lines = read_text(path, max_bytes=MAX_FILE_BYTES).split("\n")
     if not any(line.strip() for line in lines):
         raise UserError(f"{path} has no tokens; write one per line")
@@ -68,14 +68,15 @@ def new_tokens(
 ) -> NewTokens:
     """Return the tokens of a list that a tokenizer lacks.
 
-    Blank lines are skipped. `where` formats a line number for messages.
+    Blank lines are skipped. `where` is a format string for line numbers in messages.
 
     Raises:
-        UserError: The tokenizer's kind is unsupported, or an entry is special, too long or no word.
+        UserError: Tokens cannot be added to this kind of tokenizer; or an entry is a special token,
+            is too long, or is not exactly one word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
-            "tokens can be added to a WordPiece vocabulary or a tokenizer.json; this model's "
+            "tokens can be added only to a WordPiece vocabulary or a tokenizer.json; this model's "
             f"tokenizer is of the kind {tokenizer.kind}, whose tokens need scores"
         )
     found: dict[str, None] = {}
@@ -98,14 +99,14 @@ def new_tokens(
             unknown += tokenizer.special_ids.unk in tokenizer.encode(form).ids
     if wrong:
         raise UserError(
-            f"{first_few(wrong, _MAX_SHOWN)}. Each token must be one word without white space; in "
-            "a WordPiece vocabulary, also without punctuation"
+            f"{first_few(wrong, _MAX_SHOWN)}. Each token must be one word without white space and, "
+            "in a WordPiece vocabulary, without punctuation"
         )
     return NewTokens(tuple(found), existing, repeated, normalised, unknown)
 
 
 def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str, str]:
-    """Return an entry's normalised word, and the reason to refuse the entry or ""."""
+    """Return an entry in normalised form, and the reason to refuse the entry, or ""."""
     limit, special, hint = MAX_TOKEN_CHARS, set[str](), ""
     try:
         if isinstance(tokenizer, WordPieceTokenizer):
@@ -129,7 +130,7 @@ def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str
 
 
 def _is_token(tokenizer: Tokenizer, form: str) -> bool:
-    """Return true if a word is a single known token inside a sentence."""
+    """Return true if the tokenizer reads a word inside a sentence as one known token."""
     ids = tokenizer.encode_words([form])[0].tolist()
     return len(ids) == 1 and ids != [tokenizer.special_ids.unk]
 
@@ -137,10 +138,11 @@ def _is_token(tokenizer: Tokenizer, form: str) -> bool:
 def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     """Return a model with a larger vocabulary; `saved` is unchanged.
 
-    A new token's row in the embedding table and in an untied decoder, and its masked-LM bias, are
-    means over the pieces that the old tokenizer gives inside a sentence. New ids follow the old
-    tokenizer's; unused rows of the model are filled first. `tokenizer_files` still point to the old
-    tokenizer. A UserError is raised if the vocabulary would be too large.
+    The old tokenizer splits a new token, inside a sentence, into pieces. The token's embedding, its
+    row in an untied decoder, and its masked-LM bias are means over these pieces. New ids follow the
+    old tokenizer's ids, so they first fill rows of the tables that were unused. `tokenizer_files`
+    of the result still point to the old tokenizer. A UserError is raised if the vocabulary would be
+    too large.
     """
     old = saved.tokenizer
     if not new.tokens:

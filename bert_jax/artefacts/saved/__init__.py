@@ -1,1 +1,1 @@
-"""Reading of models from directories, whichever program wrote them."""
+"""Models and runs in directories: reading, averaging, and tracing of their ancestors."""

@@ -1,7 +1,7 @@
-"""Ancestors of a directory: the models, corpora and files it was made from, as its record says.
+"""Ancestors of a directory: the models, corpora and files from which it was made.
 
-A run, an average, an export, an import and a grown model record their ancestors when they are made:
-names, steps and digests, recursively, without paths.
+A run, an average, an export, an import and a grown model record their ancestors when they are made.
+A record has names, steps and digests, recursively, but no paths.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from bert_jax.files.urls import scheme
 RECORD = "lineage"
 """Key of the ancestors in a run's config.json, parity.json, import.json and growth.json."""
 _BLOCK = 1 << 20
-_MAX_FILES = 20  # limit for a corpus's source files in a descendant's record; the corpus lists all
+_MAX_FILES = 20  # source files of a corpus in a descendant's record; the corpus itself lists all
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Ancestor:
     """Step of a run's checkpoint, in updates."""
     digest: str = ""
     """Digest of the ancestor as it is now: of a checkpoint's arrays, of a corpus (its fingerprint)
-    or of weights (sha256); empty for a file, unless its digest had to identify the file."""
+    or of weights (sha256). Empty for a file, unless the file was searched for by its digest."""
     recorded: str = ""
     """Digest in the descendant's record; empty if the descendant recorded no digest."""
     note: str = ""
     """Remark for people, such as the class of an export or the number of unlisted sources."""
     part: tuple[int, int] | None = None
-    """Range (start, end) of the bytes that were read from a file; None: all bytes."""
+    """Range (start, end) of the bytes that were read from a file; None means all bytes."""
     parents: tuple["Ancestor", ...] = ()
 
     def entry(self, role: str = "") -> dict[str, Any]:
@@ -81,7 +81,7 @@ def corpus_entry(role: str, place: str, store: TokenStore) -> dict[str, Any]:
 
 
 def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the entry for each file, by role; a path that is not a file gets no digest."""
+    """Return an entry for each path in `files`, whose keys are roles; only files get a digest."""
     return [
         Ancestor(role, "file", last_part(name), recorded=file_digest(Path(name))).entry()
         for role, name in files.items()
@@ -125,7 +125,7 @@ def _joint(files: Iterable[Path]) -> str:
 
 
 def last_part(place: str | Path) -> str:
-    """Return the last part of a path; a name such as tfds:wikipedia stays whole."""
+    """Return the last part of a path; a name such as tfds:wikipedia is returned unchanged."""
     name = f"{place}"
     is_name = ":" in name and scheme(name) is None
     return name if is_name else Path(name).absolute().name

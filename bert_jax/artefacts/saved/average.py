@@ -2,10 +2,10 @@
 
 average(["work/decay-a", "work/decay-b"], Path("work/mean"))
 
-The result is a work directory with one checkpoint that holds only parameters; everything that reads
-a pretrained model reads this one. The host reads one array at a time, checks its digest and adds it
-in float64 in the order of the sources. So memory holds one model however many sources there are,
-and the result is the same on every device, bit for bit.
+The result is a work directory with one checkpoint, which holds only parameters. Everything that
+reads a pretrained model can read it. The host reads one array at a time, checks the array's digest
+and adds the array in float64, in the order of the sources. Memory therefore holds one model however
+many sources there are, and the result is the same on every device, bit for bit.
 """
 
 import json
@@ -84,19 +84,20 @@ def average(
 
     Args:
         names: Checkpoints as WORKDIR@STEP, or WORKDIR for its newest verified checkpoint.
-        out: Local directory that does not exist yet.
-        method: `mean` (equal weights) or `ema` (exponential moving average: the average of all
-            earlier checkpoints has weight `decay`, the next checkpoint 1 - `decay`).
-        decay: Decay of `ema`, above 0 and below 1; None: 0.9.
-        last: Number of newest checkpoints to take from each WORKDIR, oldest first; None: 1.
+        out: Local directory that does not exist yet, or is empty.
+        method: `mean` gives all checkpoints equal weights. `ema` is an exponential moving average:
+            the average of all earlier checkpoints has weight `decay`, the next one 1 - `decay`.
+        decay: Decay of `ema`, above 0 and below 1; None means 0.9.
+        last: Number of newest checkpoints to take from each WORKDIR, oldest first; None means 1.
         progress: Whether to show a progress bar on standard error.
 
     Returns:
-        Entry `average` of the record: method, decay and the sources in order of addition, each
-        with workdir, step, digest and weight.
+        Entry `average` of the new config.json: method, decay and the sources in order of addition.
+        Each source has workdir, step, digest and weight.
 
     Raises:
-        UserError: Fewer than two checkpoints, a missing one, differing models, or a bad argument.
+        UserError: An argument is invalid, a checkpoint is missing, there are fewer than two
+            checkpoints, or they are of different models.
         DamagedCheckpointError: A checkpoint differs from its digests.
     """
     sources = find_sources(names, last)
@@ -117,14 +118,14 @@ def average(
 
 
 def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
-    """Return the checkpoints to average, in order of addition; UserError for fewer than two."""
+    """Return the checkpoints to average, in order of addition; fewer than two raise UserError."""
     if last is not None and last < 1:
         raise UserError(f"--last is {last}; it must be at least 1")
     found: list[Source] = []
     for name in names:
         workdir, step = split_name(name)
         if step is not None and last is not None:
-            raise UserError(f"{name} names its step, so --last {last} has no meaning for it")
+            raise UserError(f"{name} names its step, so --last {last} cannot apply to it")
         work = open_workdir(workdir)
         run = read_run(work.local, "pretrain")
         for each in named_steps(work, step, last or 1):
@@ -158,7 +159,7 @@ def _weights(count: int, method: Method, decay: float | None) -> list[float]:
 
 
 def _facts(source: Source) -> dict[str, str]:
-    """Return the facts that all sources must share: tokenizer, architecture and arrays."""
+    """Return the facts on which all sources must agree: tokenizer, architecture and arrays."""
     model = build(ModelConfig, source.record.config["model"], f"{source.name}: model")
     arrays = sorted(source.arrays.items())
     return {
@@ -169,7 +170,7 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Raise UserError if models differ; name the first differing two and all their differences."""
+    """Raise UserError if a source's model is not that of the first source; list differences."""
     first = _facts(sources[0])
     for other in sources[1:]:
         found = _facts(other)
@@ -188,7 +189,7 @@ def _check_same(sources: Sequence[Source]) -> None:
 def _averaged(
     sources: Sequence[Source], weights: Sequence[float], progress: bool
 ) -> dict[str, jax.Array]:
-    """Average each parameter, by name, in the dtype of the sources."""
+    """Return the average of each parameter, by name, in the dtype of the sources."""
     arrays, device = sources[0].arrays, jax.local_devices()[0]
     num_bytes = sum(
         np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype, _ in arrays.values()
@@ -209,7 +210,6 @@ def _averaged(
 
 
 def _read(source: Source, name: str) -> np.ndarray:
-    """Read one array of a checkpoint and check its digest."""
     shape, dtype, digest = source.record.arrays[name]
     array, total = np.empty(shape, dtype), 0
     try:
@@ -240,7 +240,7 @@ def _write(
     checkpoint = directory / "checkpoints" / str(newest.step)
     try:
         storage.write_async(checkpoint, grouped(leaves), record.to_json()).result()
-    except Exception as error:  # Orbax raises many types for the same full disk
+    except Exception as error:  # Orbax has many error types for a full disk
         raise UserError(
             f"cannot write {checkpoint}: {storage.save_fault(error)}. Nothing was left there"
         ) from error

@@ -1,7 +1,7 @@
 """Tracing of a directory's ancestors, as far as records and paths lead.
 
-`trace` reads the ancestors that a directory has recorded (`ancestors`) and follows the paths in
-its configuration.
+`trace` reads the ancestors in a directory's record (see `ancestors`). It then follows the paths in
+the directory's configuration, to read the records of the ancestors themselves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
 
     Args:
         place: Directory of a run, an export, an import, a grown model, any other model or a corpus.
-        step: Step of a run's checkpoint; None: the newest verified checkpoint.
+        step: Step of a run's checkpoint; None means the newest verified checkpoint.
         near: Directories to search by name for ancestors that are not at their recorded path,
             or have no recorded path.
 
@@ -60,7 +60,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
 
 
 def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dict[str, Any]:
-    """Return the entry for an ancestor in its descendant's record; only a name if tracing fails."""
+    """Return an ancestor's entry for a descendant's record; only its name if tracing fails."""
     try:
         return trace(place, step or None).entry(role)
     except (UserError, OSError, RecursionError):
@@ -70,9 +70,9 @@ def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dic
 def _look(
     place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor | None:
-    """Identify the content of a place, with its ancestors; return None if it is of no known kind.
+    """Identify what is at a path or URL, with its ancestors; return None if its kind is unknown.
 
-    `above` has the places visited on the way here; the search ends at a place among them.
+    `above` lists the places that led here. A place that is already in the list also gives None.
     """
     here = place if scheme(place) is not None else f"{Path(place).resolve()}"
     if here in above or len(above) > _MAX_DEPTH:
@@ -108,7 +108,7 @@ def _model(
     record = read_json_object(file, max_bytes=MAX_RECORD_BYTES)
     known = known_ancestors(record, file)
     told = record.get("source")
-    if isinstance(told, Mapping):  # the record of an export names no place
+    if isinstance(told, Mapping):  # the record of an export has no path
         name, place, before = told.get("name"), "", told.get("step")
     else:
         name, before = told, None
@@ -124,7 +124,7 @@ def _model(
 
 
 def _corpus(path: Path, file: Path) -> Ancestor:
-    """Describe a corpus, or one store, with the files that it was built from."""
+    """Describe a corpus, or one store of a corpus, with the files that it was built from."""
     header = read_json_object(file, max_bytes=MAX_HEADER_BYTES)
     name = last_part(path.absolute().parent if path.name in ("train", "heldout") else path)
     tokens = header.get("num_tokens")
@@ -170,7 +170,7 @@ def _run(
 
 
 def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
-    """Return another run's checkpoint that a `branch` or `average` records, and its place."""
+    """Return the checkpoint that a `branch` or `average` records, and the run's path."""
     values = record if isinstance(record, Mapping) else {}
     workdir, step, digest = (values.get(name) for name in ("workdir", "step", "digest"))
     if not (isinstance(workdir, str) and isinstance(step, int) and isinstance(digest, str)):
@@ -179,7 +179,7 @@ def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
 
 
 def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, str]]:
-    """Yield the ancestors that a run's configuration names, each with its place."""
+    """Yield the ancestors that a run's configuration names, each with its path."""
     if "branch" in record:
         yield _checkpoint("branch", record["branch"], file)
     config = record.get("config")
@@ -205,7 +205,7 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
 
 
 def _texts(section: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a configuration that hold a text, by path, such as data.corpus."""
+    """Yield each field of a configuration that is a text: its path, as data.corpus, and value."""
     if isinstance(section, Mapping):
         for name, value in section.items():
             yield from _texts(value, f"{where}.{name}" if where else f"{name}")
@@ -219,10 +219,11 @@ def _texts(section: Any, where: str) -> Iterator[tuple[str, str]]:
 def _found(
     known: Ancestor, places: Sequence[str], near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor:
-    """Look for an ancestor at its places, then in the directories `near`, by name and digest.
+    """Look for an ancestor at `places`, then in the directories `near`, by name and digest.
 
-    If the ancestor is unchanged since the descendant read it, its parents come from its own record.
-    If the descendant recorded no digest, an ancestor in `near` is known only by its name.
+    If the ancestor is unchanged since the descendant read it, its parents come from its own record,
+    otherwise from the descendant's. If the descendant recorded no digest, an ancestor in `near` is
+    identified only by its name.
     """
     near_by = [f"{each / known.name}" for each in near] if known.name else []
     for place in [*places, *near_by]:
@@ -254,10 +255,10 @@ def _found(
 
 
 def reports_on_ancestors(place: str | Path) -> list[Report]:
-    """Return the contamination reports on each corpus of a lineage that is on this machine.
+    """Return the contamination reports on the corpora among the ancestors of `place`.
 
-    Corpora whose content differs from the recorded content are left out. If the lineage of `place`
-    cannot be read, the list is empty.
+    Corpora that are not on this machine, or differ from their recorded content, are left out. If
+    the lineage of `place` cannot be read, the list is empty.
     """
     try:
         ancestors = list(trace(place).walk())

@@ -1,4 +1,4 @@
-"""A model read from a directory that pretraining, fine-tuning or Transformers wrote."""
+"""A model as read from a directory that a run of ours or Transformers wrote."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ _VERBS = {
     "single_label": "classify", "multi_label": "classify", "regression": "classify",
     "tags": "tag", "span": "answer",
 }  # fmt: skip
-"""Verbs by kind of head; heads of other kinds are served only by `bert-jax predict`."""
+"""Verb for each objective of a head; only `bert-jax predict` supports other objectives."""
 CONSTANT = "no_better_than_constant"
 """Field of an exported config.json that holds `Origin.unlearned`."""
 
@@ -41,13 +41,13 @@ class Origin:
     kind: str
     """Kind of origin: pretrain, finetune or huggingface."""
     step: int = 0
-    """Number of updates, for a run of ours."""
+    """Number of updates in a run of ours; 0 for any other model."""
     config: dict[str, Any] = field(default_factory=dict)
     """Configuration of the run, or config.json of Hugging Face's format, as JSON values."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of these parameters on held-out or dev data; empty if they were not evaluated."""
     task: "Task | None" = None
-    """Task of a fine-tuning run; it makes the predictions and scores them."""
+    """Task of a fine-tuning run, which makes predictions and scores them; None for other models."""
     reports: Mapping[str, Any] = field(default_factory=dict)
     """Reports on the dev and test data of a fine-tuning run, by split (see `tasks.task.Split`);
     empty until the run has ended."""
@@ -66,7 +66,7 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of the head and of a constant; None if the head is better or unscored."""
+        """Dev scores of the head and of a constant; None if the head is better or has no score."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -80,13 +80,13 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Low-rank updates (LoRA) that are merged into a model's parameters."""
+    """Low-rank updates (LoRA) that were merged into a model's parameters."""
 
     config: LoraConfig
     lora: Params
     """Entry `lora` of the run's parameters."""
     layers: Params
-    """Entry `encoder/layers` of the parameters without the updates."""
+    """Entry `encoder/layers` of the parameters before the merge."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +96,13 @@ class SavedModel:
     config: ModelConfig
     """Architecture of the source; `attention_impl` is auto, whatever training used."""
     params: Params
-    """Entry `encoder` (with a `pooler` only if the source has one) and one entry per head of the
-    source; or all parameters of `network`."""
+    """Parameters: the entry `encoder`, which has a `pooler` only if the source has one, and one
+    entry for each head. For a translation model, all parameters of `network`."""
     outputs: TaskOutputs | None
     """Meaning of the entry `head`; None if there is no such entry."""
     tokenizer: Tokenizer
     tokenizer_files: Path
-    """Path for `load_tokenizer`; a directory in Hugging Face's format holds other files too."""
+    """Path that `load_tokenizer` reads; in Hugging Face's format, the directory of the model."""
     max_length: int
     """Largest number of tokens in a row, special tokens included."""
     name: str
@@ -128,10 +128,10 @@ class SavedModel:
 
     @property
     def pooling(self) -> Pooled:
-        """Input of a classification head on this model, if the model has no pooler.
+        """Pooling of states for a classification head on this model, if the model has no pooler.
 
-        The model's own head or files decide. The default is the mean, because in local layers the
-        first token attends only to its neighbours.
+        The model's own head or its config.json decides. The default is the mean, because in local
+        layers the first token attends only to its neighbours.
         """
         if self.outputs is not None and self.outputs.head.kind == "classification":
             return self.outputs.head.pooling
@@ -149,7 +149,7 @@ class SavedModel:
         return tuple(filter(None, (verb, fills, "embed")))
 
     def require(self, verb: str, what: str) -> None:
-        """Raise UserError if the model does not support `verb`, because it has no `what`."""
+        """Raise UserError if the model does not support `verb`; `what` names the missing part."""
         if verb in self.verbs:
             return
         hint = ""
@@ -178,7 +178,7 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told` and all parameters, with paths that lack the first key."""
+    """Compute the SHA-256 of `told`, all parameters and their paths (without the first key)."""
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())
@@ -187,6 +187,6 @@ def digest_of(params: Any, told: str = "") -> str:
 
 
 def merged_params(params: Params, config: LoraConfig) -> tuple[Params, Adapter]:
-    """Merge a run's low-rank updates into its parameters; return parameters and adapter."""
+    """Merge a run's low-rank updates into its parameters; return the result and the adapter."""
     adapter = Adapter(config, params["lora"], params["encoder"]["layers"])
     return jax.tree.map(np.asarray, merged(config, params)), adapter

@@ -1,4 +1,4 @@
-"""Reading of a model from a directory that our runs or other software wrote."""
+"""Reading of a model from a directory that a run of ours or other software wrote."""
 
 import dataclasses
 from pathlib import Path
@@ -54,19 +54,19 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
 
     Args:
         path: A work directory of `bert-jax pretrain` (newest intact checkpoint) or
-            `bert-jax finetune` (best model), local or in a bucket; or a local directory: a PEFT
-            adapter whose base is local too; an output of Transformers' `save_pretrained` for BERT,
-            ELECTRA or a modern family of `formats.families` (with any head or none), a DistilBERT
-            classifier or a translation class (`formats.translators`); or one of these encoders in
-            the layout of sentence-transformers. Only heads for pretraining, classification, tagging
-            and span QA are read; others are ignored.
-        encoder_only: Whether to ignore the heads in Hugging Face's format, even damaged ones,
-            except the transform that all heads of a modern family share.
-        part: Model of a pretraining run that has several, such as the generator of replaced-token
-            detection; empty: the first.
+            `bert-jax finetune` (best model), local or in a bucket. Or a local directory: an output
+            of Transformers' `save_pretrained`, an encoder in the layout of sentence-transformers,
+            or a PEFT adapter whose base is local too. Classes of Transformers that can be read are
+            BERT, ELECTRA and the modern families of `formats.families` (with any head or none),
+            DistilBERT classifiers, and the translation classes of `formats.translators`. Heads are
+            ignored unless they are for pretraining, classification, tagging or span QA.
+        encoder_only: Whether to ignore the heads in Hugging Face's format, even damaged ones. The
+            transform that all heads of a modern family share is still read.
+        part: Name of the model if a pretraining run has several, such as the generator of
+            replaced-token detection. If empty, the first model is read.
 
     Raises:
-        UserError: `path` is none of these or is malformed; lists everything that does not fit.
+        UserError: `path` is none of these, or is malformed; lists everything that does not fit.
         DamagedCheckpointError: The work directory has checkpoints, but no intact one.
     """
     saved = None if scheme(path) is not None else _from_files(Path(path), encoder_only)
@@ -133,20 +133,20 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
 
 
 def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
-    """Read a run's tokenizer, refuse a changed one, and return it with its directory."""
+    """Read a run's tokenizer and return it with its directory; raise UserError if it changed."""
     files, config = place.local / "tokenizer", place.local / "config.json"
     tokenizer = load_tokenizer(files)
     run = read_json_object(config, max_bytes=MAX_CONFIG_BYTES) if config.is_file() else {}
     if run.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise UserError(
             f"{place.name}/tokenizer differs from its fingerprint in config.json: it is damaged or "
-            "was changed. Copy it again, from the corpus or from another copy of the run"
+            "was changed. Copy this directory from the corpus or from another copy of the run"
         )
     return tokenizer, files
 
 
 def read_finetuned(workdir: str | Path) -> SavedModel:
-    """Read the best model of a fine-tuning run, with raw outputs, as trained (see `in_units`)."""
+    """Read the best model of a fine-tuning run, with outputs as trained (see `in_units`)."""
     from bert_jax.artefacts.saved.runs import finetuned_checkpoint, read_reports
     from bert_jax.tasks.config import TaskConfig
     from bert_jax.tasks.opening import restore_task
@@ -185,9 +185,10 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
 
 
 def in_units(saved: SavedModel) -> SavedModel:
-    """Fold score scaling and temperature into the head, so that its outputs need no conversion.
+    """Fold the scaling of scores and the temperature into the head's weights.
 
-    As trained, a head predicts (score - mean) / deviation, or logits not divided by a temperature.
+    A head is trained to predict (score - mean) / deviation, or logits before the division by a
+    temperature. The new head predicts the scores themselves, or the divided logits.
     """
     task = saved.origin.task
     if task is None:
@@ -217,7 +218,7 @@ def _from_huggingface(
         return _translator(directory, found, made_by, where)
     if not is_read(found):
         raise unread(found, where=where)
-    config_from_huggingface(found, where=where)  # refuse the configuration before any missing file
+    config_from_huggingface(found, where=where)  # report a wrong config before a missing file
     tokenizer = load_tokenizer(directory)
     arrays = read_weights(directory, made_by)
     arrays = arrays if adapter is None else adapter.applied(arrays)
@@ -243,7 +244,7 @@ def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str
         if found.get(name) != wanted:
             raise UserError(
                 f"{where}: {name} is {found.get(name)!r:.80}; it must be {wanted}, the tokenizer's "
-                f"{role} token: targets begin with cls and end with sep"
+                f"{role} token, because targets begin with cls and end with sep"
             )
     return SavedModel(
         network.model, family.params(network, arrays), None, tokenizer, directory,
@@ -277,5 +278,5 @@ def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, files: Path) -> Non
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"{files}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model has "
-            f"embeddings for {vocab_size:,}; they belong to different models"
+            f"embeddings for {vocab_size:,}; the two belong to different models"
         )

@@ -25,20 +25,20 @@ Kind = Literal["pretrain", "finetune"]
 """Kind of a run, named after its verb; config.json has the field `kind` only for fine-tuning."""
 
 RUN_FORMAT = 2
-"""Format number in a run's config.json; rises when older checkpoints or records can't be read."""
+"""Format number in config.json; it rises when older runs can no longer be read."""
 _MAX_REPORT_BYTES = 1 << 26
 _PATIENCE = 5.0  # seconds for threads to end after an error
 
 STATISTICS = "statistics.json"
-"""File that a fine-tuning run writes once all its trials have ended, so the run is finished."""
+"""File that a fine-tuning run writes when all its trials have ended; it marks a finished run."""
 TRAIN_TEXTS = "train_texts.u64"
-"""File with the keys of a fine-tuning run's training texts, see `tasks.overlap`."""
+"""File with the hashes of a fine-tuning run's training texts, see `tasks.overlap`."""
 REPORT = "report.json"
 """File with the report on the model that a fine-tuning run has saved."""
 
 NO_MODEL = (
     "no run gave a finite score, so there is no model to save: all have diverged. Lower "
-    "optimizer.learning_rate or sweep.learning_rates, or look at the data, and choose another work "
+    "optimizer.learning_rate or sweep.learning_rates, or check the data, and choose another work "
     "directory"
 )
 _NO_CHECKPOINT = (
@@ -55,7 +55,7 @@ class FinetunedState(NamedTuple):
 
 
 def is_finetuning(workdir: Path) -> bool:
-    """Return true if a local directory holds a fine-tuning run; UserError for another format."""
+    """Return true if a directory holds a fine-tuning run; raise UserError for another format."""
     path = workdir / "config.json"
     if not path.is_file():
         return False
@@ -65,7 +65,7 @@ def is_finetuning(workdir: Path) -> bool:
 
 
 def is_run(place: Path | str) -> bool:
-    """Return true if a place is a run's work directory, not a model in a foreign format."""
+    """Return true if a directory or URL is to be read as a run, not as a foreign model."""
     if scheme(place) is not None:
         return True
     config = Path(place) / "config.json"
@@ -75,10 +75,10 @@ def is_run(place: Path | str) -> bool:
 
 
 def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
-    """Read a run's `config.json`: bert_jax (the version), config, and entries of its kind.
+    """Read a run's `config.json`: `bert_jax` (the version), `config`, and entries of its kind.
 
     Raises:
-        UserError: The file is missing, is no run's record, or has another kind or format.
+        UserError: The file is missing, is not a run's record, or has another kind or format.
     """
     path = workdir / "config.json"
     remedy = f"give the work directory of a `bert-jax {kind}` run"
@@ -105,19 +105,19 @@ def _check_format(path: Path, record: Mapping[str, Any]) -> None:
         raise UserError(
             f"{path} records a run in format {found} (version {record['bert_jax']}); this version "
             f"reads format {RUN_FORMAT}. Train the model again, or export it with the version that "
-            "trained it and give that export"
+            "trained it and use the export instead"
         )
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """Split WORKDIR@STEP into the work directory and the step; None if no step is named."""
+    """Split WORKDIR@STEP into work directory and step; without @STEP, the step is None."""
     workdir, sign, step = name.rpartition("@")
     if not sign or "/" in step:
         return name, None
     if not workdir or not (step.isascii() and step.isdigit()):
         raise UserError(
             f"{name!r} names no checkpoint; expected WORKDIR@STEP with the number of a saved step, "
-            "or WORKDIR (if its name has an @, also with the step)"
+            "or WORKDIR. A WORKDIR with an @ in its name needs the step"
         )
     return workdir, int(step)
 
@@ -125,10 +125,10 @@ def split_name(name: str) -> tuple[str, int | None]:
 def named_steps(work: WorkDir, step: int | None, last: int | None = 1) -> list[int]:
     """Return the named step or, if none is named, the `last` newest verified steps, ascending.
 
-    With `last` None, all saved steps are returned, verified or not.
+    If `last` is None, all saved steps are returned, verified or not.
 
     Raises:
-        UserError: The step is not saved, or fewer steps are verified; lists the saved steps.
+        UserError: `step` is not saved, or fewer than `last` steps are verified.
     """
     saved = saved_steps(work.checkpoints)
     if not saved:
@@ -143,8 +143,8 @@ def named_steps(work: WorkDir, step: int | None, last: int | None = 1) -> list[i
     verified = verified_steps(work.checkpoints)
     if len(verified) < last:
         raise UserError(
-            f"{work.name} has {len(verified)} checkpoints that were read back, but {last} are "
-            f"needed; saved steps: {there}. Name a step as {work.name}@STEP"
+            f"{work.name} has {len(verified)} verified checkpoints, but {last} are needed; saved "
+            f"steps: {there}. To use one of them, name it as {work.name}@STEP"
         )
     return verified[-last:]
 
@@ -193,10 +193,10 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
 
 
 def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the reports on the best model by split; empty if there is no report.
+    """Return the reports on a run's best model, by split; empty if there is no report.
 
-    `member` is the model's trial, as the checkpoint records it. A report on another trial is
-    ignored, because the run has not ended yet.
+    `member` is the trial of the best model, as the checkpoint records it. A report on another trial
+    is out of date and is ignored; the run has not ended yet.
     """
     path = workdir / REPORT
     if not path.is_file():
@@ -222,7 +222,7 @@ def staged(out: str | Path) -> Iterator[Path]:
     next call for the same `out` removes a directory that a killed process left behind.
 
     Raises:
-        UserError: `out` is not an empty directory, is in a bucket, or cannot be written.
+        UserError: `out` exists and is not an empty directory, is in a bucket, or is not writable.
     """
     if scheme(out) is not None:
         raise UserError(f"{out} is in a bucket; name a local directory, then copy the result there")

@@ -68,7 +68,7 @@ def test_an_export_is_whole_and_proven(source, tmp_path, capsys):
     assert "BertForSequenceClassification" in said
     assert "head 0.0e+00" in said
     assert "transformers: did not run" in said
-    ours = "only our own reading was compared"
+    ours = "only bert_jax's own reading was compared"
     missing = "not compared with the source: torch, transformers is not installed"
     assert f"source_class: did not run, {missing}; {ours}" in said
     assert {path.name for path in out.iterdir()} == FILES

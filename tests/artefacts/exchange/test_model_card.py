@@ -76,7 +76,7 @@ def test_it_says_which_evaluation_texts_were_seen():
     counts = {"examples": 3277, "short": 2, "seen": 1200, "half": 7, "whole": 5, "share": 0.1}
     report = {"evaluation": "glue:RTE", "corpus": "web", "ngram": 13, **counts}
     text = card(contamination=[report])
-    row = "| glue:RTE in web | 1,200 of 3,277 seen, 5 as a whole, 2 too short to be judged |"
+    row = "| glue:RTE in web | 1,200 of 3,277 seen, 5 in full, 2 too short to be judged |"
     assert row in text.split("## Contamination")[1]
 
 

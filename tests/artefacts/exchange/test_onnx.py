@@ -144,7 +144,7 @@ def test_the_proof_sees_another_model_and_a_damaged_graph(runtime, tmp_path):
     saved.params["head"]["bias"][0] += 0.01
     assert prove(saved, tmp_path, ROWS)["differences"]["head"] > 5e-3
     (tmp_path / "model.onnx").write_bytes(b"\x08\x0a\xff")
-    with pytest.raises(ProofFailedError, match=r"does not load model\.onnx"):
+    with pytest.raises(ProofFailedError, match=r"cannot load model\.onnx"):
         prove(saved, tmp_path, ROWS)
 
 

@@ -115,5 +115,5 @@ def test_a_generator_that_no_class_computes_is_not_recommended():
 def test_adapters_recommend_no_format_by_name(monkeypatch, tmp_path):
     made = small_saved("classification", **POOLED)
     monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: made)
-    with pytest.raises(UserError, match="Export the whole model in another format"):
+    with pytest.raises(UserError, match="Export the full model in another format"):
         export("run", "peft", tmp_path / "out")

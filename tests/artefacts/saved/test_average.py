@@ -188,7 +188,7 @@ def test_what_cannot_be_averaged(runs, tmp_path):
     assert "is one checkpoint; an average takes two or more" in refused([a], out)
     assert "a@6 is named twice" in refused([a, f"{a}@6"], out)
     assert "no checkpoint of step 3; saved steps: 2, 4, 6" in refused([a, f"{a}@3"], out)
-    assert "has 3 checkpoints that were read back" in refused([a], out, last=4)
+    assert "has 3 verified checkpoints" in refused([a], out, last=4)
     assert "names its step, so --last 2" in refused([f"{a}@6"], out, last=2)
     assert "--last is 0" in refused([a], out, last=0)
     assert "--decay is 0.5, but --method is mean" in refused([a], out, last=2, decay=0.5)

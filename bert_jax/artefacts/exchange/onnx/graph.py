@@ -15,17 +15,17 @@ from bert_jax.model.rotation import frequencies, sinusoids, thetas
 from bert_jax.model.task_heads import RELATION_WIDTH, SLOPE, has_transform
 
 OPSET, IR_VERSION = 20, 9
-"""ONNX versions: the first opset with Gelu, and the file version of that release."""
+"""ONNX versions: 20 is the first opset with Gelu; 9 is the file version of that ONNX release."""
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 _ROWS: list[str | int] = ["batch", "length"]
 VECTORS = "sentence_embedding"
-"""Name of the output that has an embedding model's vectors."""
+"""Name of the output with the text vectors of an embedding model."""
 Outputs = dict[str, list[str | int]]
-"""Axes of a graph's outputs, by name of the output."""
+"""Shape of each output, by the output's name; an axis of any size is a string, such as "batch"."""
 
 
 class Graph:
-    """Graph under construction. Methods take and return values as names of node outputs."""
+    """Builder of an ONNX graph. Methods take and return the outputs of nodes by their names."""
 
     def __init__(self, onnx: Any, saved: SavedModel) -> None:
         self.onnx, self.saved, self.config = onnx, saved, saved.config
@@ -34,14 +34,14 @@ class Graph:
         self.num_bytes = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Add a node with one output, called `name`; None: a name made of kind and number."""
+        """Add a node with one output; return its name, by default `kind` and the node's number."""
         name = name or f"{kind}_{len(self.nodes)}"
         node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.nodes.append(node)
         return name
 
     def weight(self, name: str, value: Any) -> str:
-        """Add a weight unless its name exists; Python numbers become float32 or int64."""
+        """Add a weight if its name is new; Python floats become float32, and integers int64."""
         if name not in self.weights:
             kinds: dict[type, Any] = {float: np.float32, int: np.int64, list: np.int64}
             array = np.asarray(value, kinds.get(type(value)), order="C")
@@ -50,7 +50,7 @@ class Graph:
         return name
 
     def shape(self, x: str, *sizes: int) -> str:
-        """Reshape `x`: size 0 keeps an axis, -1 is inferred."""
+        """Reshape `x`. Size 0 keeps the size of an axis, and -1 is inferred."""
         name = "shape_" + "_".join(map(str, sizes)).replace("-", "m")
         return self.op("Reshape", x, self.weight(name, list(sizes)))
 
@@ -63,7 +63,7 @@ class Graph:
         *,
         num_inputs: int = 1,
     ) -> str:
-        """Compute `x @ kernel`, plus any bias; the kernel's first `num_inputs` axes are inputs."""
+        """Compute `x @ kernel` plus any bias; `num_inputs` counts the kernel's input axes."""
         kernel = np.asarray(params["kernel"])
         matrix = kernel.reshape(math.prod(kernel.shape[:num_inputs]), -1)
         inputs = x, self.weight(f"{path}.kernel", matrix)
@@ -113,7 +113,7 @@ class Graph:
         )
 
     def outputs(self) -> Outputs:
-        """Add all nodes; return the outputs."""
+        """Add all nodes of the encoder and its heads; return the outputs."""
         config, params = self.config, jax.tree.map(np.asarray, self.saved.params)
         encoder = params["encoder"]
         x, table = self.embeddings(encoder["embeddings"])
@@ -159,7 +159,7 @@ class Graph:
         return outputs
 
     def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the embedded tokens and the table of token embeddings."""
+        """Return the embedded tokens (B, L, D) and the table of token embeddings."""
         table = self.weight("embeddings.token", params["token"][: self.config.vocab_size])
         x, config = self.op("Gather", table, "input_ids"), self.config
         if config.scale_embeddings:
@@ -182,7 +182,7 @@ class Graph:
         return x, table
 
     def places(self) -> str:
-        """Return the positions (L,) of the tokens in their rows, as float32."""
+        """Return the token positions 0 to L - 1, as float32 (L,)."""
         if "places" not in {node.name for node in self.nodes}:
             length = self.op("Shape", "input_ids", start=1, end=2)
             length = self.op("Squeeze", length, self.weight("axis_0", [0]))
@@ -191,7 +191,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return a mask (B, 1, 1, L) or (B, 1, L, L) for each letter of a layer kind."""
+        """Return the masks of global (G) and local (L) layers: (B, 1, 1, L) and (B, 1, L, L)."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:
@@ -203,9 +203,9 @@ class Graph:
         return masks
 
     def rotations(self) -> dict[str, tuple[str, str]]:
-        """Return rotary cosines and sines (L, 1, K) for each letter of a layer kind.
+        """Return rotary cosines and sines (L, 1, K) for global (G) and local (L) layers.
 
-        In a head's first half the angles are negated, as `rotate` needs them.
+        In the first half of the K dimensions the angles are negated, as `rotate` needs them.
         """
         if self.config.positions != "rope":
             return {}
@@ -219,7 +219,7 @@ class Graph:
         return found
 
     def rotate(self, x: str, cos: str, sin: str) -> str:
-        """Rotate the pairs (i, i + K/2) of every head of `x` (B, L, H, K)."""
+        """Rotate the pairs of dimensions (i, i + K/2) in every head of `x` (B, L, H, K)."""
         halves = np.arange(self.config.head_dim).reshape(2, -1)[::-1].reshape(-1)
         others = self.op("Gather", x, self.weight("halves_swapped", halves), axis=3)
         return self.op("Add", self.op("Mul", x, cos), self.op("Mul", others, sin))
@@ -266,7 +266,7 @@ class Graph:
         return self.affine(self.activation(up, kind), f"{path}.down", params["down"])
 
     def transform(self, x: str, path: str, params: Mapping[str, Any]) -> str:
-        """Apply the linear map, activation and any norm before a masked-LM or fine-tuning head."""
+        """Apply the layer before a masked-LM or fine-tuning head: map, activation and any norm."""
         kind = self.config.head_activation or self.config.activation
         x = self.activation(self.affine(x, f"{path}.dense", params["dense"]), kind)
         return self.norm(x, f"{path}.norm", params["norm"]) if "norm" in params else x
@@ -292,7 +292,7 @@ class Graph:
         return self.op("Div", self.weighted(x, counted), number, name=name)
 
     def embedding(self, x: str, params: Mapping[str, Any]) -> str:
-        """Add the output `sentence_embedding` (B, D), the vectors pooled from the last states."""
+        """Add the output `sentence_embedding` (B, D): text vectors, pooled from last states."""
         embedding = self.saved.embedding
         assert embedding is not None
         name = None if embedding.normalize else VECTORS
@@ -310,7 +310,7 @@ class Graph:
         return self.op("Div", vectors, self.op("Sqrt", squares), name=VECTORS)
 
     def token_weights(self, x: str, params: Mapping[str, Any]) -> str:
-        """Return token weights (B, L): 1 for the last token, or learned."""
+        """Return pooling weights (B, L): 1 for the last token, 0 for others; or learned ones."""
         assert self.saved.embedding is not None
         axis = self.weight("axis_1", [1])
         if self.saved.embedding.pooling == "last":
@@ -326,7 +326,7 @@ class Graph:
         return self.op("Softmax", scores, axis=-1)
 
     def weighted(self, x: str, weights: str, name: str | None = None) -> str:
-        """Return the sums (B, D) of states (B, L, D), weighted by (B, L)."""
+        """Return sums (B, D) over the tokens of states (B, L, D), with weights (B, L)."""
         weights = self.op("Unsqueeze", weights, self.weight("axis_2", [2]))
         products = self.op("Mul", x, weights)
         return self.op("ReduceSum", products, self.weight("axis_1", [1]), keepdims=0, name=name)
@@ -385,7 +385,7 @@ class Graph:
 
 
 def logit_names(saved: SavedModel) -> dict[str, str]:
-    """Return the output name of each pretraining head."""
+    """Return the output name of each pretraining head that a model has."""
     names = {head: name for name, head in LOGITS.items()}
     parts = [part for part in ("mlm", "nsp", "rtd") if part in saved.params]
     return names if names.keys() <= set(parts) else dict.fromkeys(parts, "logits")

@@ -1,15 +1,15 @@
 """Export as an ONNX graph of standard operators (opset 20), for any batch size and length.
 
-An encoder is one fixed graph, so this package builds it node by node from our parameters, with the
-input and output names that Hugging Face's tools expect:
+This package builds the graph of an encoder node by node from our parameters. Inputs and outputs
+have the names that Hugging Face's tools expect:
 
     session = onnxruntime.InferenceSession("DIR/model.onnx")
     session.run(["logits"], {"input_ids": ..., "token_type_ids": ..., "attention_mask": ...})
 
 A model without token types has no input `token_type_ids`.
 
-The export needs `onnx`, the proof `onnxruntime` (pip install 'bert_jax[onnx]'). `quantize` replaces
-a proven graph with one of 8-bit weights, and measures the cost in accuracy.
+The export needs `onnx`, and the proof needs `onnxruntime` (pip install 'bert_jax[onnx]').
+`quantize` replaces a proven graph with a graph of 8-bit weights, and measures the loss of accuracy.
 """
 
 import logging
@@ -30,17 +30,17 @@ from bert_jax.terminal import markdown_table
 
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 _MAX_INLINE_BYTES = 1_800_000_000
-"""Limit above which weights get a second file; the graph's file must stay under 2 GiB."""
+"""Size above which weights go to a second file, because the graph's file must be below 2 GiB."""
 
 
 def write(saved: SavedModel, out: Path) -> None:
     """Write `model.onnx` and the files of `write_description`.
 
-    Rows must be padded on the right: a token's position is its index in the row. Weights beyond
-    1.8 GB go to `model.onnx.data` beside the graph.
+    Rows must be padded on the right, because a token's position is its index in the row. If the
+    weights exceed 1.8 GB, they go to `model.onnx.data` beside the graph.
 
     Raises:
-        UserError: A package is not installed, or the format cannot express the tokenizer.
+        UserError: A package is missing, or Hugging Face's format cannot express the tokenizer.
     """
     onnx, _ = _packages()  # fail now if the proof's package is missing
     write_description(saved, out)
@@ -57,7 +57,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Run the graph in onnxruntime on the CPU and compare outputs.
 
     Returns:
-        The entries of `compare_shapes`, and `versions`.
+        The entries of `compare_shapes`, and the `versions` of the packages and the operators.
     """
     onnx, runtime = _packages()
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
@@ -68,13 +68,13 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
     """Load the graph in a directory as a function from a batch to the outputs of `logits_of`.
 
     Raises:
-        ProofFailedError: The graph does not load, or, when called, does not run.
+        ProofFailedError: The graph cannot be loaded. The function raises it if a run fails.
     """
     _, runtime = _packages()
     try:
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has a dozen error types
-        raise proof.ProofFailedError(f"onnxruntime does not load {GRAPH}: {error}") from error
+    except Exception as error:  # onnxruntime raises a dozen types
+        raise proof.ProofFailedError(f"onnxruntime cannot load {GRAPH}: {error}") from error
     names = [output.name for output in session.get_outputs()]
     names_of = {"hidden": "last_hidden_state", "pooled": "pooler_output", "embedding": VECTORS}
     names_of |= logit_names(saved) | ({} if saved.head is None else {"head": "logits"})
@@ -97,7 +97,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
 
 
 _LOADING = """\
-With onnxruntime, numpy and tokenizers, `DIR` being this directory:
+With onnxruntime, numpy and tokenizers, where `DIR` is this directory:
 
 ```python
 import numpy as np
@@ -134,13 +134,13 @@ def _packages() -> tuple[Any, Any]:
 
 
 def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Replace float32 matrices with int8 matrices, and compare outputs with the source.
+    """Replace the float32 matrices of a written graph by int8, and compare outputs with the source.
 
-    ONNX Runtime's quantizer gives each matrix one scale, and activations are quantized at run time
-    (dynamic quantization). The new graph replaces the proven one in `out`.
+    ONNX Runtime's quantizer gives each matrix one scale; activations are quantized when the graph
+    runs (dynamic quantization). The new graph replaces the proven graph in `out`.
 
     Returns:
-        `kind`, `bytes` before and after, and the entries of `cost`.
+        `kind`, the file's `bytes` before and after, and the entries of `cost`.
 
     Raises:
         UserError: The weights of the graph are in a second file.
@@ -151,8 +151,8 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
     graph, small = out / GRAPH, out / f"int8-{GRAPH}"
     if (out / DATA).exists():
         raise UserError(
-            f"{saved.name}: the weights are more than 1.8 GB and lie in {DATA}; --quantize needs "
-            "weights inside the graph's file"
+            f"{saved.name}: the weights exceed 1.8 GB and are in {DATA}, but --quantize needs them "
+            "in the graph's file. Export without --quantize"
         )
     before, level = graph.stat().st_size, logging.root.manager.disable
     logging.disable(logging.WARNING)  # hides the quantizer's advice to optimise image models first
@@ -170,12 +170,12 @@ def cost(
     rows: Sequence[Sequence[int]],
     run: Callable[[proof.Batch], Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
-    """Measure how far a program differs from its source, without a tolerance.
+    """Measure how far the outputs of a program differ from those of its source.
 
     Returns:
-        `differences`: the largest per output. `equal_predictions`: the share of equal classes,
-        tags, tokens or positions or, for vectors, of equal nearest neighbours. `cosine`: the
-        smallest cosine between two vectors or two states.
+        `differences` has the largest absolute difference of each output. `equal_predictions` has
+        the fraction of equal classes, tags, tokens or positions or, for text vectors, of equal
+        nearest neighbours. `cosine` has the smallest cosine between the two vectors or states.
     """
     outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):
@@ -210,7 +210,7 @@ def cost(
 
 
 def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return one row per output: name, largest difference, equal predictions, lowest cosine."""
+    """Return, for each output: name, largest difference, equal predictions, smallest cosine."""
     equal, cosines = found["equal_predictions"], found["cosine"]
     return [
         (
@@ -224,12 +224,13 @@ def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def said_of(found: Mapping[str, Any]) -> str:
-    """Describe the cost of 8 bits, for the model card."""
-    head = ("output", "largest difference", "equal predictions", "least cosine")
+    """Describe the loss of accuracy by quantization, for the model card."""
+    head = ("output", "largest difference", "equal predictions", "smallest cosine")
     lines, sizes = markdown_table([head, *table(found)]), found["bytes"]
     return (
-        f"Then the matrices were quantized to {found['kind']}: {sizes['before']:,} bytes became "
-        f"{sizes['after']:,}. On the same texts, against the source:\n\n{lines}\n\n"
+        f"Then the matrices were quantized to {found['kind']}. The file shrank from "
+        f"{sizes['before']:,} to {sizes['after']:,} bytes. On the same texts, the quantized model "
+        f"compares with the source as follows:\n\n{lines}\n\n"
     )
 
 
@@ -243,7 +244,7 @@ def _cosine(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _nearest(vectors: np.ndarray) -> np.ndarray:
-    """Return the index of the most similar other vector for each of the vectors (N, D)."""
+    """Return, for each of the vectors (N, D), the index of the most similar other vector."""
     vectors = unit(vectors)
     similar = vectors @ vectors.T
     np.fill_diagonal(similar, -np.inf)
