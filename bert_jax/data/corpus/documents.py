@@ -42,20 +42,11 @@ class ReadOptions:
     line_documents: bool = False
     """Whether each line of a text file is a document; otherwise blank lines separate documents."""
     newline_only: bool = False
-    r"""Whether only \n and \r\n end a line of a text file, and a lone \r does not.
-
-    Two files that are aligned line by line must be read in this way.
-    """
+    r"""Whether only \n and \r\n end lines of a text file; files aligned line by line need this."""
     max_line_bytes: int = 16 << 20
-    """Longest allowed line, in bytes.
-
-    A longer line usually means that the file is binary or that line ends are missing.
-    """
+    """Longest allowed line in bytes; longer lines usually mean a binary file, or no line ends."""
     max_document_chars: int = 64 << 20
-    """Longest allowed document, in characters.
-
-    A longer document usually means that the file has no blank lines.
-    """
+    """Longest allowed document in characters; longer ones usually mean a lack of blank lines."""
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of a row that `keep` names."""
@@ -144,10 +135,7 @@ class Source(ABC):
         return {"name": self.name, "state": self.state, "part": self.part, "options": options}
 
     def record(self) -> dict[str, Any]:
-        """Return the entry for `corpus.json` that identifies the content.
-
-        Call this after the source was read: only then are the digest and some sizes known.
-        """
+        """Return the entry of `corpus.json` that identifies the content; call it after reading."""
         found: dict[str, Any] = {"name": self.name, self.unit: self.size}
         if self._sha256:
             found["sha256"] = self._sha256

@@ -80,10 +80,7 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
             place = f"{constants.ENDPOINT}/datasets/{repo}, then log in with `hf auth login`"
             said = f"access needs the owner's permission: ask for it at {place}"
         elif isinstance(error, errors.RepositoryNotFoundError):
-            said = (
-                f"the Hub has no data set {repo}, or the data set is private. To read a private "
-                "data set, log in with `hf auth login`"
-            )
+            said = f"the Hub has no data set {repo}, or it is private: log in with `hf auth login`"
         elif isinstance(error, errors.RevisionNotFoundError):
             said = f"the Hub has the data set {repo}, but not this branch, tag or commit"
         raise UserError(f"{spec}: {said}") from error
@@ -92,10 +89,7 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
 def _by_card(
     spec: str, configs: Sequence[Mapping[str, Any]], config: str, split: str, present: Sequence[str]
 ) -> list[str] | None:
-    """Return the files that the card lists for a configuration and split.
-
-    The result is None if the card lists no files for any configuration.
-    """
+    """Return the files that the card lists for a configuration and split; None if it lists none."""
     by_name = {str(each.get("config_name")): each for each in configs if "data_files" in each}
     if not by_name:
         return None

@@ -26,10 +26,7 @@ from bert_jax.files.urls import file_state, is_url
 
 
 class ParquetSource(Source):
-    """A text column of a parquet file.
-
-    If `part` is set, only these row groups are read. Reading needs pyarrow.
-    """
+    """A text column of a parquet file; if `part` is set, of these row groups. Needs pyarrow."""
 
     options: ReadOptions
 

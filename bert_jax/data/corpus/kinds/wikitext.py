@@ -1,7 +1,4 @@
-"""Conversion of wikitext to running text.
-
-A time limit applies, since the time for parsing may be quadratic in the length of an article.
-"""
+"""Conversion of wikitext to running text, with a time limit for articles that are slow to parse."""
 
 import json
 import signal
