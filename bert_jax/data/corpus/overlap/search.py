@@ -60,7 +60,7 @@ class Report:
     """Smallest number of words that a text must have to be searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return by split the fraction of each example's n-grams in the corpus; NaN if too short."""
+        """Return by split each example's fraction of n-grams in the corpus; NaN if too short."""
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
@@ -165,7 +165,7 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the fraction of an example's n-grams seen; NaN without n-grams or for unknown texts."""
+    """Return the seen fraction of an example's n-grams; NaN without n-grams or if unknown."""
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
