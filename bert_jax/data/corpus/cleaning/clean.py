@@ -81,11 +81,11 @@ class CleaningConfig:
     language_threshold: float = 0.8
     """Lowest probability of `language` at which a document is kept."""
     duplicates: bool = False
-    """Whether to drop documents with an earlier document's words; the next two fields imply this."""
+    """Whether to drop documents with an earlier document's words; the next two fields imply it."""
     duplicate_paragraphs: bool = False
     """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Lowest Jaccard similarity (of word 5-shingles) of near-duplicates to drop; None drops none."""
+    """Lowest Jaccard similarity (word 5-shingles) of near-duplicates to drop; None drops none."""
     without: tuple[str, ...] = ()
     """Evaluation texts (see `read_evaluation`); paragraphs that share an n-gram are left out."""
 

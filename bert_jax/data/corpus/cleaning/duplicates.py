@@ -253,7 +253,7 @@ def _ranges(num_entries: int) -> list[tuple[int, int]]:
 
 
 def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find equal or similar documents in a range, and write a file of row pairs (later, earlier)."""
+    """Find equal or similar documents in a range; write a file of row pairs (later, earlier)."""
     keys, places = work.entries("document", span)
     documents, local = np.unique(places[:, 0], return_inverse=True)
     tasks, rows = work.locate(documents)

@@ -35,7 +35,7 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
 
 
 def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
-    """Return the largest fraction of characters that one n-gram has; 0 if no n-gram is repeated.
+    """Return the largest fraction of characters that one n-gram makes up; 0 if none is repeated.
 
     `hashes`, (n,) uint64, and `lengths`, (n,) int64, are the words' hashes and character counts.
     """

@@ -257,7 +257,7 @@ def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
     ("line", "message"),
     [
         ('{"text": "a"}', r"a\.jsonl, document 121: no field 'lang', which --by-column names"),
-        ('{"text": "a", "lang": "../x"}', "'lang' is '../x', which is no name of a corpus"),
+        ('{"text": "a", "lang": "../x"}', "'lang' is '../x', which cannot name a corpus"),
     ],
 )
 def test_bad_fields(by_language, tmp_path, line, message):
