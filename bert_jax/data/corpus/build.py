@@ -168,7 +168,7 @@ def build_corpora(
     """
     begin = time.perf_counter()
     engine = engine or Engine()
-    get_splitter(recipe.splitter)  # raises early if it is missing
+    get_splitter(recipe.splitter)  # raises an error early if the splitter is missing
     options = options or ReadOptions()
     wanted = (*options.keep, recipe.by_field, *itertools.chain(*FIELDS.values()))
     options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))

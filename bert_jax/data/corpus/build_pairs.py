@@ -29,7 +29,7 @@ from bert_jax.hashing import hash_u64
 from bert_jax.tasks.examples import Origin
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-_SHOWN = 3  # places named for each kind of finding
+_SHOWN = 3  # number of places named for each kind of finding
 _MOST_CHANGED = 0.05
 _MANY_EQUAL = 0.01
 
@@ -236,7 +236,7 @@ class _Part:
         self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
-        """Add the pairs of a block that `chosen`, (n,) bool, marks."""
+        """Write the chosen pairs, (n,) bool, except those with an empty side or dropped repeats."""
         filled = (block.lengths > 0).all(axis=1)
         self.empty.add(block.name, block.numbers[chosen & ~filled])
         chosen = chosen & filled
@@ -257,7 +257,7 @@ class _Part:
 
     def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
         targets = self.counts[1].copy()
-        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # ends each target
+        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # it ends each target
         write_manifest(
             self.path,
             [self.writer.finish()],

@@ -28,7 +28,7 @@ class Document(NamedTuple):
     number: int
     """Position, from 1, among the non-empty documents of the source (or of the part it reads)."""
     fields: Mapping[str, Any] = NO_FIELDS
-    """Further fields, such as a language. `ReadOptions.keep` or the file format determines them."""
+    """Further fields, such as a language, as determined by `ReadOptions.keep` or the file format."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ReadOptions:
     """Settings for reading sources."""
 
     field: str = "text"
-    """Field of a JSON line, parquet row or TFDS example that holds the text."""
+    """Name of the field that holds the text: a JSON key, a column of a table, or a TFDS feature."""
     keep: tuple[str, ...] = ()
     """Names of further fields that are copied to the document if its row has them."""
     line_documents: bool = False
@@ -56,8 +56,8 @@ class ReadOptions:
 class Source(ABC):
     """A source of text, such as a file or a data set.
 
-    `size` is the amount of data, and `bytes_read` is how much of it has been read. Both count bytes
-    as stored (compressed or not), or examples if `unit` says so.
+    `size` is the amount of data, and `bytes_read` is how much of the data has been read. Both are
+    counted in `unit`: bytes of the stored (perhaps compressed) file, or examples.
     """
 
     unit = "bytes"
@@ -105,13 +105,13 @@ class Source(ABC):
     def divided(self, size: int) -> Sequence["Source"]:
         """Divide the source into sources of about `size` bytes each.
 
-        Only the text at the cuts is read. The result is the source itself if it cannot be divided
-        because it must be read from its beginning.
+        Only the text at the cuts is read. A source that can only be read from its beginning is not
+        divided: the result has one item.
         """
         return [self]
 
     def head(self, size: int) -> "Source":
-        """Return a source of the first documents, about `size` bytes and at least one document."""
+        """Return a source of about the first `size` bytes (or examples), at least one document."""
         return _Head(self, size)
 
     def _of(self, part: tuple[int, int], size: int) -> "Source":
@@ -166,7 +166,7 @@ class _Head(Source):
 
 
 def paragraphs(text: str) -> str:
-    """Return the paragraphs of a text, stripped and without blank ones, joined by newlines."""
+    """Return the paragraphs (non-blank lines) of a text, stripped and joined by newlines."""
     return "\n".join(filter(None, map(str.strip, text.splitlines())))
 
 
@@ -193,7 +193,7 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 
 
 def missing_field(field: str, present: list[str]) -> str:
-    """Return the error message for a missing field: the fields present and the nearest name."""
+    """Return the error message for a missing field: fields present, and the nearest name."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
     hint = suggestion(field, present)
     return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

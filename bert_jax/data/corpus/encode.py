@@ -112,7 +112,7 @@ def encode_block(block: bytes) -> EncodedBlock:
     tokenizer, split = _worker
     documents = block.split(b"\n\n")
     sentences: list[str] = []
-    ends: list[int] = []  # of each document in `sentences`
+    ends: list[int] = []  # end of each document in `sentences`
     for document in documents:
         for paragraph in document.decode().split("\n"):
             sentences += split(paragraph)
@@ -172,7 +172,7 @@ def _cut(
     )
     sentence = np.repeat(np.arange(lengths.size), pieces)
     number = np.arange(sentence.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    before = number * lengths[sentence] // pieces[sentence]  # tokens of the sentence
+    before = number * lengths[sentence] // pieces[sentence]  # tokens before the piece
     starts = (np.cumsum(lengths) - lengths)[sentence] + before
     words = np.append(np.flatnonzero(~continues_word[tokens]), tokens.size)
     moved = words[np.searchsorted(words, starts)]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 LIMIT = 1_000_000
-"""Bound below which all numbers can be spelled."""
+"""Exclusive upper bound of the numbers that can be spelled."""
 
 _UNITS = (
     "zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze",

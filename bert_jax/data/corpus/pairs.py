@@ -135,7 +135,7 @@ def _text(value: Any, column: str, where: str) -> str:
 
 
 def _one_file(name: str) -> str:
-    """Return the one file that `name`, which may be a glob, matches."""
+    """Return the only file that `name`, a path or a glob, matches."""
     names = match_files(name)
     if len(names) > 1:
         raise UserError(

@@ -36,7 +36,7 @@ class Recipe:
     tokenizer: Tokenizer
     """Picklable tokenizer; each process gets a copy."""
     heldout_rate: float = 0.01
-    """Share of the documents to hold out, at least 0 and below 1."""
+    """Fraction of the documents to hold out, at least 0 and below 1."""
     splitter: str = "fast"
     """Sentence splitter: `fast`, `lines` or `syntok`."""
     by_field: str = ""
@@ -76,7 +76,7 @@ class Written:
 
 
 def check_rate(heldout_rate: float) -> None:
-    """Raise a UserError unless the share is at least 0 and below 1."""
+    """Raise a UserError unless the rate is at least 0 and below 1."""
     if not 0 <= heldout_rate < 1:
         raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
 

@@ -61,8 +61,8 @@ def split_fast(paragraph: str) -> list[str]:
     """Split a paragraph into sentences by punctuation, at 40 to 50 MB/s of English on one core.
 
     The splitter uses rules, not a model. A terminator (of any of several scripts) ends a sentence
-    unless an initial, a title or another abbreviation precedes it, or lower case follows. The
-    periods in decimals, versions and host names never end one, since no white space follows.
+    unless an initial, a title or another abbreviation precedes it, or lower case follows. Periods
+    in decimals, versions and host names never end a sentence, since no white space follows.
 
     Sentences are stripped and not empty. Together they hold every non-space character.
     """

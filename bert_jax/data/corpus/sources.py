@@ -76,7 +76,7 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
     except (*errors.HfHubHTTPError.__bases__, errors.HFValidationError) as error:
         reason = (f"{error}".splitlines() or [""])[0][:200]
         said = f"the request to {constants.ENDPOINT} failed: {type(error).__name__}: {reason}"
-        if isinstance(error, errors.GatedRepoError):  # a kind of RepositoryNotFoundError
+        if isinstance(error, errors.GatedRepoError):  # first: also a RepositoryNotFoundError
             place = f"{constants.ENDPOINT}/datasets/{repo}, then log in with `hf auth login`"
             said = f"access needs the owner's permission: ask for it at {place}"
         elif isinstance(error, errors.RepositoryNotFoundError):
@@ -254,7 +254,7 @@ def _open(name: str, options: ReadOptions) -> Source:
         return FileSource(name, options, is_json=True)
     if kind == ".parquet" == Path(name).suffix.lower():
         return ParquetSource(name, options)
-    is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # log.1, part.00017
+    is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # numbered, such as part.00017
     if is_text or _LANGUAGE_SUFFIX.fullmatch(kind):
         return FileSource(name, options)
     raise UserError(f"{name}: files named *{kind} are not read. Sources are {_SUPPORTED}.")

@@ -38,7 +38,7 @@ def worker_count(asked: int | None) -> int:
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Divide items, in their order, into lists; each list ends when its size reaches `limit`."""
+    """Divide items, in order, into lists; a list ends once its items' sizes sum to `limit`."""
     group: list[T] = []
     total = 0
     for item in items:
@@ -52,7 +52,7 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 
 
 def progress_bar(total: int, description: str, shown: bool) -> tqdm:
-    """Make a progress bar of bytes on standard error, hidden if that is not a terminal."""
+    """Make a progress bar of bytes on standard error; the bar is hidden if there is no terminal."""
     hidden = not (shown and sys.stderr.isatty())
     return tqdm(total=total, unit="B", unit_scale=True, desc=description, disable=hidden)
 
@@ -65,7 +65,7 @@ def _work(
     signal.signal(signal.SIGTERM, _leave)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        # A parent that was killed cannot stop this worker, so that a thread watches the parent.
+        # A parent that was killed cannot stop this worker, so a thread watches the parent.
         def follow() -> None:
             parent.join()
             os._exit(1)

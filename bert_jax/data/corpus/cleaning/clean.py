@@ -34,7 +34,7 @@ from bert_jax.errors import UserError, needs_package, suggestion
 from bert_jax.files.staging import replace_file, staged_file
 
 _MAX_CHARS = 1000
-"""Number of leading characters that identify the language, which is as slow as tokenizing."""
+"""Number of leading characters that identify the language; identifying is as slow as tokenizing."""
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
 def identify(text: str) -> tuple[str, float]:
     """Return the language of a text's first 1,000 characters, and its probability.
 
-    The language is an ISO 639-1 code, or a code from another part of ISO 639 if there is none.
+    The language is an ISO 639-1 code or, if ISO 639-1 has none, a code of another part of ISO 639.
     """
     language, probability = _identifier()[0](text[:_MAX_CHARS])
     return str(language), float(probability)
@@ -172,7 +172,7 @@ class CleaningReport:
             self._keep(reason, [sample])
 
     def merge(self, other: Mapping[str, Any]) -> None:
-        """Add the counts and samples of another report, given as a mapping from its field names."""
+        """Add the counts and samples of another report, given as a mapping of its fields."""
         self.documents.update(other["documents"])
         self.lines.update(other["lines"])
         for reason, samples in other["samples"].items():
@@ -328,7 +328,7 @@ class Cleaner:
         return "\n".join(kept)
 
     def _unwanted(self, text: str) -> Dropped | None:
-        """Return why a document is dropped, by a filter or for its language; None if it stays."""
+        """Return why a document is dropped, by a filter or for its language; None if it is kept."""
         prose = Prose(text)
         for name, each in self._filters.items():
             if reason := each.reason(prose):

@@ -1,8 +1,8 @@
 """Search for duplicates, between the first and the second reading of the tasks.
 
 In the first reading, a scan of each task writes the signatures of the documents that pass the
-filters into a directory of arrays. The arrays are an index sorted by key (a hash), so that a range
-of keys can be read in few steps.
+filters into a directory of arrays. The arrays are an index sorted by key (a hash), so that reading
+a range of keys takes few reads.
 
 The search divides all keys into ranges. For each range, a worker reads the entries of all scans,
 finds pairs of documents with equal keys, and compares these documents; memory holds one range.
@@ -207,7 +207,7 @@ class _Work:
             self.document_keys += len(scan.document_keys)
             self.paragraph_keys += len(scan.paragraph_keys)
         self.bases = np.cumsum(rows)
-        """(tasks + 1,), number of rows in the tasks before each task; the last entry counts all."""
+        """(tasks + 1,), number of rows in the tasks before each task; the last entry is the total."""
 
     def scan(self, task: int) -> Scan:
         """Return the scan of a task."""
@@ -240,7 +240,7 @@ class _Work:
         return key[order], place[order]
 
 
-@functools.lru_cache(32)  # a memory map holds a file descriptor
+@functools.lru_cache(32)  # few, since a memory map holds a file descriptor
 def _opened(path: Path, stamp: int) -> Scan:
     return open_scan(path)
 

@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, suggestion
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the fraction of lines (or of `characters`) that repeat an earlier line."""
+    """Return the fraction of lines (with `characters`, of characters) that repeat earlier lines."""
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:
@@ -272,7 +272,7 @@ def _resolve(spec: str) -> Iterator[tuple[str, Filter | None]]:
         yield from ((each, FILTERS.get(each)) for each in names)
         return
     if name not in FILTERS:
-        raise UserError(f"--filter {spec!r}: {name} has no bounds; only single filters have them.")
+        raise UserError(f"--filter {spec!r}: {name} has no bounds; only a filter has bounds.")
     low, colon, high = bounds.partition(":")
     try:
         values = float(low or -math.inf), float(high or math.inf)

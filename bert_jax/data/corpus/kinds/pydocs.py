@@ -179,7 +179,7 @@ def _blocks(text: str) -> list[str]:
         else:
             for pattern in (_BULLET, _NAMED):
                 match = pattern.match(line)
-                # Inside a paragraph, "name: " opens an entry only at its first line's indent.
+                # Inside a paragraph, "name: " begins an entry only at the paragraph's indent.
                 if match and (
                     pattern is _BULLET or not block or _indent(line) == _indent(block[0])
                 ):
@@ -207,8 +207,8 @@ PACKAGES = tuple(_NAMES.split())
 packages are not read, so that the same versions give the same corpus on every machine."""
 
 MIN_SENTENCES = 4
-"""Smallest number of sentences in a document. A class with fewer is added to the document of the
-enclosing class or module; any other document with fewer is left out."""
+"""Smallest number of sentences in a document. A class with fewer sentences is added to the document
+of the enclosing class or module; any other document with fewer is left out."""
 
 _LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages"}
 _LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
@@ -274,7 +274,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Return the paragraphs that are new, adding them to `seen`; "" if they are too few."""
+    """Return the paragraphs that are not in `seen`, and add them; "" if sentences are too few."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)
@@ -321,9 +321,9 @@ def _read_files(paths: list[str]) -> list[_Paragraphs]:
         data = Path(path).read_bytes()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escape sequences
+                warnings.simplefilter("ignore")  # about invalid escape sequences
                 tree = ast.parse(data)
-        except (SyntaxError, ValueError, RecursionError):  # templates, Python 2
+        except (SyntaxError, ValueError, RecursionError):  # such as templates or Python 2
             continue
         documents += _module_documents(data.decode("utf-8", "replace"), tree)
     return documents

@@ -26,7 +26,7 @@ from bert_jax.files.urls import file_state, is_url
 
 
 class ParquetSource(Source):
-    """A text column of a parquet file; if `part` is set, of these row groups. Needs pyarrow."""
+    """A text column of a parquet file, or of its row groups in `part`. Reading needs pyarrow."""
 
     options: ReadOptions
 

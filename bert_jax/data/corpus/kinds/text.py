@@ -44,7 +44,7 @@ class FileSource(Source):
 
     options: ReadOptions
     has_cuts = True
-    """Whether reading can start at line ends, or at blank lines if they separate documents."""
+    """Whether reading can start inside the file, after line ends or blank lines."""
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 
@@ -97,7 +97,7 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted file positions: the part's ends, and the next document after each size."""
+        """Return sorted file positions: the part's ends, and the next document start at each size."""
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})

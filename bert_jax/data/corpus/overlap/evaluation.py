@@ -71,9 +71,9 @@ def text_key(text: str) -> str:
 def read_evaluation(spec: str) -> EvaluationSet:
     """Read the evaluation texts that `spec` names; `_FORMS` lists the forms of `spec`.
 
-    The texts are, for GLUE, those of the dev and test splits that exist, without labels; for SQuAD,
-    questions and contexts; for tables, all columns; and for JSON lines, all strings. Results are
-    cached, so that unchanged files are not read again.
+    GLUE tasks give the texts of those dev and test splits that exist, without labels. SQuAD files
+    give questions and contexts, tables give all columns, and JSON lines give all strings. Results
+    are cached, so that unchanged files are not read again.
 
     Raises:
         UserError: A file is missing or damaged, has an unsupported format, or has no text.

@@ -5,8 +5,8 @@ N-grams find evaluation texts in a corpus. A text of 13 words or more is recogni
 complete text is recognised. Shorter texts are not searched for, since phrases of so few words occur
 by chance.
 
-Signatures find duplicate documents without their texts. A signature holds MinHashes (Broder 1997)
-of the document's word 5-shingles, in 20 bands of 6 rows. Two documents with Jaccard similarity s
+Signatures find duplicate documents without the texts. A signature holds MinHashes (Broder 1997) of
+the document's word 5-shingles, in 20 bands of 6 rows. Two documents with Jaccard similarity s
 share a band with probability 1 - (1 - s^6)^20, which is 0.998 for s = 0.8 and 0.27 for s = 0.5.
 Documents that share a band are then compared by the smallest hashes of their shingles (see
 `similarity`).
@@ -70,7 +70,7 @@ def several_ngram_hashes(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (size, hashes of all n-grams of this size) for each of `sizes`, smallest first.
 
-    `hashes` are as for `ngram_hashes`. One pass over the sizes computes all of the results.
+    `hashes` are as for `ngram_hashes`. All sizes together take no longer than the largest size.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
@@ -155,7 +155,7 @@ class NgramTable:
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return by size one mark for each n-gram, none of them set; `mark` sets these marks."""
+        """Return unset marks, which `mark` sets: for each size, a bool for each distinct n-gram."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:

@@ -124,7 +124,7 @@ def read_report(path: Path) -> Report:
     """Read a report that `Report.save` wrote.
 
     Raises:
-        UserError: The file is missing or damaged, or is no report.
+        UserError: The file is missing or damaged, or is not a report.
     """
     value = read_json_object(path, max_bytes=_MAX_BYTES)
     if value.get("format") != FORMAT or value.get("version") != VERSION:
@@ -165,7 +165,7 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the seen fraction of an example's n-grams; NaN without n-grams or if unknown."""
+    """Return the seen fraction of an example's n-grams; NaN if it has none or a text is unknown."""
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan

@@ -15,7 +15,7 @@ from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.errors import UserError, needs_package
 
 SHARD_BYTES = 1 << 30
-"""Default number of input bytes per shard; input of less than twice this size is one shard."""
+"""Default number of input bytes per shard; input of less than twice this size makes one shard."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class RayEngine(Engine):
         if address is None:
             os.environ.update(_LOOPBACK)
         with needs_package(
-            "--engine=ray needs Ray: pip install 'bert_jax[cluster]', on every node."
+            "--engine=ray needs Ray on every node: pip install 'bert_jax[cluster]'."
         ):
             import ray
         self._ray: Any = ray

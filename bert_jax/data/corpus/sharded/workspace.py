@@ -148,7 +148,7 @@ class BucketWorkspace(Workspace):
 
 
 def is_corpora(path: Path) -> bool:
-    """Return true if `path` holds a corpus, or nothing but corpora made by `--by-column`."""
+    """Return true if `path` holds a corpus, or only corpora that `--by-column` made."""
     if is_store(path / "train"):
         return True
     found = list(path.iterdir()) if path.is_dir() else []
