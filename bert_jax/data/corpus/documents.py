@@ -28,7 +28,7 @@ class Document(NamedTuple):
     number: int
     """Position, from 1, among the non-empty documents of the source (or of the part it reads)."""
     fields: Mapping[str, Any] = NO_FIELDS
-    """Further fields, such as a language, as determined by `ReadOptions.keep` or the file format."""
+    """Further fields, such as a language, which `ReadOptions.keep` or the file format set."""
 
 
 @dataclass(frozen=True)

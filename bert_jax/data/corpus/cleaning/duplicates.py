@@ -207,7 +207,7 @@ class _Work:
             self.document_keys += len(scan.document_keys)
             self.paragraph_keys += len(scan.paragraph_keys)
         self.bases = np.cumsum(rows)
-        """(tasks + 1,), number of rows in the tasks before each task; the last entry is the total."""
+        """(tasks + 1,), number of rows before each task; the last entry is the total."""
 
     def scan(self, task: int) -> Scan:
         """Return the scan of a task."""

@@ -97,7 +97,7 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted file positions: the part's ends, and the next document start at each size."""
+        """Return sorted file positions: the part's ends, and a document start after each size."""
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
