@@ -383,5 +383,5 @@ def test_estimate(texts, tmp_path):
 def test_engines_by_name():
     with pytest.raises(UserError, match="no engine 'spark'; the engines are local and ray"):
         open_engine("spark")
-    with pytest.raises(UserError, match=r"auto.* belongs to --engine=ray"):
+    with pytest.raises(UserError, match=r"auto.* only --engine=ray takes an address"):
         open_engine(address="auto")
