@@ -263,7 +263,7 @@ def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path):
     refused(run(*how), "give --out")
     out = ["--out", tmp_path / "d"]
     refused(run(*how, *out, "--estimate"), "--estimate writes nothing")
-    refused(run(*how, *out, "--engine=local:auto"), "belongs to --engine=ray")
+    refused(run(*how, *out, "--engine=local:auto"), "only --engine=ray takes an address")
     refused(run(*how, *out, "--by-column=lang"), "a.txt, document 1: no field 'lang'")
     refused(
         run("corpus", "--pairs", made.text, made.text, *how[3:5], "--estimate"),

@@ -1,8 +1,8 @@
 """Build of a corpus from raw text: two token stores, `train` and `heldout`.
 
-Sources are divided into tasks, and each task makes one shard (`sharded`). A task's process reads
-documents; its workers split blocks of about a megabyte into sentences and tokenize them; the
-process appends the results in order. The number of workers does not change the corpus.
+Sources are divided into tasks, and each task makes one shard (see `sharded`). The process of a task
+reads documents. Its workers split blocks of about a megabyte into sentences and tokenize them. The
+process then appends the results in order. The number of workers does not change the corpus.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from bert_jax.files.urls import is_url
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 128
-"""Number of tokens in a row of `PretrainConfig`'s first phase, by default."""
+"""Default number of tokens in a row (a training example) in the first phase of pretraining."""
 _SCRATCH = "duplicates"
 
 
@@ -52,7 +52,7 @@ class BuiltCorpus:
 
     @classmethod
     def open(cls, out: str | Path, name: str, written: Written, seconds: float) -> "BuiltCorpus":
-        """Open the stores of the corpus `name` below `out`."""
+        """Open the stores of the corpus in `out`, or of the corpus `name` if `out` has several."""
         if is_url(out):
             return cls("/".join(filter(None, [str(out), name])), None, None, written, seconds)
         path = Path(out) / name
@@ -60,7 +60,7 @@ class BuiltCorpus:
         return cls(path, open_store(path / "train"), heldout, written, seconds)
 
     def summary(self) -> str:
-        """Return counts, speed, and the share of text that pairs of the default length lose."""
+        """Return a readable summary: counts, speed, and the text that sentence pairs would lose."""
         lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
@@ -109,10 +109,11 @@ def build_corpus(
     num_workers: int | None = None,
     **options: Any,
 ) -> BuiltCorpus:
-    """Make the directory `out` with the token stores `train` and `heldout`.
+    """Build a corpus: the directory `out` with the token stores `train` and `heldout`.
 
-    For `tokenizer`, `heldout_rate` and `splitter` see `Recipe`, for other options and errors
-    `build_corpora`. `num_workers` is by default one per core; 1 means only this process.
+    See `Recipe` for `tokenizer`, `heldout_rate` and `splitter`, and `build_corpora` for the other
+    options and the errors. `num_workers` is the number of processes, by default one per core; 1
+    means only this process.
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     engine = Engine(num_workers)
@@ -134,29 +135,31 @@ def build_corpora(
     scratch: Path | None = None,
     provenance: Provenance | None = None,
 ) -> list[BuiltCorpus]:
-    """Make a corpus from sources, or one corpus for each value of a field.
+    """Build a corpus from sources, or one corpus for each value of the field `recipe.by_field`.
 
-    A hash of its content decides whether a document is held out, so that equal documents are never
-    on both sides and a growing corpus keeps its division. If the rate would hold out fewer than two
-    of at least four distinct documents, the two with the smallest hashes are held out.
+    A hash of the text decides whether a document is held out. Equal documents are therefore always
+    in the same store, and documents stay in their stores when a corpus grows. If the rate would
+    hold out fewer than two of at least four distinct documents, the two documents with the smallest
+    hashes are held out.
 
-    The result does not depend on the engine or the number of its processes. Small sources become
-    one shard, made on this machine. Larger ones become tasks with a shard each (`plan_tasks`); if
-    such a build ends early, complete tasks stay beside `out`, and an equal build does the rest.
+    The result does not depend on the engine or its number of processes. Small sources become a
+    single shard, which is made on this machine. Larger sources are divided into tasks, which make
+    one shard each (see `plan_tasks`). If such a build ends early, its complete tasks are kept
+    beside `out`, and an equal build does only the remaining tasks.
 
     Args:
         sources: see `resolve_sources`.
         recipe: settings that determine the content.
-        out: directory, or gs://BUCKET/DIRECTORY, for `train` and `heldout`; with `recipe.by_field`,
-            for one directory per value, which has both stores.
-        engine: processes that do the work; by default local ones.
+        out: directory, or gs://BUCKET/DIRECTORY, for the stores `train` and `heldout`. With
+            `recipe.by_field`, `out` gets one directory per value, each with both stores.
+        engine: engine that runs the tasks; by default, in local processes.
         shard_bytes: number of bytes of input files per shard.
         options: how the sources are read.
         overwrite: whether to replace an existing corpus once the new one is complete.
         progress: whether to show a bar on a terminal.
         keep_dropped: new directory for samples of the documents that cleaning dropped.
-        scratch: directory for the search for duplicates, which all processes reach; by default
-            below the unfinished corpus.
+        scratch: directory for the files of the search for duplicates, which all processes must be
+            able to reach; by default, a directory inside the unfinished corpus.
         provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
@@ -165,7 +168,7 @@ def build_corpora(
     """
     begin = time.perf_counter()
     engine = engine or Engine()
-    get_splitter(recipe.splitter)  # raises early if it is missing
+    get_splitter(recipe.splitter)  # raises an error early if the splitter is missing
     options = options or ReadOptions()
     wanted = (*options.keep, recipe.by_field, *itertools.chain(*FIELDS.values()))
     options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
@@ -211,8 +214,8 @@ def iter_texts(
 ) -> Iterator[str]:
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes`, yield a sample of at most about this size, evenly spread over the corpus,
-    which is read once; memory holds the sample. Without it, yield all text as it is read.
+    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources. The
+    sources are read once, and memory holds the sample. Without `max_bytes`, yield all paragraphs.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
@@ -222,9 +225,9 @@ def iter_texts(
 
 
 def _spread(paragraphs: Iterable[str], max_bytes: int) -> list[list[str]]:
-    """Return every k-th piece; k doubles whenever the pieces exceed `max_bytes`.
+    """Return every k-th piece of the text; k doubles whenever the pieces exceed `max_bytes`.
 
-    `paragraphs` are read once; a piece is a few consecutive paragraphs.
+    A piece is a few consecutive paragraphs. `paragraphs` are read once.
     """
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
 

@@ -1,7 +1,7 @@
 """Build of a corpus of text pairs: token stores `train` and `heldout`, and a report on the pairs.
 
-A pair is a document of two sentences, source and target. As in `build`, the number of workers does
-not change the result.
+Each pair becomes a document of two sentences, the source and the target. As in `build`, the number
+of workers does not change the result.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from bert_jax.hashing import hash_u64
 from bert_jax.tasks.examples import Origin
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-_SHOWN = 3  # places named for each kind of finding
+_SHOWN = 3  # number of places named for each kind of finding
 _MOST_CHANGED = 0.05
 _MANY_EQUAL = 0.01
 
 
 @dataclass
 class Cases:
-    """Number of pairs with some property, and the places of the first few."""
+    """Number of pairs with some property, and where the first few of these pairs are."""
 
     count: int = 0
     first: list[Origin] = field(default_factory=list)
@@ -69,13 +69,13 @@ class BuiltPairs(NamedTuple):
     text_bytes: int
     seconds: float
     duplicates: Cases
-    """Repeats of earlier pairs; pairs of held-out files are not counted."""
+    """Pairs that repeat earlier pairs; repeats in separate held-out files are not counted."""
     findings: Sequence[str]
     """Notable properties of the pairs, one per line."""
     warnings: Sequence[str]
 
     def summary(self) -> str:
-        """Return counts, lengths, findings and warnings, for people."""
+        """Return a readable summary: counts, lengths, findings and warnings."""
         lines = [
             rate_line(self.path, "pairs", self.text_bytes, self.seconds),
             *_sizes("train", self.train),
@@ -97,7 +97,10 @@ class BuiltPairs(NamedTuple):
 
 
 def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
-    """Return true if counts of ids (2, vocab_size) match better with the sides exchanged."""
+    """Return true if the held-out sources look like training targets, and vice versa.
+
+    Arguments are counts, (2, vocab_size), of each token id in the sources and in the targets.
+    """
     train, heldout = (
         counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1.0)
         for counts in (train, heldout)
@@ -120,9 +123,9 @@ def _sizes(name: str, store: TokenStore) -> list[str]:
     return lines
 
 
-_SAMPLE = 1000  # targets that are encoded and decoded as a check
+_SAMPLE = 1000  # number of targets that are encoded and decoded as a check
 _NO_HASHES = np.zeros((0, 2), np.uint64)
-_RECENT = 1 << 20  # hashes that `_Seen` keeps apart before they are merged
+_RECENT = 1 << 20  # number of new hashes that `_Seen` collects before merging them with the others
 
 
 def build_pairs(
@@ -138,21 +141,21 @@ def build_pairs(
     progress: bool = True,
     provenance: Provenance | None = None,
 ) -> BuiltPairs:
-    """Make the directory `out` with the token stores `train` and `heldout`.
+    """Build a corpus of pairs: the directory `out` with the token stores `train` and `heldout`.
 
-    Without `heldout`, pairs are held out by a hash of their source, so that equal sources are never
-    on both sides. A pair without tokens on a side is left out. For the arguments not named here,
-    see `build.build_corpora`.
+    If `heldout` is empty, a hash of the source text decides whether a pair is held out, so that
+    equal sources are always in the same store. A pair whose source or target has no tokens is left
+    out. For the arguments not named here, see `build.build_corpora`.
 
     Args:
-        heldout: held-out pairs.
-        heldout_rate: share of the training pairs to hold out if `heldout` is empty.
+        heldout: sources of held-out pairs.
+        heldout_rate: fraction of the pairs in `sources` to hold out if `heldout` is empty.
         drop_duplicates: whether to keep only the first of equal pairs in `sources`.
         num_workers: number of processes, by default one per core; 1 means only this process.
 
     Raises:
         UserError: The input is bad (see `pairs`) or has no pair, `out` exists, the disk is full, or
-            a worker was killed. Nothing is left behind.
+            a worker was killed. No unfinished files are left.
     """
     check_rate(heldout_rate)
     workers, begin = worker_count(num_workers), time.perf_counter()
@@ -222,7 +225,7 @@ class _Seen:
 
 
 class _Part:
-    """A store of pairs that is being written, and properties of the pairs so far."""
+    """A token store that is being written, and properties of the pairs written so far."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer, drops: bool) -> None:
         self.path, self.writer = path, ShardWriter(path / "shards" / "00000", tokenizer)
@@ -233,7 +236,7 @@ class _Part:
         self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
-        """Add the pairs of a block that `chosen`, (n,) bool, marks."""
+        """Write the chosen pairs, (n,) bool, except those with an empty side or dropped repeats."""
         filled = (block.lengths > 0).all(axis=1)
         self.empty.add(block.name, block.numbers[chosen & ~filled])
         chosen = chosen & filled
@@ -254,7 +257,7 @@ class _Part:
 
     def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
         targets = self.counts[1].copy()
-        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # ends each target
+        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # it ends each target
         write_manifest(
             self.path,
             [self.writer.finish()],
@@ -271,11 +274,11 @@ class _Part:
 def _findings(
     train: _Part, held: _Part, heldout: TokenStore | None, duplicates: Cases, sample: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return notable properties of the pairs, and warnings; `sample` are targets to decode."""
+    """Return notable properties and warnings; `sample` are targets to encode and decode."""
     findings, warnings = [], []
     empty, equal = train.empty + held.empty, train.equal + held.equal
     if empty.count:
-        findings.append(f"  left out, empty on a side: {empty}")
+        findings.append(f"  left out, since a side is empty: {empty}")
     if duplicates.count:
         kept = "left out" if train.drops else "kept; --drop-duplicates exact drops them"
         findings.append(f"  repeats of earlier pairs: {duplicates}, {kept}")
@@ -309,14 +312,14 @@ def _findings(
         warnings.append(
             f"Warning: {share:.1%} of the targets do not come back from "
             f"their tokens, for example {text!r} comes back as {again!r}; even a "
-            "perfect model gets these targets wrong. What helps: a tokenizer that keeps case and "
-            "spaces (bert-jax tokenizer --kind unigram)"
+            "perfect model gets these targets wrong. Use a tokenizer that keeps case and spaces "
+            "(bert-jax tokenizer --kind unigram)."
         )
     return findings, warnings
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
-    """Return the number of a side's held-out texts that `train` has too, and the first text."""
+    """Return how many held-out texts of a side are also in `train`, and the first such text."""
     texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
     known = np.flatnonzero(np.isin(texts, others))
     if store is None or not known.size:

@@ -1,8 +1,9 @@
-"""The account of a corpus: its sources, licences, languages and tokenizer.
+"""The account of a corpus: a description of its sources, licences, languages and tokenizer.
 
-For each script, the account tells how well the tokenizer covers the text. It is stored in
-`corpus.json`, where a store's fingerprint does not cover it, and in `CORPUS.md` for people. It
-answers the questions of Gebru et al. 2021, "Datasheets for datasets", that a program can answer.
+For each script (Latin, Han), the account also tells how well the tokenizer covers the text. The
+account is stored in `corpus.json`, as a part that a store's fingerprint does not cover, and in
+`CORPUS.md` for people. It answers those questions of Gebru et al. 2021, "Datasheets for datasets",
+that a program can answer.
 """
 
 import datetime
@@ -26,7 +27,7 @@ from bert_jax.terminal import markdown_table, plain
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 OTHER = "digits and signs"
-"""Name under which text without a letter is counted, instead of a script."""
+"""Name that stands for the script of text without letters."""
 _HAN = ("CJK", "IDEOGRAPHIC", "KANGXI")
 _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 _NO_SCRIPT = ("COMBINING", "MATHEMATICAL", "MODIFIER", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")
@@ -36,9 +37,9 @@ _REPLACEMENT = "\ufffd"
 Counts = defaultdict[str, Counter[str]]
 """Named counts for each script, language or licence.
 
-A script's counts are `words`, the tokens that begin a word; all `tokens`; `unknown` tokens; and
-`fallback`, the tokens that are a byte or another part of a character. A language's or licence's
-counts are `documents` and their `characters`.
+A script has the counts `words` (tokens that begin a word), `tokens` (all tokens), `unknown`
+(unknown tokens) and `fallback` (tokens that are a byte or another part of a character). A language
+or licence has the counts `documents` and `characters`.
 """
 
 
@@ -62,7 +63,7 @@ def text_script(text: str) -> str:
 
 
 def _counts_of(tokenizer: Tokenizer) -> Callable[[int], dict[str, int]]:
-    """Return a function from the id of a token to the counts of the token."""
+    """Return a function that returns the counts of a token, given its id."""
 
     @cache
     def counts_of(id: int) -> dict[str, int]:
@@ -98,7 +99,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
     """Count tokens by script; `counts` (vocab_size,) says how often each id occurs.
 
-    No text is read. [UNK] and parts of characters, which have no script, are counted apart.
+    No text is read. [UNK] and parts of characters have no script and are counted separately.
     """
     found, counts_of = Counts(Counter), _counts_of(tokenizer)
     for id in np.flatnonzero(counts).tolist():
@@ -110,7 +111,7 @@ def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
 
 
 def scripts_as_json(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Any]]:
-    """Return the counts and tokens per word as JSON values, the script with most tokens first."""
+    """Return the counts and the tokens per word as JSON, the script with the most tokens first."""
     return {
         script: {
             **each,
@@ -124,13 +125,13 @@ DATASHEET = "CORPUS.md"
 FIELDS = {"languages": ("language", "lang"), "licences": ("licence", "license")}
 """Fields of a document that name its language or its licence."""
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
-"""Largest number of characters on which coverage is measured: of all sources, and of one."""
+"""Largest number of characters to measure coverage on: of all sources together, and of each one."""
 _MOST_ROWS = 100
 _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
 
 class Tally:
-    """Documents by language and licence, and the tokenizer's coverage of a sample of the text.
+    """Counts of documents by language and licence, and the tokenizer's coverage of sampled text.
 
     The sample consists of the beginnings of the sources.
     """
@@ -162,7 +163,7 @@ class Tally:
             self.counts["scripts"][script].update(counts)
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add another tally, given as the result of its `as_json`."""
+        """Add another tally, given as the values that its `as_json` returned."""
         for name, counts in self.counts.items():
             for key, more in values[name].items():
                 counts[key].update(more)
@@ -271,7 +272,7 @@ def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
         how.append(f"The splitter {_code(header['splitter'])} made the sentences.")
     rate = header.get("heldout_rate")
     if isinstance(rate, float) and rate and "heldout" in headers:
-        how.append(f"Held out by a hash of the text: {100 * rate:g}%.")
+        how.append(f"A hash of the text chose about {100 * rate:g}% of the documents to hold out.")
     names = {"train": "training", "heldout": "held out"}
     return _table(["", *(names[part] for part in headers)], rows) + "\n\n" + " ".join(how)
 
@@ -296,7 +297,7 @@ def _licences(account: Mapping[str, Any]) -> str:
 
 
 def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the names and values of the rules that are set, each rule of a group separately."""
+    """Yield (name, value) of each rule that is set; rules in a group are yielded separately."""
     for name, value in config.items():
         if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
             yield from _rules(value, f"{name}: ")
@@ -310,7 +311,7 @@ def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, st
 def _cleaning(header: Mapping[str, Any]) -> str:
     config, dropped = header.get("cleaning"), header.get("dropped")
     if not config and not dropped:
-        return "None: neither a filter nor a search for duplicates was set."
+        return "None: neither a filter nor a search for duplicates was used."
     parts = []
     if isinstance(config, Mapping):
         rules = ([_code(name), plain(value, 400)] for name, value in _rules(config))
@@ -344,14 +345,14 @@ def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
 
 
 def _amounts(what: str, amounts: Mapping[str, Any]) -> str:
-    """Return a table of values, most documents first; "" if there are none."""
+    """Return a table of values, sorted by number of documents; "" if there are no values."""
     order = sorted(amounts.items(), key=lambda item: -item[1]["documents"])
     rows = [[_code(name), *map(_number, each.values())] for name, each in order]
     return _table([what, "documents", "characters"], rows) if rows else ""
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format the first rows of a table, and the number of further rows."""
+    """Format the first rows of a table, and tell how many more rows there are."""
     rows = list(rows)
     more = len(rows) - _MOST_ROWS
     rest = f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else ""

@@ -1,4 +1,4 @@
-"""Documents, and the sources that they come from."""
+"""Documents, and the base class of the sources that they are read from."""
 
 import contextlib
 import copy
@@ -15,19 +15,20 @@ from bert_jax.files.urls import FileState, file_state
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 NO_FIELDS: Mapping[str, Any] = {}
-"""Fields of a document that has only a text."""
+"""Empty mapping, for documents that have no field but their text."""
 
 
 class Document(NamedTuple):
-    """A text from a source."""
+    """A text, and where it comes from."""
 
     text: str
-    """Non-blank paragraphs, stripped, joined by newlines."""
+    """Text of the document: its non-blank paragraphs, stripped and joined by newlines."""
     source: str
+    """Name of the source."""
     number: int
-    """Number, from 1, among the non-empty documents of the source, or of its part."""
+    """Position, from 1, among the non-empty documents of the source (or of the part it reads)."""
     fields: Mapping[str, Any] = NO_FIELDS
-    """Further fields, such as a language, which `ReadOptions.keep` names or the format has."""
+    """Further fields, such as a language, which `ReadOptions.keep` or the file format set."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +36,38 @@ class ReadOptions:
     """Settings for reading sources."""
 
     field: str = "text"
-    """Field of a JSON line, parquet row or TFDS example that holds the text."""
+    """Name of the field that holds the text: a JSON key, a column of a table, or a TFDS feature."""
     keep: tuple[str, ...] = ()
-    """Names of further fields that a document keeps if its row has them."""
+    """Names of further fields that are copied to the document if its row has them."""
     line_documents: bool = False
     """Whether each line of a text file is a document; otherwise blank lines separate documents."""
     newline_only: bool = False
-    r"""Whether lines of a text file end only in \n or \r\n, as two aligned files need."""
+    r"""Whether only \n and \r\n end lines of a text file; files aligned line by line need this."""
     max_line_bytes: int = 16 << 20
-    """Longest line in bytes; a longer one usually means a binary file or missing line ends."""
+    """Longest allowed line in bytes; longer lines usually mean a binary file, or no line ends."""
     max_document_chars: int = 64 << 20
-    """Longest document in characters; a longer one usually means a file without blank lines."""
+    """Longest allowed document in characters; longer ones usually mean a lack of blank lines."""
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of a row that its document keeps."""
+        """Return the fields of a row that `keep` names."""
         return {name: row[name] for name in self.keep if name in row} if self.keep else NO_FIELDS
 
 
 class Source(ABC):
-    """A source of text; `size` and `bytes_read` count bytes of the file on disk, or `unit`s."""
+    """A source of text, such as a file or a data set.
+
+    `size` is the amount of data, and `bytes_read` is how much of the data has been read. Both are
+    counted in `unit`: bytes of the stored (perhaps compressed) file, or examples.
+    """
 
     unit = "bytes"
-    """Unit of `size` and `bytes_read`, also its name in `record`."""
+    """Unit of `size` and `bytes_read`; also the key of the size in `record`."""
     options: ReadOptions | None = None
-    """Options that the content depends on; None if it depends on no options."""
+    """Options that the content depends on; None if the content depends on no options."""
     state: FileState | None = None
-    """Size and version of the file when the source was named; None if there is no file."""
+    """Size and version of the file when this object was created; None if there is no file."""
     part: tuple[int, int] | None = None
-    """Begin and end of the part to read, in bytes or row groups; None reads everything."""
+    """Begin and end of the part to read, in bytes or parquet row groups; None means everything."""
 
     def __init__(self, name: str, size: int = 0, field: str = "") -> None:
         self.name, self.size, self.bytes_read = name, size, 0
@@ -72,14 +77,14 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield texts, maybe empty, with their fields; also set `_sha256` and `bytes_read`."""
+        """Yield texts, which may be empty, with their fields; also set `_sha256`, `bytes_read`."""
 
     def documents(self) -> Generator[Document, None, None]:
         """Yield the documents of the source, from its beginning.
 
         Raises:
             UserError: The source cannot be read, is damaged, holds no text, or has changed since
-                it was named.
+                this object was created.
         """
         self.bytes_read, number = 0, 0
         self._check_state()
@@ -100,12 +105,13 @@ class Source(ABC):
     def divided(self, size: int) -> Sequence["Source"]:
         """Divide the source into sources of about `size` bytes each.
 
-        Only the text at the cuts is read. A source that must be read from its start stays whole.
+        Only the text at the cuts is read. A source that can only be read from its beginning is not
+        divided: the result has one item.
         """
         return [self]
 
     def head(self, size: int) -> "Source":
-        """Return a source with about the first `size` bytes of this one, at least one document."""
+        """Return a source of about the first `size` bytes (or examples), at least one document."""
         return _Head(self, size)
 
     def _of(self, part: tuple[int, int], size: int) -> "Source":
@@ -115,21 +121,21 @@ class Source(ABC):
         return other
 
     def _check_state(self) -> None:
-        """Raise a UserError if the file has changed since the source was named."""
+        """Raise a UserError if the file has changed since this object was created."""
         if self.state is not None and (now := file_state(self.name)) != self.state:
             raise UserError(
                 f"{self.name} changed while the corpus was built: it had {self.state.size:,} bytes "
-                f"and has {now.size:,} (version {self.state.version}, now {now.version}). Wait "
-                "until nothing writes to it, and rerun the command."
+                f"and now has {now.size:,} (version {self.state.version}, now {now.version}). Wait "
+                "until nothing writes to the file, and rerun the command."
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that determine the content, without reading it."""
+        """Return the values that determine the content; the content itself is not read."""
         options = asdict(self.options) if self.options else None
         return {"name": self.name, "state": self.state, "part": self.part, "options": options}
 
     def record(self) -> dict[str, Any]:
-        """Return the record that identifies the content in `corpus.json`; call it after reading."""
+        """Return the entry of `corpus.json` that identifies the content; call it after reading."""
         found: dict[str, Any] = {"name": self.name, self.unit: self.size}
         if self._sha256:
             found["sha256"] = self._sha256
@@ -148,7 +154,7 @@ class _Head(Source):
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        complete = 0  # bytes whose documents were all yielded; the source reads ahead of this
+        complete = 0  # bytes whose documents were all yielded; the source has read further
         with contextlib.closing(self._source.documents()) as documents:
             for document in documents:
                 if self._source.bytes_read != complete:
@@ -160,7 +166,7 @@ class _Head(Source):
 
 
 def paragraphs(text: str) -> str:
-    """Return the paragraphs of a text, stripped and without blank ones, joined by newlines."""
+    """Return the paragraphs (non-blank lines) of a text, stripped and joined by newlines."""
     return "\n".join(filter(None, map(str.strip, text.splitlines())))
 
 
@@ -187,7 +193,7 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
 
 
 def missing_field(field: str, present: list[str]) -> str:
-    """Return a message that a field is missing, with the names present and the nearest name."""
+    """Return the error message for a missing field: fields present, and the nearest name."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
     hint = suggestion(field, present)
     return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

@@ -15,10 +15,10 @@ from bert_jax.data.store_writer import check_ids
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 LONGEST_SENTENCE = 62
-"""Largest number of tokens in a sentence: half a row of 128. A longer sentence (a line that is a
-paragraph, a text without full stops) is cut into pieces of about half as many, since a row has no
-room for text that does not fit a sentence pair."""
-_ENCODE_CHARS = 1 << 16  # tokenized per call, which bounds memory for a huge document
+"""Largest number of tokens in a sentence, so that a pair of sentences fits into a row of 128
+tokens; text that does not fit is lost. A longer sentence, such as a paragraph without full stops,
+is cut into pieces of about half as many tokens."""
+_ENCODE_CHARS = 1 << 16  # tokenized per call; this bounds memory for a huge document
 
 
 class PairBlock(NamedTuple):
@@ -26,17 +26,17 @@ class PairBlock(NamedTuple):
 
     name: str
     numbers: list[int]
-    """Line or row of each pair."""
+    """Number of the line or row of each pair."""
     texts: list[str]
     """Source and target of the first pair, then of the second, and so on."""
 
 
 class EncodedPairs(NamedTuple):
-    """Tokens of a block of n pairs, including pairs without tokens on a side."""
+    """Tokens of a block of n pairs, including pairs that have no tokens on one side."""
 
     name: str
     numbers: np.ndarray
-    """(n,) int64, line or row of each pair."""
+    """(n,) int64, number of the line or row of each pair."""
     tokens: np.ndarray
     """(num_tokens,) of the store's type, in the order of the texts."""
     lengths: np.ndarray
@@ -47,7 +47,7 @@ class EncodedPairs(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Documents of one corpus, for `clean_and_encode`."""
+    """A block of documents of the same corpus, for `clean_and_encode`."""
 
     corpus: str
     """Name of the documents' corpus; empty if there is only one corpus."""
@@ -56,7 +56,7 @@ class Block(NamedTuple):
     numbers: list[int]
     """Number of each document among the documents that the pass reads, from 0."""
     data: bytes
-    """Texts in UTF-8, two newlines between documents."""
+    """Texts of the documents in UTF-8, separated by two newlines."""
 
 
 class EncodedBlock(NamedTuple):
@@ -79,7 +79,7 @@ def start_worker(
 ) -> None:
     """Set up this process for `encode_block`, `encode_pairs` and `clean_and_encode`.
 
-    `new_cleaner(source=NAME)` makes the cleaner of a source; without it, documents are not cleaned.
+    `new_cleaner(source=NAME)` makes the cleaner for a source; None means that nothing is cleaned.
     """
     global _worker, _new_cleaner
     _new_cleaner = new_cleaner
@@ -107,17 +107,17 @@ def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | 
 
 
 def encode_block(block: bytes) -> EncodedBlock:
-    """Split and tokenize documents; see `Block.data` and `clean_and_encode`."""
+    """Split and tokenize the documents of a block, which has the form of `Block.data`."""
     assert _worker is not None
     tokenizer, split = _worker
     documents = block.split(b"\n\n")
     sentences: list[str] = []
-    ends: list[int] = []  # of each document in `sentences`
+    ends: list[int] = []  # end of each document in `sentences`
     for document in documents:
         for paragraph in document.decode().split("\n"):
             sentences += split(paragraph)
         ends.append(len(sentences))
-    # Each sentence begins as a new word does, since nearly all follow another one in a row.
+    # Each sentence begins like a new word, since nearly all sentences follow another one in a row.
     tokens, lengths = _encode(tokenizer, [tokenizer.word_prefix + each for each in sentences])
     lengths, pieces = _cut(tokens, lengths, tokenizer.continues_word)
     # Sentences and documents without tokens (control characters, lone marks) are dropped.
@@ -129,7 +129,7 @@ def encode_block(block: bytes) -> EncodedBlock:
 
 
 def encode_pairs(block: PairBlock) -> EncodedPairs:
-    """Tokenize pairs; each side is one sentence, however long it is."""
+    """Tokenize pairs; each side is one sentence and is not cut, however long it is."""
     assert _worker is not None
     tokens, lengths = _encode(_worker[0], block.texts)
     encoded = [text.encode() for text in block.texts]
@@ -165,17 +165,17 @@ def _cut(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of all pieces of sentences, and the number of pieces of each sentence.
 
-    Only long sentences are cut, into equal pieces; a cut inside a word moves to the word's end.
+    Only long sentences are cut, into equal pieces. A cut inside a word moves to the word's end.
     """
     pieces = np.where(
         lengths > LONGEST_SENTENCE, -(-lengths // (LONGEST_SENTENCE // 2)), np.minimum(lengths, 1)
     )
     sentence = np.repeat(np.arange(lengths.size), pieces)
     number = np.arange(sentence.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    before = number * lengths[sentence] // pieces[sentence]  # tokens of the sentence
+    before = number * lengths[sentence] // pieces[sentence]  # tokens before the piece
     starts = (np.cumsum(lengths) - lengths)[sentence] + before
     words = np.append(np.flatnonzero(~continues_word[tokens]), tokens.size)
     moved = words[np.searchsorted(words, starts)]
-    # Text written without spaces is one long word: there the cuts stay where they are.
+    # In text without spaces, which is one long word, the cuts stay where they are.
     starts = np.where((number > 0) & (moved - starts < LONGEST_SENTENCE // 8), moved, starts)
     return np.diff(starts, append=tokens.size).astype(np.int32), pieces

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 LIMIT = 1_000_000
-"""Smallest number that is too large to be spelled here."""
+"""Exclusive upper bound of the numbers that can be spelled."""
 
 _UNITS = (
     "zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix", "onze",
@@ -19,7 +19,7 @@ _TENS = {2: "vingt", 3: "trente", 4: "quarante", 5: "cinquante", 6: "soixante"}
 
 
 class Numbers(NamedTuple):
-    """Numbers for training, and other numbers for the test."""
+    """Numbers for training, and different numbers for the test."""
 
     train: np.ndarray
     """(n,) int64, in random order."""
@@ -28,7 +28,7 @@ class Numbers(NamedTuple):
 
 
 def french_words(number: int) -> str:
-    """Spell a number from 0 to 999,999; ValueError for other numbers."""
+    """Spell a number from 0 to 999,999 in French; raise a ValueError for other numbers."""
     if not 0 <= number < LIMIT:
         raise ValueError(f"the number is {number}; expected 0 to {LIMIT - 1:,}")
     thousands, rest = divmod(number, 1000)

@@ -1,4 +1,4 @@
-"""Pairs of texts, source and target: two files that are aligned line by line, or a table."""
+"""Sources of text pairs (source and target): two files aligned line by line, or a table."""
 
 import hashlib
 import reprlib
@@ -24,23 +24,23 @@ _DELIMITED = (".csv", ".tsv", ".tab")
 
 
 class Pair(NamedTuple):
-    """A source and its target, stripped; either may be empty."""
+    """A source text and its target text, stripped; either may be empty."""
 
     number: int
-    """Line, or row of a table, from 1."""
+    """Number of the line, or of the row in a table, from 1."""
     source: str
     target: str
 
 
 class PairSource(Source):
-    """A source of pairs; read as a document, a pair is the text of both its sides."""
+    """A source of pairs; `documents` yields one document per pair, with the texts of both sides."""
 
     swap = False
     """Whether the first side is the target."""
 
     @abstractmethod
     def _pairs(self) -> Iterator[Pair]:
-        """Yield the pairs from the beginning, with the sides in the stored order."""
+        """Yield the pairs from the beginning, with their sides in the order of the files."""
 
     def pairs(self) -> Iterator[Pair]:
         """Yield the pairs from the beginning; if `swap` is set, exchange their sides.
@@ -57,7 +57,7 @@ class PairSource(Source):
             yield "\n".join(filter(None, pair[1:])), NO_FIELDS
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the record of each file, the source side's first."""
+        """Return the record of each file; the file of the source texts comes first."""
         return [self.record()]
 
 
@@ -80,7 +80,7 @@ class PairFiles(PairSource):
                 told = " and ".join(f"{file.name} has {count:,} lines" for file, count in both)
                 raise UserError(
                     f"{told}; line n of one must be the translation of line n of the other. Look "
-                    "for a line end that is missing or doubled"
+                    "for a missing or an extra line end."
                 )
             yield Pair(number, *(line.strip() for line in lines))
             self.bytes_read = sum(file.bytes_read for file in self._files)
@@ -126,7 +126,7 @@ class PairTable(PairSource):
 
 
 def _text(value: Any, column: str, where: str) -> str:
-    """Return a field's text on one line; "" for None; a UserError if the field is no text."""
+    """Return a field's text on one line, "" for None; raise a UserError for other types."""
     if value is not None and not isinstance(value, str):
         said = f"the column {column!r} holds {reprlib.repr(value):.40}, not text."
         raise UserError(f"{where}: {said}")
@@ -135,12 +135,12 @@ def _text(value: Any, column: str, where: str) -> str:
 
 
 def _one_file(name: str) -> str:
-    """Return the one file that `name`, which may be a glob, matches."""
+    """Return the only file that `name`, a path or a glob, matches."""
     names = match_files(name)
     if len(names) > 1:
         raise UserError(
-            f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; a side of "
-            "the pairs is one file. Repeat --pairs to name more"
+            f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; each side of "
+            "the pairs must be one file. Repeat --pairs to name more files."
         )
     return names[0]
 
@@ -149,8 +149,8 @@ def _text_file(name: str) -> FileSource:
     (source,) = resolve_sources([_one_file(name)], ReadOptions(newline_only=True))
     if not isinstance(source, FileSource) or not source.is_prose:
         raise UserError(
-            f"{name} is not a text file with a text on each line; for two columns of a table give "
-            "--pairs FILE --columns source=COLUMN,target=COLUMN"
+            f"{name} is not a text file with one text per line. To read two columns of a table, "
+            "give --pairs FILE --columns source=COLUMN,target=COLUMN."
         )
     return source
 
@@ -158,13 +158,14 @@ def _text_file(name: str) -> FileSource:
 def open_pairs(
     names: Sequence[str], columns: Sequence[str] | None = None, *, swap: bool = False
 ) -> PairSource:
-    """Return a source of pairs: two text files, or two named columns of a table.
+    """Open a source of pairs: two text files, or two named columns of a table.
 
-    Tables are CSV, TSV, JSON lines, parquet and `tfds:NAME[:SPLIT]`; the columns of CSV and TSV
-    without a header are numbered from 1. `swap` makes the second side the source.
+    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. The columns of a CSV
+    or TSV file without a header are numbers, from 1. If `swap` is set, the second side is the
+    source.
 
     Raises:
-        UserError: There are not two sides, or a file is missing or of another kind.
+        UserError: There are not two sides, or a file is missing or of an unsupported kind.
     """
     source: PairSource
     if len(names) == 2:
@@ -175,7 +176,7 @@ def open_pairs(
         raise UserError(
             "pairs are read from two files of lines, or from one table with --columns "
             f"source=COLUMN,target=COLUMN; got {len(names)} file(s)"
-            f"{'' if columns else ' without columns'}: {' '.join(names)}"
+            f"{'' if columns else ' without --columns'}: {' '.join(names)}"
         )
     source.swap = swap
     return source

@@ -1,4 +1,4 @@
-"""One reading of sources: documents are cleaned, divided among corpora, tokenized and written."""
+"""One pass over sources: documents are cleaned, assigned to corpora, tokenized and written."""
 
 import contextlib
 import functools
@@ -22,10 +22,10 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 BLOCK_BYTES = 1 << 20
 PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
-"""Smallest number of documents to hold out; a sentence's random partner needs a second document."""
+"""Smallest number of documents to hold out: random sentence pairs take text from two documents."""
 MAX_CORPORA = 100
-"""Largest number of values of the field `Recipe.by_field`; each keeps files open during a pass."""
-_MIN_DOCUMENTS = 4  # if fewer are distinct, none is held out
+"""Largest number of values of the field `Recipe.by_field`; each value keeps some files open."""
+_MIN_DOCUMENTS = 4  # number of distinct documents below which none is held out
 _WAITING_BYTES = 64 << 20
 
 
@@ -36,11 +36,11 @@ class Recipe:
     tokenizer: Tokenizer
     """Picklable tokenizer; each process gets a copy."""
     heldout_rate: float = 0.01
-    """Share of the documents to hold out, at least 0 and below 1."""
+    """Fraction of the documents to hold out, at least 0 and below 1."""
     splitter: str = "fast"
     """Sentence splitter: `fast`, `lines` or `syntok`."""
     by_field: str = ""
-    """Field whose value names the corpus of a document; the empty string makes one corpus."""
+    """Field whose value names the corpus of a document; if empty, there is only one corpus."""
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Recipe:
 
 @dataclass
 class Written:
-    """Counts of one corpus, from one or several passes; `train` and `heldout` count documents."""
+    """Counts of one corpus from one or several passes. `train` and `heldout` count documents."""
 
     train: int = 0
     heldout: int = 0
@@ -76,7 +76,7 @@ class Written:
 
 
 def check_rate(heldout_rate: float) -> None:
-    """Raise a UserError unless the share is at least 0 and below 1."""
+    """Raise a UserError unless the rate is at least 0 and below 1."""
     if not 0 <= heldout_rate < 1:
         raise UserError(f"heldout_rate is {heldout_rate}; it must be at least 0 and below 1.")
 
@@ -84,9 +84,10 @@ def check_rate(heldout_rate: float) -> None:
 def better_thresholds(
     recipe: Recipe, thresholds: Mapping[str, int], found: Mapping[str, Written]
 ) -> dict[str, int]:
-    """Return thresholds for corpora that are too small for the rate to divide them well.
+    """Return thresholds for corpora that are too small for the held-out rate to divide them well.
 
-    A corpus of four or more distinct documents holds out two, a smaller corpus none.
+    A threshold is the hash below which documents are held out. With the returned thresholds, a
+    corpus of four or more distinct documents holds out two of them, and a smaller corpus none.
     """
     better = {}
     for name, each in found.items() if recipe.heldout_rate else ():
@@ -97,13 +98,13 @@ def better_thresholds(
 
 
 class Pass(contextlib.AbstractContextManager["Pass"]):
-    """A context manager that writes the shards of one reading of sources.
+    """A context manager for one pass over sources, which writes shards.
 
-    Leaving it without `finish`, with or without an error, removes what was written.
+    If `finish` was not called, leaving the context removes what was written.
 
     Args:
         place: function from a corpus and a part (`train` or `heldout`) to the shard's directory.
-        thresholds: by corpus, the hash below which documents are held out, instead of the rate.
+        thresholds: by corpus, the hash below which documents are held out; overrides the rate.
         drops: decisions about duplicates, from a scan of the same sources.
         samples: number of dropped documents to keep for each reason.
     """
@@ -161,7 +162,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         return self._written
 
     def finish(self) -> dict[tuple[str, str], ShardEntry]:
-        """Complete the shards that have documents, and return their entries by corpus and part."""
+        """Complete the shards that have documents; return their entries by corpus and part."""
         return {of: each.finish() for of, each in self._writers.items() if each.num_documents}
 
     def _append(self, corpus: str, block: EncodedBlock) -> None:
@@ -192,7 +193,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
             self._writers[corpus, part] = writer
 
     def _blocks(self, sources: Iterable[Source]) -> Generator[Block, None, None]:
-        """Yield blocks of about a megabyte of documents, each of one corpus."""
+        """Yield blocks of about a megabyte; the documents of a block belong to the same corpus."""
         waiting: dict[str, list[tuple[int, bytes]]] = {}
         sizes: dict[str, int] = {}
         number, cleaned = 0, self._new_cleaner is not None
@@ -217,7 +218,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
                     yield block(corpus, name)
                 elif len(sizes) > 1 and sum(sizes.values()) >= _WAITING_BYTES:
                     yield block(max(sizes, key=lambda each: sizes[each]), name)
-            if cleaned:  # samples of dropped documents name their source
+            if cleaned:  # a block has one source, which the samples of dropped documents name
                 yield from (block(corpus, name) for corpus in list(waiting))
             self.sources.append({**source.record(), "documents": number - first})
         yield from (block(corpus, "") for corpus in list(waiting))
@@ -229,15 +230,15 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         where = f"{document.source}, document {document.number}"
         if field not in document.fields:
             raise UserError(
-                f"{where}: no field {field!r}, which --by-column names; such a field is a column "
-                "of a table or a member of a JSON object."
+                f"{where}: no field {field!r}, which --by-column names. Name a column of the table "
+                "or a member of the JSON objects."
             )
         value = document.fields[field]
         name = "unknown" if value is None else str(value)
         if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 64:
             raise UserError(
-                f"{where}: the field {field!r} is {name[:80]!r}, which is no name of a corpus "
-                "(letters, digits, - and _; at most 64)."
+                f"{where}: the field {field!r} is {name[:80]!r}, which cannot name a corpus. Use "
+                "at most 64 letters, digits, - and _."
             )
         return name
 

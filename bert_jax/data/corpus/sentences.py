@@ -12,10 +12,11 @@ Splitter = Callable[[str], list[str]]
 MAX_SENTENCE_CHARS = 8192
 """Longest sentence in characters, which bounds memory; a longer one is cut at white space."""
 
-# Candidates: terminators of many scripts, then closing quotes, brackets and note marks, then white
-# space, which full-width terminators (Chinese, Japanese) do not need. The leading character class
-# lets the engine skip text that cannot match. By the lookbehind, a match begins only at the first
-# terminator of a run, and nothing backtracks; so a megabyte of periods takes linear time.
+# Matches candidates for the end of a sentence: terminators of many scripts, then closing quotes,
+# brackets and note marks, then white space, which full-width terminators (Chinese, Japanese) do not
+# need. The leading character class lets the engine skip text that cannot match. A megabyte of
+# periods takes linear time, since the lookbehind lets a match begin only at the first terminator of
+# a run, and nothing backtracks.
 _CANDIDATE = re.compile(
     r"[.!?…。！？｡؟۔।॥։።၊။។](?<![.!?…。！？｡؟].)"
     r"(?:[.!?…。！？｡؟]*+(?:[\"'”’»›)\]}」』）】》〉]|\s»|\[\d+\])*+\s++"
@@ -29,7 +30,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# These precede a name or a number; a period after them never ends a sentence.
+# A period after these never ends a sentence, since a name or a number follows.
 _TITLES = _words("""
     mr mrs ms messrs mme mlle dr prof rev hon gen col maj capt cpt lt sgt cpl sen rep gov pres st mt
     ft fr sr bp supt insp vs v cf e.g i.e viz al ed eds trans approx ca dept univ esp incl resp herr
@@ -59,11 +60,11 @@ _ROMAN = frozenset("IVXLC")
 def split_fast(paragraph: str) -> list[str]:
     """Split a paragraph into sentences by punctuation, at 40 to 50 MB/s of English on one core.
 
-    Rules decide, no model: a terminator, of any of several scripts, ends a sentence unless an
-    initial, a title or another abbreviation precedes it, or lower case follows. The periods in
-    decimals, versions and host names are never candidates, since no white space follows them.
+    The splitter uses rules, not a model. A terminator (of any of several scripts) ends a sentence
+    unless an initial, a title or another abbreviation precedes it, or lower case follows. Periods
+    in decimals, versions and host names never end a sentence, since no white space follows.
 
-    Sentences are stripped and not empty; together they hold every non-space character.
+    Sentences are stripped and not empty. Together they hold every non-space character.
     """
     sentences = []
     start = 0
@@ -81,7 +82,7 @@ def split_fast(paragraph: str) -> list[str]:
 
 
 def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
-    """Return true if a sentence from `start` ends at `end`, with its mark at `terminator`."""
+    """Return true if a sentence from `start`, with its mark at `terminator`, ends at `end`."""
     # The next sentence must begin with something that can begin one.
     first = text[end : end + 1]
     position = end
@@ -95,7 +96,7 @@ def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
         return True
     if terminator + 1 < len(text) and text[terminator + 1] == ".":
         return True  # an ellipsis of periods, and no lower case after it
-    # Bounded, so that a text without spaces is not searched to its beginning at every period.
+    # The bound keeps a text without spaces from being searched to its beginning at every period.
     begin = max(start, terminator - _LONGEST_WORD)
     before = text[max(text.rfind(" ", begin, terminator) + 1, begin) : terminator]
     word = before.lstrip(_OPENING).rsplit("—", 1)[-1]
@@ -125,7 +126,7 @@ def _starts_list_item(text: str, start: int, terminator: int) -> bool:
 
 
 def _cut(sentence: str) -> list[str]:
-    """Cut into pieces of at most MAX_SENTENCE_CHARS, at white space if possible."""
+    """Cut a sentence into pieces of at most MAX_SENTENCE_CHARS, at white space if possible."""
     pieces = []
     while len(sentence) > MAX_SENTENCE_CHARS:
         cut = sentence.rfind(" ", MAX_SENTENCE_CHARS // 2, MAX_SENTENCE_CHARS + 1)
@@ -169,5 +170,5 @@ def get_splitter(name: str) -> Splitter:
         return _syntok_splitter()
     splitters = {"fast": split_fast, "lines": split_lines}
     if name not in splitters:
-        raise UserError(f"no sentence splitter {name!r}; there are fast, lines and syntok.")
+        raise UserError(f"there is no sentence splitter {name!r}; use fast, lines or syntok.")
     return splitters[name]

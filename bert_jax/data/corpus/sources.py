@@ -25,17 +25,19 @@ _NAME = re.compile(
 )
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson")
 _SPLITS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|eval"}
-"""Words in names of files that stand for each split."""
+"""Words in file paths that stand for each split."""
 _SECONDS = 30
 
 
 def match_hub(spec: str) -> list[str]:
-    """Return the URLs of a Hub data set's parquet and JSON lines files, sorted.
+    """Return the sorted URLs of the parquet and JSON lines files of a Hugging Face Hub data set.
 
-    `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. The data
-    set's card names the files of each configuration and split. If it names none, the files are
-    chosen by name: below a directory named like the configuration, with a word for the split in the
-    path. The URLs name the commit, so that later pushes change nothing.
+    `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default.
+
+    The data set's card lists the files of each configuration and split. If the card lists none,
+    files are chosen by path: a directory in the path has the name of the configuration, and a word
+    in the path stands for the split. The URLs contain the commit, so that later pushes to the data
+    set change nothing.
 
     Raises:
         UserError: The data set, configuration or split is missing, or has no readable file.
@@ -43,8 +45,8 @@ def match_hub(spec: str) -> list[str]:
     match = _NAME.fullmatch(spec)
     if match is None:
         raise UserError(
-            f"{spec!r} names no data set of the Hub; write hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or "
-            "hf:OWNER/NAME:CONFIG:SPLIT."
+            f"{spec!r} names no data set of the Hugging Face Hub; write hf:OWNER/NAME, "
+            "hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT."
         )
     repo, config, split = match["repo"], match["config"] or "", match["split"] or "train"
     info = _info(spec, repo, match["revision"])
@@ -52,8 +54,8 @@ def match_hub(spec: str) -> list[str]:
     readable = [name for name in present if name.endswith(_SUFFIXES)]
     if not readable:
         raise UserError(
-            f"{spec}: the data set has no file that is read ({', '.join(_SUFFIXES)}); the files "
-            f"are {first_few(present) or 'none'}."
+            f"{spec}: the data set has no file in a supported format ({', '.join(_SUFFIXES)}). Its "
+            f"files are: {first_few(present) or 'none'}."
         )
     card = info.card_data.to_dict() if info.card_data else {}
     found = _by_card(spec, card.get("configs") or [], config, split, readable)
@@ -74,20 +76,20 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
     except (*errors.HfHubHTTPError.__bases__, errors.HFValidationError) as error:
         reason = (f"{error}".splitlines() or [""])[0][:200]
         said = f"the request to {constants.ENDPOINT} failed: {type(error).__name__}: {reason}"
-        if isinstance(error, errors.GatedRepoError):  # a kind of RepositoryNotFoundError
-            place = f"{constants.ENDPOINT}/datasets/{repo}, then `hf auth login`"
-            said = f"the owner grants access by request: ask for it at {place}"
+        if isinstance(error, errors.GatedRepoError):  # first: also a RepositoryNotFoundError
+            place = f"{constants.ENDPOINT}/datasets/{repo}, then log in with `hf auth login`"
+            said = f"access needs the owner's permission: ask for it at {place}"
         elif isinstance(error, errors.RepositoryNotFoundError):
-            said = f"the Hub has no data set {repo}, or it is private (`hf auth login`)"
+            said = f"the Hub has no data set {repo}, or it is private: log in with `hf auth login`"
         elif isinstance(error, errors.RevisionNotFoundError):
-            said = f"the Hub has {repo}, but no such branch, tag or commit of it"
+            said = f"the Hub has the data set {repo}, but not this branch, tag or commit"
         raise UserError(f"{spec}: {said}") from error
 
 
 def _by_card(
     spec: str, configs: Sequence[Mapping[str, Any]], config: str, split: str, present: Sequence[str]
 ) -> list[str] | None:
-    """Return the files that the card names for a configuration and split; None if it names none."""
+    """Return the files that the card lists for a configuration and split; None if it lists none."""
     by_name = {str(each.get("config_name")): each for each in configs if "data_files" in each}
     if not by_name:
         return None
@@ -115,7 +117,7 @@ def _by_card(
     if not found:
         raise UserError(
             f"{spec}: the card names {first_few(splits[split])}, and none of these is a "
-            f"file that is read ({', '.join(_SUFFIXES)})."
+            f"file in a supported format ({', '.join(_SUFFIXES)})."
         )
     return found
 
@@ -136,7 +138,7 @@ def _by_name(spec: str, config: str, split: str, present: Sequence[str]) -> list
 
 
 def _split_of(name: str) -> str:
-    """Return the split that a file's name or folder names; "" if neither does."""
+    """Return the split that a word in a file's path stands for; "" if no word does."""
     for split, words in _SPLITS.items():
         if re.search(rf"(^|[^a-z])({words})([^a-z]|$)", name.lower()):
             return split
@@ -151,7 +153,7 @@ def _unknown(spec: str, what: str, name: str, present: Sequence[str]) -> str:
 PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
 _LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")
-"""Suffix of a text in one of several languages: train.en, train.zh_tw, test.en-de."""
+"""Suffix that is a language code, as in train.en, train.zh_tw and test.en-de."""
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
 _WARC_SUFFIXES = (".warc", ".wet")
@@ -165,18 +167,20 @@ _SUPPORTED = (
 def resolve_sources(
     specs: Sequence[str | Source], options: ReadOptions | None = None
 ) -> list[Source]:
-    """Return the sources that `specs` name, in a fixed order.
+    """Return the sources that `specs` name, in the order of `specs`.
 
-    Names are paths, URLs (gs://BUCKET/FILE) or globs of them (`**` goes into directories),
-    `hf:OWNER/NAME[:CONFIG[:SPLIT]]`, `tfds:NAME[:SPLIT]`, `python-docs`. The files of a glob come
-    sorted by name; a file named twice is read once. A `Source` among the names is kept as it is.
+    Each item is a path, a URL such as gs://BUCKET/FILE, a glob of paths or URLs (`**` matches any
+    depth of directories), a data set `hf:OWNER/NAME` (see `match_hub`) or `tfds:NAME[:SPLIT]`, or
+    `python-docs`. The files of a glob are sorted by name. A file that is named twice is read once.
+    An item that already is a `Source` is returned unchanged.
 
     Raises:
-        UserError: `specs` is empty, or a name matches nothing, a directory or an unknown kind.
+        UserError: `specs` is empty, or an item matches no file, is a directory, or is a file of
+            an unsupported kind.
     """
     options = options or ReadOptions()
     if not specs:
-        raise UserError(f"no input given. Sources are {_SUPPORTED}.")
+        raise UserError(f"no input given. Name at least one source: {_SUPPORTED}.")
     sources: list[Source] = []
     seen: set[str] = set()
     for spec in specs:
@@ -208,12 +212,12 @@ def match_files(spec: str) -> list[str]:
     if is_url(spec):
         names = match_urls(spec)
         if not names:
-            raise UserError(f"there is no file {spec}, or none that these credentials can see.")
+            raise UserError(f"there is no file {spec}, or your credentials may not see it.")
         return names
     if path.is_file():
         return [spec]
     if path.is_dir():
-        some = itertools.islice(path.rglob("*"), 1000)  # it may be the root of a file system
+        some = itertools.islice(path.rglob("*"), 1000)  # the directory may hold millions of files
         kinds = sorted({"".join(p.suffixes[-2:]) for p in some if p.is_file()} - {""})
         example = f"{spec.rstrip('/')}/**/*{kinds[0] if kinds else '.txt'}"
         raise UserError(f"{spec} is a directory; name the files in it, for example '{example}'.")
@@ -250,7 +254,7 @@ def _open(name: str, options: ReadOptions) -> Source:
         return FileSource(name, options, is_json=True)
     if kind == ".parquet" == Path(name).suffix.lower():
         return ParquetSource(name, options)
-    is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # log.1, part.00017
+    is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # numbered, such as part.00017
     if is_text or _LANGUAGE_SUFFIX.fullmatch(kind):
         return FileSource(name, options)
     raise UserError(f"{name}: files named *{kind} are not read. Sources are {_SUPPORTED}.")

@@ -1,4 +1,4 @@
-"""Worker processes that end with their parent, do not block it, and report how they failed."""
+"""Worker processes that end when their parent does, never block it, and report their failures."""
 
 import contextlib
 import itertools
@@ -26,11 +26,11 @@ R = TypeVar("R")
 
 _MAX_WORKERS = 1024
 _LEAVE_SECONDS = 5.0
-"""Time that workers get to remove what they wrote before they are killed."""
+"""Time that workers have to remove unfinished files before they are killed."""
 
 
 def worker_count(asked: int | None) -> int:
-    """Return `asked`, by default the number of usable cores; UserError if it is out of range."""
+    """Return `asked` or, if None, the number of usable cores; raise a UserError if out of range."""
     if asked is not None and not 1 <= asked <= _MAX_WORKERS:
         raise UserError(f"num_workers is {asked}; it must be 1 to {_MAX_WORKERS}.")
     known = hasattr(os, "sched_getaffinity")
@@ -38,7 +38,7 @@ def worker_count(asked: int | None) -> int:
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Divide items, in their order, into lists; each list ends when its size reaches `limit`."""
+    """Divide items, in order, into lists; a list ends once its items' sizes sum to `limit`."""
     group: list[T] = []
     total = 0
     for item in items:
@@ -52,7 +52,7 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 
 
 def progress_bar(total: int, description: str, shown: bool) -> tqdm:
-    """Make a progress bar of bytes on standard error, hidden if that is not a terminal."""
+    """Make a progress bar of bytes on standard error; the bar is hidden if there is no terminal."""
     hidden = not (shown and sys.stderr.isatty())
     return tqdm(total=total, unit="B", unit_scale=True, desc=description, disable=hidden)
 
@@ -65,7 +65,7 @@ def _work(
     signal.signal(signal.SIGTERM, _leave)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        # A killed parent cannot stop this worker, which would finish its task first.
+        # A parent that was killed cannot stop this worker, so a thread watches the parent.
         def follow() -> None:
             parent.join()
             os._exit(1)
@@ -98,12 +98,12 @@ def map_ordered(
 ) -> Generator[R, None, None]:
     """Apply a function in worker processes, and yield the results in the order of the items.
 
-    Processes are spawned, since forking a process that runs threads (jax does) can hang. With one
-    worker or one item, everything runs in this process. For each worker, a thread here waits for
-    answers on a connection, which closes if the worker dies.
+    Each process first calls `initializer(*arguments)`. With one worker or one item, everything runs
+    in this process. Items are read while results are taken, at most three items per worker ahead.
 
-    Items are read while results are taken, at most three per worker ahead. Each process first calls
-    `initializer(*arguments)`.
+    Processes are spawned, since forking a process that runs threads (as jax does) can hang. For
+    each worker, a thread of this process waits for answers on a connection, which closes if the
+    worker dies.
 
     Raises:
         UserError: A worker was killed.

@@ -142,7 +142,7 @@ def test_empty_sides_are_left_out_and_named(files, tokenizer, tmp_path):
     built = build(files, tokenizer, tmp_path / "out")
     assert texts_of(built.train, tokenizer) == list(zip(SOURCES, TARGETS, strict=True))
     en, de = files
-    assert f"empty on a side: 4 ({en} and {de}, lines 1, 6, 7, ...)" in built.summary()
+    assert f"since a side is empty: 4 ({en} and {de}, lines 1, 6, 7, ...)" in built.summary()
     write(tmp_path / "in" / "a.en", [""] * 8)
     with pytest.raises(UserError, match="no pair has text on both sides"):
         build(files, tokenizer, tmp_path / "other")

@@ -102,7 +102,7 @@ def test_lines():
 
 
 def test_unknown_splitter():
-    with pytest.raises(UserError, match=r"'fats'; there are fast, lines and syntok"):
+    with pytest.raises(UserError, match=r"'fats'; use fast, lines or syntok"):
         get_splitter("fats")
 
 

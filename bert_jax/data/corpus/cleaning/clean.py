@@ -1,8 +1,9 @@
 """Rules for cleaning documents, and the cleaner that applies them, one document at a time.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-With a search, it reads each task twice. First `duplicates.scan` writes signatures of documents that
-filters keep; `duplicates.find_duplicates` makes `drops`; then `Cleaner(config, drops)` cleans.
+A build with this search reads each task twice. In the first reading, `duplicates.scan` writes the
+signatures of the documents that pass the filters. `duplicates.find_duplicates` then decides what to
+drop. In the second reading, `Cleaner(config, drops)` cleans the documents.
 """
 
 import functools
@@ -33,7 +34,7 @@ from bert_jax.errors import UserError, needs_package, suggestion
 from bert_jax.files.staging import replace_file, staged_file
 
 _MAX_CHARS = 1000
-"""Number of leading characters that decide the language; deciding takes as long as tokenizing."""
+"""Number of leading characters that identify the language; identifying is as slow as tokenizing."""
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
 def identify(text: str) -> tuple[str, float]:
     """Return the language of a text's first 1,000 characters, and its probability.
 
-    The language is a code of ISO 639-1, or of another part of ISO 639 if ISO 639-1 has none.
+    The language is an ISO 639-1 code or, if ISO 639-1 has none, a code of another part of ISO 639.
     """
     language, probability = _identifier()[0](text[:_MAX_CHARS])
     return str(language), float(probability)
@@ -61,8 +62,8 @@ def check_language(code: str) -> None:
     if code not in known:
         hint = suggestion(code, sorted(known))
         raise UserError(
-            f"--language is {code!r}, which py3langid does not know.{hint} Codes follow ISO "
-            f"639, such as en, de and zh; {len(known)} are known."
+            f"--language is {code!r}, which py3langid does not know.{hint} Give one of the "
+            f"{len(known)} ISO 639 codes that it knows, such as en, de or zh."
         )
 
 
@@ -80,13 +81,13 @@ class CleaningConfig:
     language_threshold: float = 0.8
     """Lowest probability of `language` at which a document is kept."""
     duplicates: bool = False
-    """Whether to drop documents whose words are an earlier one's; the next two fields imply it."""
+    """Whether to drop documents with an earlier document's words; the next two fields imply it."""
     duplicate_paragraphs: bool = False
     """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Lowest Jaccard similarity of word 5-shingles at which a document is dropped; None: never."""
+    """Lowest Jaccard similarity (word 5-shingles) of near-duplicates to drop; None drops none."""
     without: tuple[str, ...] = ()
-    """Evaluation texts (see `read_evaluation`); paragraphs with an n-gram of them are left out."""
+    """Evaluation texts (see `read_evaluation`); paragraphs that share an n-gram are left out."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
@@ -96,13 +97,13 @@ class CleaningConfig:
         if not 0 < self.language_threshold <= 1:
             raise UserError(
                 f"--language {self.language}:{self.language_threshold:g}: the probability must be "
-                "above 0 and at most 1"
+                "above 0 and at most 1."
             )
         similarity = self.near_duplicates
         if similarity is not None and not MIN_SIMILARITY <= similarity <= 1:
             raise UserError(
                 f"--drop-duplicates near={similarity:g}: the Jaccard similarity must be "
-                f"{MIN_SIMILARITY} to 1, such as 0.8"
+                f"{MIN_SIMILARITY} to 1, such as 0.8."
             )
 
     @property
@@ -112,7 +113,7 @@ class CleaningConfig:
 
     @property
     def needs_scan(self) -> bool:
-        """Whether all documents must be read, to find duplicates, before the first is written."""
+        """Whether all documents must be read once, to find duplicates, before any is written."""
         return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
 
     def record(self) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class CleaningReport:
             self._keep(reason, [sample])
 
     def merge(self, other: Mapping[str, Any]) -> None:
-        """Add the counts and samples of another report, given as a mapping from its field names."""
+        """Add the counts and samples of another report, given as a mapping of its fields."""
         self.documents.update(other["documents"])
         self.lines.update(other["lines"])
         for reason, samples in other["samples"].items():
@@ -197,7 +198,7 @@ class CleaningReport:
 
 
 class Drops(NamedTuple):
-    """Decisions about the documents of one task; a document is named by its number in the task."""
+    """Decisions about the documents of one task; documents are numbered in the task, from 0."""
 
     filtered: np.ndarray
     """(k,) int64, numbers of the documents that filters drop, ascending."""
@@ -206,9 +207,9 @@ class Drops(NamedTuple):
     exact: np.ndarray
     """(n,) bool, whether each duplicate has exactly the words of the document that is kept."""
     firsts: np.ndarray
-    """(n, 2) int64, for each duplicate, task and number of the document that is kept instead."""
+    """(n, 2) int64 for each duplicate: task and number of the document that is kept instead."""
     paragraphs: np.ndarray
-    """(m, 2) int64, document and number of each paragraph to leave out, ascending."""
+    """(m, 2) int64 for each paragraph to leave out: its document and its number, ascending."""
 
     @classmethod
     def load(cls, path: Path) -> "Drops":
@@ -217,7 +218,7 @@ class Drops(NamedTuple):
             return cls(**arrays)
 
     def save(self, path: Path) -> None:
-        """Write the decisions to a file, whole or not at all."""
+        """Write the decisions to a file, atomically."""
         with staged_file(path) as file:
             np.savez(file, **self._asdict())
 
@@ -226,7 +227,7 @@ class Drops(NamedTuple):
         return bool(self.filtered[_rows(self.filtered, number)].size)
 
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return (is exact, the kept document's task, its number); None if not a duplicate."""
+        """Return (is exact, task and number of the document kept); None if not a duplicate."""
         for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
             task, first = self.firsts[at].tolist()
             return bool(self.exact[at]), task, first
@@ -251,18 +252,18 @@ class Dropped(NamedTuple):
     """Reason for dropping a document."""
 
     reason: str
-    """Name of a filter, language, duplicate, near-duplicate, evaluation-text or no-lines-left."""
+    """Name of a filter; or language, duplicate, near-duplicate, evaluation-text, no-lines-left."""
     detail: str
-    """Measured value and the bound it violates, or the document that is kept instead."""
+    """Explanation for people: the value and the bound it violates, or the document kept instead."""
 
 
 class Cleaner:
-    """Cleaner of the documents of one task, which may come in any order.
+    """A cleaner for the documents of one task, which may come in any order.
 
     Args:
         config: the rules.
-        drops: what the search for duplicates decided; None if `config.needs_scan` is false, and
-            during the scan itself.
+        drops: decisions of the search for duplicates; None if there is no search, or during the
+            scan that precedes the search.
         source: name of the source, for samples.
         samples: number of dropped documents to keep as samples for each reason.
     """
@@ -283,7 +284,7 @@ class Cleaner:
         """Counts and samples of what has been dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Return the cleaned text, or why it is dropped; `number` counts the task's documents."""
+        """Return the cleaned text, or why document `number` of the task is dropped."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
@@ -307,7 +308,7 @@ class Cleaner:
         if duplicate := self._drops.duplicate(number):
             exact, task, first = duplicate
             reason = "duplicate" if exact else "near-duplicate"
-            return Dropped(reason, f"document {first} of task {task} stays")
+            return Dropped(reason, f"document {first} of task {task} is kept instead")
         paragraphs = text.split("\n")
         for paragraph in reversed(self._drops.dropped_paragraphs(number)):
             self.report.lines["duplicate-paragraph"] += 1
@@ -327,7 +328,7 @@ class Cleaner:
         return "\n".join(kept)
 
     def _unwanted(self, text: str) -> Dropped | None:
-        """Return why a document is dropped, by a filter or for its language; None if it stays."""
+        """Return why a document is dropped, by a filter or for its language; None if it is kept."""
         prose = Prose(text)
         for name, each in self._filters.items():
             if reason := each.reason(prose):
@@ -337,7 +338,7 @@ class Cleaner:
             if language != self._config.language:
                 return Dropped("language", f"{language} with probability {probability:.2f}")
             if probability < self._config.language_threshold:
-                return Dropped("language", f"{language} with only {probability:.2f}")
+                return Dropped("language", f"{language} with probability {probability:.2f} only")
         return None
 
 

@@ -1,12 +1,13 @@
 """Search for duplicates, between the first and the second reading of the tasks.
 
-A scan writes the signatures of a task's documents, without those that filters drop, as a directory
-of arrays. The arrays form an index sorted by key, so that reading a range of keys takes few reads.
+In the first reading, a scan of each task writes the signatures of the documents that pass the
+filters into a directory of arrays. The arrays are an index sorted by key (a hash), so that reading
+a range of keys takes few reads.
 
-The search divides the keys into ranges. For each range, a worker reads the entries of all scans,
-finds pairs of documents with equal keys, and compares them; memory holds one range. Pairs join
-documents into groups, and the first document of each group stays. The result therefore does not
-depend on the number of ranges, tasks or processes.
+The search divides all keys into ranges. For each range, a worker reads the entries of all scans,
+finds pairs of documents with equal keys, and compares these documents; memory holds one range.
+Pairs join documents into groups, and only the first document of each group is kept. The result
+therefore does not depend on the number of ranges, tasks or processes.
 """
 
 import functools
@@ -28,29 +29,32 @@ _BLOCK_CHARS = 1 << 20
 
 @dataclass(frozen=True)
 class Scan:
-    """Signatures of the documents that a task's filters keep, one row each, as memory maps."""
+    """Signatures, as memory maps, of the n documents of a task that pass the filters.
+
+    A row is the index of a document among these n documents.
+    """
 
     numbers: np.ndarray
-    """(n,) int64, number in the task of each row's document, ascending."""
+    """(n,) int64, number of each row's document in the task, ascending."""
     filtered: np.ndarray
     """(k,) int64, numbers of the documents that filters drop, ascending."""
     hashes: np.ndarray
-    """(n,) uint64, hash of each row's words."""
+    """(n,) uint64, hash of the words of each row's document."""
     sketches: np.ndarray
     """(s,) uint32, sketches of all rows in succession; see `Signatures`."""
     sketch_offsets: np.ndarray
-    """(n + 1,) int64, bounds of each row in `sketches`."""
+    """(n + 1,) int64, begin of each row's sketch in `sketches`, and the end of the last sketch."""
     document_keys: np.ndarray
-    """(e,) uint64, hashes and bands of all rows together, ascending."""
+    """(e,) uint64, hashes and band keys of all documents, ascending."""
     document_places: np.ndarray
-    """(e, 1) uint32, row of each key."""
+    """(e, 1) uint32, row of each document key."""
     paragraph_keys: np.ndarray
-    """(m,) uint64, hashes of the paragraphs, ascending."""
+    """(m,) uint64, hashes of all paragraphs, ascending."""
     paragraph_places: np.ndarray
-    """(m, 2) uint32, row and number of each paragraph."""
+    """(m, 2) uint32 for each paragraph key: row, and the paragraph's number in the document."""
 
     def sketch(self, row: int) -> np.ndarray:
-        """Return the sketch of a row."""
+        """Return the sketch of a row's document."""
         return self.sketches[self.sketch_offsets[row] : self.sketch_offsets[row + 1]]
 
 
@@ -102,7 +106,7 @@ def open_scan(directory: Path) -> Scan:
 def _sign_block(
     config: CleaningConfig, block: list[tuple[int, str]]
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
-    """Return (numbers of kept documents, numbers of filtered documents, signatures of the kept)."""
+    """Return numbers of kept documents, numbers of filtered documents, signatures of the former."""
     cleaner = Cleaner(config)
     cleaned = {number: cleaner.clean(number, text) for number, text in block}
     kept = {number: text for number, text in cleaned.items() if isinstance(text, str)}
@@ -140,16 +144,16 @@ def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
 
 
 RANGE_ENTRIES = 1 << 22
-"""Number of index entries in a range, for which the search needs about 0.5 GB."""
+"""Number of index entries in a range; the search needs about 0.5 GB of memory for a range."""
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""Function like `map`, maybe over processes; it returns results in the order of the items."""
+"""Function like `map` that may use several processes; results come in the order of the items."""
 
 
 def find_duplicates(
     scans: Sequence[Path], config: CleaningConfig, directory: Path, *, map_: Map = map
 ) -> list[Path]:
-    """Decide what to drop, and return a file for each task, to be read with `Drops.load`.
+    """Decide which documents and paragraphs to drop, and write the decisions to files.
 
     Args:
         scans: directories that `scan` wrote, one per task, in the order of the corpus.
@@ -157,6 +161,9 @@ def find_duplicates(
         directory: existing, empty directory for the decisions. All processes of `map_` must be
             able to reach it and the scans.
         map_: see `Map`; the functions and items that it gets can be pickled.
+
+    Returns:
+        A file for each task, to be read with `Drops.load`.
 
     Raises:
         UserError: The disk is full.
@@ -186,12 +193,12 @@ def find_duplicates(
 
 
 class _Work:
-    """Scans of a corpus; each process keeps some of them open."""
+    """The scans of all tasks; each process keeps some of them open."""
 
     def __init__(self, scans: Sequence[Path], directory: Path, config: CleaningConfig) -> None:
         self.directory = directory
         self.threshold = 1.0 if config.near_duplicates is None else config.near_duplicates
-        # By its time, a process tells a new scan from one that it has cached for the same path.
+        # The file's time tells a new scan from one that a process has cached for the same path.
         self._scans = [(path, (path / "numbers.npy").stat().st_mtime_ns) for path in scans]
         rows, self.document_keys, self.paragraph_keys = [0], 0, 0
         for task in range(len(scans)):
@@ -200,28 +207,28 @@ class _Work:
             self.document_keys += len(scan.document_keys)
             self.paragraph_keys += len(scan.paragraph_keys)
         self.bases = np.cumsum(rows)
-        """(tasks + 1,), number of rows in the tasks before each task; the last entry counts all."""
+        """(tasks + 1,), number of rows before each task; the last entry is the total."""
 
     def scan(self, task: int) -> Scan:
         """Return the scan of a task."""
         return _opened(*self._scans[task])
 
     def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the task and the row in the task, (n,) each, of rows numbered in the corpus."""
+        """Convert row numbers in the corpus, (n,), to tasks and rows in the tasks, (n,) each."""
         tasks = np.searchsorted(self.bases, documents, side="right") - 1
         return tasks, documents - self.bases[tasks]
 
     def entries(self, name: str, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the sorted keys in a range, and each key's place.
 
-        Keys are (n,) uint64. Places are (n, 1) or (n, 2) int64: the row, numbered in the whole
+        Keys are (n,) uint64. Places are (n, 1) or (n, 2) int64: the row, numbered over the complete
         corpus, and for paragraphs also the paragraph's number in the document.
         """
         keys, places = [np.zeros(0, np.uint64)], []
         for task in range(len(self._scans)):
             scan = self.scan(task)
             sorted_keys, found = (getattr(scan, f"{name}_{what}") for what in ("keys", "places"))
-            # Search for the range's last key: the end of the last range, 2^64, exceeds 64 bits.
+            # Search for the range's last key, since the end of the last range, 2^64, has 65 bits.
             begin = np.searchsorted(sorted_keys, np.uint64(span[0]))
             end = np.searchsorted(sorted_keys, np.uint64(span[1] - 1), side="right")
             keys.append(sorted_keys[begin:end])
@@ -233,7 +240,7 @@ class _Work:
         return key[order], place[order]
 
 
-@functools.lru_cache(32)  # a memory map holds a file descriptor
+@functools.lru_cache(32)  # few, since a memory map holds a file descriptor
 def _opened(path: Path, stamp: int) -> Scan:
     return open_scan(path)
 
@@ -246,7 +253,7 @@ def _ranges(num_entries: int) -> list[tuple[int, int]]:
 
 
 def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find equal or similar rows in a range; return the file of the pairs (later, earlier)."""
+    """Find equal or similar documents in a range; write a file of row pairs (later, earlier)."""
     keys, places = work.entries("document", span)
     documents, local = np.unique(places[:, 0], return_inverse=True)
     tasks, rows = work.locate(documents)
@@ -277,7 +284,7 @@ def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
 def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield pairs (earlier, later) of documents with a key in common, each pair once.
 
-    Among the documents with a key, each is paired with the first and with its predecessor.
+    Of the documents with the same key, each is paired with the first one and with the one before.
     """
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -292,7 +299,7 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find the paragraphs of a range that repeat others; return the file of (row, paragraph)."""
+    """Find paragraphs in a range that repeat earlier ones; write a file of (row, paragraph)."""
     keys, places = work.entries("paragraph", span)
     parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
     stays = parents[places[:, 0]] == places[:, 0]
@@ -332,7 +339,7 @@ def _drops(work: _Work, task: int, parents: np.ndarray, spills: Sequence[Path]) 
 
 
 def _root(parents: MutableSequence[int] | np.ndarray, node: int) -> int:
-    """Return the root of a node, the first of its group, and halve the path to it."""
+    """Return the root of a node, the first document of its group; shorten the path to the root."""
     while (parent := int(parents[node])) != node:
         parents[node] = parents[parent]
         node = parent

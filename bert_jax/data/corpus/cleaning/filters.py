@@ -1,11 +1,11 @@
-"""Named filters, which bound a measure of a document, and named edits of its lines.
+"""Named filters, which bound a measure of a document, and named edits of a document's lines.
 
 Sources: Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training
 Gopher", A.1.1 and table A1; Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a
 Unified Text-to-Text Transformer" (C4), section 2.2.
 
-A line or n-gram is repeated if it occurs earlier in the document; only `top_ngram` also counts the
-first occurrence. Measures of n-grams count the characters of words only, without spaces.
+A line or n-gram counts as repeated if it occurs earlier in the document; only `top_ngram` also
+counts the first occurrence. Measures of n-grams count the characters of words, without spaces.
 """
 
 import functools
@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, suggestion
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the share of lines (with `characters`: of characters) that repeat an earlier line."""
+    """Return the fraction of lines (with `characters`, of characters) that repeat earlier lines."""
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:
@@ -35,7 +35,7 @@ def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
 
 
 def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
-    """Return the largest share of characters that a repeated n-gram has; 0 if no n-gram repeats.
+    """Return the largest fraction of characters that one n-gram makes up; 0 if none is repeated.
 
     `hashes`, (n,) uint64, and `lengths`, (n,) int64, are the words' hashes and character counts.
     """
@@ -49,7 +49,7 @@ def top_ngram(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
 
 
 def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float:
-    """Return the share of characters in repeated n-grams; for the arguments see `top_ngram`."""
+    """Return the fraction of characters in repeated n-grams; for the arguments see `top_ngram`."""
     grams = ngram_hashes(hashes, size)
     if not _repeats(grams):
         return 0.0
@@ -60,7 +60,7 @@ def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float
 
 
 def _repeats(grams: np.ndarray) -> bool:
-    """Return true if any n-grams are equal; for most documents nothing else is computed."""
+    """Return true if any two n-grams are equal, a quick test that decides most documents."""
     ordered = np.sort(grams)
     return bool((ordered[1:] == ordered[:-1]).any())
 
@@ -80,7 +80,7 @@ _TERMINAL = (".", "!", "?", '"', "\u201d")
 
 
 class Prose:
-    """A document with the properties that filters measure; each line is a paragraph."""
+    """A document, of one paragraph per line, with the properties that filters measure."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -88,7 +88,7 @@ class Prose:
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """Words with their punctuation, separated by white space."""
+        """Words as white space separates them, with their punctuation."""
         return self.text.split()
 
     @functools.cached_property
@@ -106,7 +106,7 @@ class Prose:
         return count / max(len(self.words), 1)
 
     def share_of_lines(self, holds: Callable[[str], bool]) -> float:
-        """Return the share of the lines for which `holds` is true."""
+        """Return the fraction of the lines for which `holds` is true."""
         return sum(map(holds, self.lines)) / len(self.lines)
 
 
@@ -116,13 +116,13 @@ class Filter:
 
     measure: Callable[[Prose], float]
     what: str
-    """Name of the measure, for people."""
+    """Readable name of the measure."""
     source: str
     low: int | float = -math.inf
     high: int | float = math.inf
 
     def reason(self, prose: Prose) -> str | None:
-        """Return the reason for dropping a document; None if it stays."""
+        """Return the reason for dropping a document; None if the document is kept."""
         value = self.measure(prose)
         if self.low <= value <= self.high:
             return None
@@ -130,7 +130,7 @@ class Filter:
         return f"{self.what}: {value:.4g}, {side}"
 
     def record(self) -> dict[str, int | float | str | None]:
-        """Return the bounds, None for an infinite one, and their source."""
+        """Return the bounds (None for an infinite bound) and their source."""
         bounds = {"low": self.low, "high": self.high}
         finite = {name: each if math.isfinite(each) else None for name, each in bounds.items()}
         return {**finite, "source": self.source}
@@ -142,7 +142,7 @@ class Edit:
 
     change: Callable[[str], str]
     what: str
-    """Description of the lines or marks that are left out, for people."""
+    """Readable description of the lines or marks that are left out."""
     source: str
 
 
@@ -246,8 +246,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Filter]]:
     """Return the edits and the filters that `specs` name, in the order of `EDITS` and `FILTERS`.
 
-    A specification is the name of a filter, an edit or a group, or NAME=LOW:HIGH, which gives the
-    filter other bounds; either bound may be empty. The last specification of a name counts.
+    A specification is the name of a filter, an edit or a group, or it is NAME=LOW:HIGH, which gives
+    a filter other bounds. Either bound may be empty. If several specifications name the same
+    filter, the last one counts.
 
     Raises:
         UserError: A name is unknown or takes no bounds, or the bounds are not ascending numbers.
@@ -271,7 +272,7 @@ def _resolve(spec: str) -> Iterator[tuple[str, Filter | None]]:
         yield from ((each, FILTERS.get(each)) for each in names)
         return
     if name not in FILTERS:
-        raise UserError(f"--filter {spec!r}: {name} has no bounds; only a single filter does.")
+        raise UserError(f"--filter {spec!r}: {name} has no bounds; only a filter has bounds.")
     low, colon, high = bounds.partition(":")
     try:
         values = float(low or -math.inf), float(high or math.inf)

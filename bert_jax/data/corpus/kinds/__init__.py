@@ -1,1 +1,1 @@
-"""Kinds of sources: text and JSON lines, tables, TFDS, web archives, Wikipedia, Python's prose."""
+"""Readers of each kind of source: text, JSON lines, tables, web archives, Wikipedia, docstrings."""

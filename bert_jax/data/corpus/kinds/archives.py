@@ -1,4 +1,4 @@
-"""Text in archives: WARC and WET files from web crawls, and dumps of Wikipedia."""
+"""Sources of text in archives: WARC and WET files from web crawls, and dumps of Wikipedia."""
 
 import contextlib
 import io
@@ -23,7 +23,8 @@ _HEADERS = {
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
-"""Limits: bytes of a record's headers, bytes of a page (twice MediaWiki's limit), its elements."""
+"""Limits: bytes of a WARC record's headers; bytes of a wiki page, twice MediaWiki's own limit; and
+XML elements of a wiki page."""
 
 
 class _Archive(FileSource):
@@ -33,12 +34,15 @@ class _Archive(FileSource):
     has_records = True
 
     def _needs(self, package: str) -> contextlib.AbstractContextManager[None]:
-        said = f"reading such a file needs {package}: pip install 'bert_jax[corpora]'."
+        said = f"reading this file needs {package}: pip install 'bert_jax[corpora]'."
         return needs_package(f"{self.name}: {said}")
 
 
 class WarcSource(_Archive):
-    """Plain-text records of a WARC or WET file."""
+    """Plain-text records of a WARC or WET file.
+
+    Records of other content types, such as HTML pages, are skipped.
+    """
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -85,7 +89,7 @@ class WarcSource(_Archive):
                 found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
                 yield paragraphs(text), {k: value for k, value in found.items() if value}
         except (ArchiveLoadFailed, EOFError) as error:
-            reason = " ".join(str(error).split())[:200] or "it ends within a response's headers"
+            reason = " ".join(str(error).split())[:200] or "it ends inside a response's headers"
             raise UserError(
                 f"{self.name} is not a sound WARC file: {reason} (near record {number + 1}). Fetch "
                 "it again."
@@ -93,7 +97,7 @@ class WarcSource(_Archive):
 
 
 class WikipediaSource(_Archive):
-    """The articles of a dump of Wikipedia, or of another MediaWiki wiki, without markup."""
+    """Articles of a dump of Wikipedia or of another MediaWiki wiki, with the markup removed."""
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -107,8 +111,8 @@ class WikipediaSource(_Archive):
             _, root = next(events)
             if _name(root) != "mediawiki":
                 raise UserError(
-                    f"{self.name} is not a dump of MediaWiki: its root is <{_name(root):.40}>. No "
-                    "other XML is read."
+                    f"{self.name} is not a dump of MediaWiki: its root is <{_name(root):.40}>. "
+                    "Other XML files cannot be read."
                 )
             for event, element in events:
                 if event == "start":
@@ -135,8 +139,9 @@ class WikipediaSource(_Archive):
                     text = plain(markup, left_out) if len(markup) <= _MOST_PAGE else None
                     if text is None:
                         raise UserError(
-                            f"{self.name}, page {number - 1}, {title!r:.200}: it takes over "
-                            f"{SECONDS} s to parse or has over {_MOST_PAGE:,} characters. Drop it."
+                            f"{self.name}, page {number - 1}, {title!r:.200}: the page takes over "
+                            f"{SECONDS} s to parse or has over {_MOST_PAGE:,} characters. Remove "
+                            "it from the dump."
                         )
                     yield text, {"title": title, "id": id_}
         except ElementTree.ParseError as error:
@@ -146,13 +151,13 @@ class WikipediaSource(_Archive):
 
 
 class _Blocks(io.RawIOBase):
-    """A file made of blocks of bytes; reading more than is allowed raises a UserError."""
+    """A file over an iterator of blocks; reading more than `allow` permits raises a UserError."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, b""
 
     def allow(self, size: int, what: str) -> None:
-        """Allow `size` more bytes; the error for a read beyond them names `what`."""
+        """Permit `size` more bytes to be read; `what` names them in the error for reading more."""
         self._left, self._size, self._what = size, size, what
 
     @override
@@ -166,11 +171,11 @@ class _Blocks(io.RawIOBase):
 
 
 _FORMS = {"", "identity", "gzip", "x-gzip", "deflate"}
-"""Content encodings in which HTTP bodies are read."""
+"""HTTP content encodings that can be read; bodies in other encodings are skipped."""
 
 
 def _unpacked(body: bytes, form: str, most: int) -> bytes:
-    """Decompress an HTTP body to at most `most` + 1 bytes; an uncompressed body stays as it is."""
+    """Decompress an HTTP body to at most `most` + 1 bytes; leave an uncompressed body as it is."""
     for bits in (32 + zlib.MAX_WBITS, -zlib.MAX_WBITS) if form not in ("", "identity") else ():
         with contextlib.suppress(zlib.error):
             return zlib.decompressobj(bits).decompress(body, most + 1)
@@ -182,7 +187,7 @@ def _name(element: ElementTree.Element) -> str:
 
 
 def _article(page: ElementTree.Element) -> tuple[str, str, str] | None:
-    """Return title, id and wikitext of a page; None if it is not an article."""
+    """Return title, id and wikitext of a page; None if it is a redirect or not an article."""
     found: dict[str, str] = {}
     for element in page.iter():
         name = _name(element)

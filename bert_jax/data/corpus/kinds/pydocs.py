@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001  (typographic apostrophes)
 """English prose that every installation has: the documentation of Python and of packages.
 
-The prose comes from docstrings and from comments of several lines, since these explain code in
+The prose comes from docstrings and from comments of several lines, since both explain code in
 running text. In one measurement, comments held 0.28 times as much prose as docstrings.
 """
 
@@ -52,8 +52,8 @@ _EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}(?=[\w(])([^*]+?)(?<=[\w).,!?])\*{1,2}
 _SPACE = re.compile(r"\s+")
 
 _WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|\d+(?:\.\d+)?(?:-?D|th|st|nd)?|--?|–")
-# A sentence with one of these is left out. Names of code (`my_name`, `f(x)`, `axis=0`) are not
-# among them: they count as words that are not plain.
+# A sentence that matches is left out. Names from code (`my_name`, `f(x)`, `axis=0`) do not match;
+# `is_prose` counts them as words that are not plain.
 _NOISE = re.compile(
     r"https?:|www\.|@\w|[{}<>|\\^~$#]|(?<!\S)=|=(?!\S)|__|->|\[\w*[,:\]]|\.\.\.|\w/\w+/|::|\d\.\d+\.\d"
     r"|(?i:copyright|all rights reserved|licen[sc]e|warrant(?:y|ies)|redistribut)|XXX|TODO|FIXME"
@@ -63,7 +63,7 @@ _MIN_WORDS, _MAX_WORDS = 5, 70
 
 
 def prose_paragraphs(docstring: str) -> list[list[str]]:
-    """Return the prose of a docstring: paragraphs, each the list of its sentences.
+    """Return the prose of a docstring as paragraphs, each a list of sentences.
 
     Doctests, code, tables, directives, types of parameters, headings, lists of references and
     sentences that are mostly code are left out. A paragraph is split where a sentence was left out,
@@ -84,7 +84,7 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
 
 
 def is_prose(sentence: str) -> bool:
-    """Return true if a sentence looks like English prose in its words and at both ends."""
+    """Return true if the words, the beginning and the end of a sentence look like English prose."""
     if not sentence[0].isupper() or not _ENDS.search(sentence) or _NOISE.search(sentence):
         return False
     words = sentence.split()
@@ -110,7 +110,7 @@ def _indent(line: str) -> int:
 
 
 def _blocks(text: str) -> list[str]:
-    """Return paragraphs and list items of running text, each on one line, with inline markup."""
+    """Return paragraphs and list items of running text, each on one line, still with markup."""
     lines = text.expandtabs().split("\n")
     blocks: list[str] = []
     block: list[str] = []
@@ -179,7 +179,7 @@ def _blocks(text: str) -> list[str]:
         else:
             for pattern in (_BULLET, _NAMED):
                 match = pattern.match(line)
-                # Inside a paragraph, "name: " opens an entry only at its first line's indent.
+                # Inside a paragraph, "name: " begins an entry only at the paragraph's indent.
                 if match and (
                     pattern is _BULLET or not block or _indent(line) == _indent(block[0])
                 ):
@@ -207,15 +207,16 @@ PACKAGES = tuple(_NAMES.split())
 packages are not read, so that the same versions give the same corpus on every machine."""
 
 MIN_SENTENCES = 4
-"""Smallest number of sentences in a document; a class with fewer joins its module's document, and a
-module with fewer is left out."""
+"""Smallest number of sentences in a document. A class with fewer sentences is added to the document
+of the enclosing class or module; any other document with fewer is left out."""
 
 _LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages"}
 _LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
 _CHUNK_BYTES = 1 << 20
 
-# Strings are skipped, since a # inside them begins no comment, and so are comments after code. The
-# group matches consecutive lines that hold only a comment. (`tokenize` would take a minute.)
+# Finds comments of several lines: the group matches consecutive lines that hold only a comment. The
+# other alternatives skip strings, where a # begins no comment, and comments that follow code on the
+# same line. (The module `tokenize` would take a minute.)
 _COMMENTS = re.compile(
     r"""
     \"{3} (?: [^"\\]++ | \\[\s\S] | "(?!"") )*+ \"{3}
@@ -234,10 +235,10 @@ _Paragraphs = list[list[str]]
 
 
 class PythonDocs(Source):
-    """The corpus named `python-docs`.
+    """The source named `python-docs`: the documentation of Python and of installed packages.
 
-    A document is a topic of the language reference, a module or a larger class. Paragraphs that
-    occurred earlier, in any document, are left out.
+    Each topic of the language reference, each module and each larger class is a document.
+    Paragraphs that occurred earlier, in any document, are left out.
     """
 
     def __init__(self, num_workers: int | None = None) -> None:
@@ -273,7 +274,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Add the new paragraphs to `seen` and return them; "" if they have too few sentences."""
+    """Return the paragraphs that are not in `seen`, and add them; "" if sentences are too few."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)
@@ -294,7 +295,7 @@ def _topics() -> Iterator[_Paragraphs]:
 
 
 def _files() -> list[tuple[str, int]]:
-    """List paths and sizes of the Python files to read, in an order independent of the disk."""
+    """List paths and sizes of the Python files to read, in the same order on every disk."""
     roots = [Path(sysconfig.get_path("stdlib"))]
     for package in PACKAGES:
         try:
@@ -320,9 +321,9 @@ def _read_files(paths: list[str]) -> list[_Paragraphs]:
         data = Path(path).read_bytes()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escape sequences
+                warnings.simplefilter("ignore")  # about invalid escape sequences
                 tree = ast.parse(data)
-        except (SyntaxError, ValueError, RecursionError):  # templates, Python 2
+        except (SyntaxError, ValueError, RecursionError):  # such as templates or Python 2
             continue
         documents += _module_documents(data.decode("utf-8", "replace"), tree)
     return documents

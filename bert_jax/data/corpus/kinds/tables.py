@@ -1,4 +1,4 @@
-"""Text in tables: parquet, CSV and TSV, and TensorFlow Datasets."""
+"""Sources of text in tables: parquet, CSV and TSV files, and TensorFlow Datasets (TFDS)."""
 
 import hashlib
 import itertools
@@ -26,7 +26,7 @@ from bert_jax.files.urls import file_state, is_url
 
 
 class ParquetSource(Source):
-    """A column of a parquet file, or only of the row groups in `part`; needs pyarrow."""
+    """A text column of a parquet file, or of its row groups in `part`. Reading needs pyarrow."""
 
     options: ReadOptions
 
@@ -47,7 +47,7 @@ class ParquetSource(Source):
             sizes = [file.metadata.row_group(group).num_rows for group in range(end)]
             done, total = 0, max(1, sum(sizes[begin:]))
             kept = [name for name in self.options.keep if name in columns]
-            # Batches keep memory small even if the file is one large row group.
+            # Reading in batches keeps memory small even if the file is one large row group.
             batches = file.iter_batches(
                 256, row_groups=range(begin, end), columns=list({self._field, *kept})
             )
@@ -88,12 +88,12 @@ class ParquetSource(Source):
 
 
 class DelimitedSource(FileSource):
-    """A column of a CSV or TSV file whose first line names the columns.
+    """A text column of a CSV or TSV file whose first line names the columns.
 
-    In CSV a field may stand in double quotes; in TSV quotes are text.
+    In CSV files a field may be enclosed in double quotes. In TSV files quotes are part of the text.
     """
 
-    has_cuts = False  # a quoted field may hold any line end
+    has_cuts = False  # a line end may be inside a quoted field
     has_records = True
 
     @override
@@ -115,18 +115,18 @@ class DelimitedSource(FileSource):
                 raise UserError(
                     f"{self.name}, line {line}: {len(row)} fields where the header has "
                     f"{len(header)}; a text with a {'comma' if quoting else 'tab'} "
-                    f"{'needs double quotes around it' if quoting else 'is two fields here'}"
+                    f"{'must be in double quotes' if quoting else 'counts as two fields'}"
                 )
 
 
 class TfdsSource(Source):
-    """A TensorFlow Datasets data set in array_record format, read without TensorFlow."""
+    """A prepared TensorFlow Datasets data set in array_record format; TensorFlow is not needed."""
 
     unit = "examples"
     options: ReadOptions
 
     def __init__(self, name: str, options: ReadOptions) -> None:
-        super().__init__(name, field=options.field)  # the size is known once opened
+        super().__init__(name, field=options.field)  # the size is known once the data set is open
         self.options = options
         _, self._dataset, *split = name.split(":", 2)
         self._split = split[0] if split else "train"

@@ -37,11 +37,14 @@ _Blocks = Iterable[tuple[int, list[str]]]
 
 
 class FileSource(Source):
-    """A text or JSON lines file, maybe compressed; only an uncompressed file is read in parts."""
+    """A text file or JSON lines file, possibly compressed.
+
+    Only an uncompressed file can be divided into parts.
+    """
 
     options: ReadOptions
     has_cuts = True
-    """Whether reading can start at any line end, or any blank line if these separate documents."""
+    """Whether reading can start inside the file, after line ends or blank lines."""
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 
@@ -67,7 +70,7 @@ class FileSource(Source):
         return ((text, NO_FIELDS) for text in self._plain_texts(blocks))
 
     def lines(self) -> Iterator[str]:
-        """Read all lines from the beginning, blank ones too, without their line ends."""
+        """Yield all lines from the beginning, including blank lines, without their line ends."""
         self.bytes_read = 0
         for _, lines in self._blocks(self._content()):
             yield from lines
@@ -84,7 +87,7 @@ class FileSource(Source):
     def head(self, size: int) -> Source:
         if self.size <= size:
             return self
-        if len(self.divided(self.size - 1)) < 2:  # it can only be read from its beginning
+        if len(self.divided(self.size - 1)) < 2:  # the file cannot be divided
             return super().head(size)
         begin, end, *_ = self._cuts([size])
         return self._of((begin, end), end - begin)
@@ -94,7 +97,7 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted positions: the part's ends and, for each size, the next document start."""
+        """Return sorted file positions: the part's ends, and a document start after each size."""
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
@@ -158,7 +161,7 @@ class FileSource(Source):
                         raise UserError(
                             f"{self.name}, line {self._line(begin)}: the document that begins here "
                             f"is longer than {self.options.max_document_chars:,} characters. "
-                            "Documents are divided by blank lines; put some in, or read each line "
+                            "Blank lines separate documents: insert blank lines, or read each line "
                             "as a document (line_documents)."
                         )
                 elif document:
@@ -184,8 +187,8 @@ class FileSource(Source):
         except (ValueError, RecursionError) as error:
             detail = error if isinstance(error, ValueError) else "nested too deeply"
             raise UserError(
-                f"not JSON: {detail}. Each line of a .jsonl file is a JSON object; this one starts "
-                f"{line[:40]!r}."
+                f"not JSON: {detail}. Each line of a .jsonl file must be a JSON object; this line "
+                f"starts with {line[:40]!r}."
             ) from error
         if not isinstance(value, dict):
             kind = _JSON_TYPES.get(type(value), "null")
@@ -195,9 +198,10 @@ class FileSource(Source):
     def _blocks(self, content: Iterable[bytes]) -> _Blocks:
         r"""Return the lines of a text file, in blocks.
 
-        The text is UTF-8, with or without a byte order mark. Lines end in \n, \r\n or \r; with
-        `newline_only`, a \r without \n becomes a space, as a stray NUL always does. A block is the
-        number of its first line (from 1) and its lines, without line ends.
+        The text is UTF-8, with or without a byte order mark. Lines end in \n, \r\n or \r. With
+        `newline_only`, a lone \r does not end a line but becomes a space. A stray NUL always
+        becomes a space. A block consists of the number of its first line, from 1, and the list of
+        its lines without their line ends.
 
         Raises:
             UserError: The text is not UTF-8, many characters are NUL, or a line is too long.
@@ -207,7 +211,7 @@ class FileSource(Source):
         offset = self._begin  # of `rest` in the decompressed content, in bytes
         for data in content:
             whole = rest + data
-            # The last \r may be the first half of a \r\n that the next block completes.
+            # A \r at the end may be the first half of a \r\n that the next block completes.
             cut = whole.rfind(b"\n", len(rest)) + 1
             if not self.options.newline_only:
                 cut = max(cut, whole.rfind(b"\r", max(0, len(rest) - 1), -1) + 1)
@@ -255,9 +259,9 @@ class FileSource(Source):
             if text.count("\0") * 100 > len(text):
                 number = line + text[: text.index("\0")].count("\n")
                 raise UserError(
-                    f"{self.name}, line {self._line(number)}: NUL bytes; this is a binary file, or "
-                    "UTF-16 without a byte order mark. Sources are UTF-8 text (iconv -f UTF-16 -t "
-                    "UTF-8 converts)."
+                    f"{self.name}, line {self._line(number)}: NUL bytes; the file is binary, or "
+                    "UTF-16 without a byte order mark. A source must be UTF-8 text; convert UTF-16 "
+                    "with: iconv -f UTF-16 -t UTF-8."
                 )
             text = text.replace("\0", " ")
         return text
@@ -265,6 +269,6 @@ class FileSource(Source):
     def _refuse_long(self, line: int, size: int) -> NoReturn:
         raise UserError(
             f"{self.name}, line {self._line(line)}: {size:,} bytes or more on one line, more than "
-            f"the limit of {self.options.max_line_bytes:,}. Text has one paragraph on each line; "
-            "insert line ends, or raise the limit (max_line_bytes) if the line is right."
+            f"the limit of {self.options.max_line_bytes:,}. A text file has one paragraph per "
+            "line: insert line ends, or raise the limit (max_line_bytes) if the line is intended."
         )

@@ -1,4 +1,4 @@
-"""Conversion of wikitext to running text, with a time limit: parsing may take quadratic time."""
+"""Conversion of wikitext to running text, with a time limit for articles that are slow to parse."""
 
 import json
 import signal
@@ -12,17 +12,17 @@ from bert_jax.data.corpus.documents import paragraphs
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 SECONDS = 60
-"""Longest time that parsing one article may take."""
+"""Longest time that parsing one article may take, in seconds."""
 _NO_PROSE = {"ref", "references", "table", "gallery", "math", "timeline", "score"}
 _OPENERS = "[", "{", "<", "''", ";"
-_MOST_STEPS = 1 << 28  # openers x characters; more may take seconds and get their own process
+_MOST_STEPS = 1 << 28  # openers x characters; beyond this, a process of its own parses the article
 
 
 def plain(wikitext: str, left_out: Iterable[str]) -> str | None:
     """Return the running text of an article, without tables, references, pictures and categories.
 
-    Links into the namespaces `left_out` (casefolded names) are removed, text included. The result
-    is None if parsing took more than `SECONDS`.
+    Links to pages in the namespaces `left_out` (casefolded names) are removed with their text. The
+    result is None if parsing took more than `SECONDS`.
     """
     if len(wikitext) * sum(map(wikitext.count, _OPENERS)) < _MOST_STEPS:
         return _stripped(wikitext, set(left_out))
@@ -40,7 +40,7 @@ def _stripped(wikitext: str, left_out: set[str]) -> str:
     for link in code.filter_wikilinks():
         name, colon, _ = f"{link.title}".strip().removeprefix(":").partition(":")
         if colon and name.strip().casefold() in left_out:
-            link.title, link.text = "", None  # removing n nodes would take n * n steps
+            link.title, link.text = "", None  # emptied, since removing n nodes takes n * n steps
     for tag in code.filter_tags():
         if f"{tag.tag}".lower() in _NO_PROSE:
             tag.contents = ""

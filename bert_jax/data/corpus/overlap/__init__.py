@@ -1,1 +1,1 @@
-"""Text that documents share: signatures of documents, and evaluation texts in a corpus."""
+"""Overlap of texts: duplicate documents, and evaluation texts that occur in a corpus."""

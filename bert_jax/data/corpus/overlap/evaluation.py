@@ -1,4 +1,4 @@
-"""Evaluation texts: the texts of the examples in evaluation files."""
+"""Reading of evaluation texts, such as test examples, that a corpus is searched for."""
 
 import functools
 import hashlib
@@ -19,26 +19,26 @@ from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tasks.text.sources import read_glue
 
 MAX_BYTES = 1 << 30
-"""Largest evaluation file, uncompressed."""
+"""Largest evaluation file, in bytes after decompression."""
 _FORMS = (
     "squad:FILE, glue:DIR (the directory of GLUE, or of one task), or a file: .txt with one "
-    "example per line, .tsv or .csv with one per row, .jsonl with one per object, each also with "
-    ".gz, .xz or .zst"
+    "example per line, .tsv or .csv with one example per row, or .jsonl with one example per "
+    "object (each also with .gz, .xz or .zst)"
 )
 
 
 class Example(NamedTuple):
-    """Texts of an example, and where it comes from."""
+    """Texts of one evaluation example, and the split that it belongs to."""
 
     split: str
-    """Name of the example's file or split."""
+    """Name of the split, or of the file if it is not divided into splits."""
     texts: tuple[str, ...]
     """Texts of the example, such as a question and its context."""
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Examples of an evaluation, in the order of its files."""
+    """Examples of an evaluation, in the order in which its files hold them."""
 
     name: str
     """Name of the file, or `glue:` and the name of the directory."""
@@ -57,25 +57,26 @@ class EvaluationSet:
 
     @property
     def digest(self) -> str:
-        """sha256 in hex: of the file itself or, if there are several, of their joined digests."""
+        """sha256 in hex of the file or, if there are several files, of their joined digests."""
         if len(self.files) == 1:
             return self.files[0][1]
         return hashlib.sha256("".join(digest for _, digest in self.files).encode()).hexdigest()
 
 
 def text_key(text: str) -> str:
-    """Return a text's key, a hash of its normalised words in 16 hex digits."""
+    """Return the key of a text: a hash of its normalised words, in 16 hex digits."""
     return f"{hash_text(' '.join(normalised_words(text))):016x}"
 
 
 def read_evaluation(spec: str) -> EvaluationSet:
     """Read the evaluation texts that `spec` names; `_FORMS` lists the forms of `spec`.
 
-    GLUE: the dev and test splits that exist, without labels. SQuAD: questions and contexts. Tables:
-    all columns. JSON lines: all strings. Files that have not changed are not read again.
+    GLUE tasks give the texts of those dev and test splits that exist, without labels. SQuAD files
+    give questions and contexts, tables give all columns, and JSON lines give all strings. Results
+    are cached, so that unchanged files are not read again.
 
     Raises:
-        UserError: A file is missing, damaged or of another format, or it has no text.
+        UserError: A file is missing or damaged, has an unsupported format, or has no text.
     """
     kind, colon, place = spec.partition(":")
     is_kind = colon and kind in ("squad", "glue")
@@ -88,7 +89,7 @@ def read_evaluation(spec: str) -> EvaluationSet:
 
 @functools.lru_cache(4)
 def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
-    """Read evaluation texts; `states`, sizes and times of the files, only serves as a cache key."""
+    """Read evaluation texts; `states` (sizes and times of the files) only serves as a cache key."""
     del states
     if kind == "glue":
         return _glue(path, spec)
@@ -105,7 +106,7 @@ def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...])
 def _set(name: str, paths: Sequence[Path], examples: Iterable[Example]) -> EvaluationSet:
     kept = tuple(each for each in examples if any(map(str.strip, each.texts)))
     if not kept:
-        raise UserError(f"{name} has no text to look for. Name evaluation texts as {_FORMS}.")
+        raise UserError(f"{name} has no text to search for. Name evaluation texts as {_FORMS}.")
     return EvaluationSet(name, tuple((path.name, digest_of(path)) for path in paths), kept)
 
 
@@ -134,12 +135,12 @@ def _glue(directory: Path, spec: str) -> EvaluationSet:
             )
     if not paths:
         known = ", ".join(task.directory for task in TASKS.values())
-        raise UserError(f"{spec!r}: {directory} has no directory of a GLUE task: {known}.")
+        raise UserError(f"{spec!r}: {directory} has no directory of a GLUE task ({known}).")
     return _set(f"glue:{directory.resolve().name}", paths, examples)
 
 
 def _examples(path: Path) -> Iterator[Example]:
-    """Read the examples of a file, whose suffix tells the format."""
+    """Read the examples of a file in the format that its suffix stands for."""
     kind = plain_suffix(path.name)
     raw = read_plain(path, max_bytes=MAX_BYTES)
     if kind in (".jsonl", ".ndjson"):
@@ -162,13 +163,13 @@ def _examples(path: Path) -> Iterator[Example]:
     def is_long(fields: Sequence[str]) -> bool:
         return any(len(normalised_words(field)) >= MIN_WORDS for field in fields)
 
-    # A header, with names of columns, has only short texts, unlike some row below it.
+    # The first row is a header if all its texts are short and some row below has a longer one.
     has_names = kind in (".csv", ".tsv") and not is_long(first) and any(map(is_long, others))
     yield from (Example(path.name, tuple(row)) for row in (others if has_names else rows))
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value; a list of words, as in tagged sentences, is one text."""
+    """Yield the strings in a JSON value; a list of strings (words of a sentence) is one text."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):

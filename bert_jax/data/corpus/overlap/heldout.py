@@ -16,7 +16,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 MAX_DOCUMENTS = 1 << 15
-"""Largest number of held-out documents to compare; each process holds 4 KB for each of them."""
+"""Largest number of held-out documents to compare. Each process needs 4 KB for each document."""
 _SHOWN = 10
 _SHOWN_CHARS = 60
 
@@ -26,6 +26,7 @@ class Twin:
     """A held-out document and the most similar training document."""
 
     document: int
+    """Number of the held-out document in its store, from 0."""
     train_document: int
     similarity: float
     """Jaccard similarity of the word 5-shingles of the two documents."""
@@ -35,11 +36,11 @@ class Twin:
 
 @dataclass(frozen=True)
 class HeldoutReport:
-    """Result of the search for near-duplicates between the two stores of a corpus."""
+    """Result of the search for held-out documents that nearly duplicate training documents."""
 
     corpus: str
     threshold: float
-    """Lowest similarity of a near-duplicate."""
+    """Lowest similarity at which two documents count as near-duplicates."""
     documents: int
     """Number of held-out documents that were compared, evenly spread over the store."""
     of: int
@@ -49,7 +50,7 @@ class HeldoutReport:
     fingerprints: dict[str, str]
 
     def lines(self) -> list[str]:
-        """Return the result for people, with the most similar pairs."""
+        """Return the lines of a readable summary, with the most similar pairs."""
         share = len(self.twins) / self.documents
         lines = [
             f"{self.corpus}: {len(self.twins):,} of {self.documents:,} held-out documents "
@@ -66,7 +67,7 @@ class HeldoutReport:
         ]
 
     def save(self, path: Path) -> None:
-        """Write the report as JSON, whole or not at all."""
+        """Write the report as JSON, atomically."""
         replace_file(path, (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -75,15 +76,16 @@ def heldout_twins(
 ) -> HeldoutReport:
     """Compare the held-out documents of a corpus with all of its training documents.
 
-    `threshold` is the lowest similarity of a near-duplicate; `show` wraps a sequence, as tqdm does.
+    `threshold` is the lowest similarity at which two documents count as near-duplicates. `show`
+    wraps a sequence to show progress, as tqdm does.
 
     Raises:
         UserError: A store is missing or damaged, or rensa is not installed.
     """
     for part in ("train", "heldout"):
         if not is_store(corpus / part):
-            raise UserError(f"{corpus} has no store {part!r}; held-out text is compared with "
-                            "training text")  # fmt: skip
+            raise UserError(f"{corpus} has no store {part!r}; the comparison needs the stores "
+                            "train and heldout.")  # fmt: skip
     train, heldout = open_store(corpus / "train"), open_store(corpus / "heldout")
     tokenizer = load_tokenizer(corpus / "train" / "tokenizer")
     texts = _texts(heldout, tokenizer)
@@ -115,7 +117,7 @@ def heldout_twins(
 
 
 _Index = tuple[np.ndarray, np.ndarray, list[np.ndarray], float]
-"""Held-out documents' band keys (n,) uint64, ascending; each key's row; sketches; threshold."""
+"""Ascending band keys (n,) of held-out documents, document of each key, sketches, and threshold."""
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
@@ -127,7 +129,7 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
-    """Return (row of the held-out document, number of the text, similarity) of near-duplicates."""
+    """Return (index of the held-out document, index of the text, similarity) of near-duplicates."""
     found = sign(list(texts))
     known, documents, held, threshold = index
     keys = found.bands.reshape(-1)

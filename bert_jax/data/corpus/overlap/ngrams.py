@@ -1,13 +1,15 @@
 """Hashes of words and n-grams, tables of n-grams, and signatures of documents.
 
-A text of 13 words or more is recognised by its 13-grams (Brown et al. 2020, GPT-3, appendix C). A
-text of 5 to 12 words is recognised only as a whole: it is one n-gram. Shorter texts are not
-searched for, since phrases of so few words occur by chance.
+N-grams find evaluation texts in a corpus. A text of 13 words or more is recognised by its 13-grams
+(Brown et al. 2020, GPT-3, appendix C). A text of 5 to 12 words is a single n-gram, so that only the
+complete text is recognised. Shorter texts are not searched for, since phrases of so few words occur
+by chance.
 
-Signatures find duplicates without the texts. They are MinHashes (Broder 1997) of word 5-shingles in
-20 bands of 6 rows: two documents with Jaccard similarity s share a band with probability
-1 - (1 - s^6)^20, which is 0.998 for s = 0.8 and 0.27 for s = 0.5. Documents that share a band are
-compared by the smallest hashes of their shingles (see `similarity`).
+Signatures find duplicate documents without the texts. A signature holds MinHashes (Broder 1997) of
+the document's word 5-shingles, in 20 bands of 6 rows. Two documents with Jaccard similarity s
+share a band with probability 1 - (1 - s^6)^20, which is 0.998 for s = 0.8 and 0.27 for s = 0.5.
+Documents that share a band are then compared by the smallest hashes of their shingles (see
+`similarity`).
 """
 
 import functools
@@ -26,7 +28,7 @@ _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _ASCII_WORD = re.compile(r"\w+")
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _MAX_CACHED = 1 << 18
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word is lost
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the multiplication loses no bit
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
@@ -66,9 +68,9 @@ def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
 def several_ngram_hashes(
     hashes: np.ndarray, sizes: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each of `sizes`, from the smallest up, with its hashes as in `ngram_hashes`.
+    """Yield (size, hashes of all n-grams of this size) for each of `sizes`, smallest first.
 
-    The hashes of a size are computed from the hashes of the next smaller size.
+    `hashes` are as for `ngram_hashes`. All sizes together take no longer than the largest size.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
@@ -79,7 +81,10 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Mark words that n-grams cover, (num_words,) bool; `ngrams` has items (size, positions)."""
+    """Return which words are covered by n-grams, (num_words,) bool.
+
+    Each item of `ngrams` is (size, positions of the n-grams' first words).
+    """
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
@@ -99,7 +104,7 @@ _FILTER_BITS = 22
 
 
 class NgramTable:
-    """Table of the n-grams of numbered texts, each text given as its words."""
+    """Table of the n-grams of texts (each given as its words), to find them in documents."""
 
     def __init__(self, texts: Iterable[Sequence[str]]) -> None:
         hashes: dict[int, list[np.ndarray]] = {}
@@ -115,11 +120,11 @@ class NgramTable:
         self._sizes = sorted(hashes)
         self._owners = {size: np.concatenate(owners[size]) for size in self._sizes}
         self._grams: dict[int, np.ndarray] = {}
-        """Distinct n-grams by size, ascending."""
+        """For each size: ascending hashes of the distinct n-grams."""
         self._entries: dict[int, np.ndarray] = {}
-        """Index in `_grams` of each n-gram of the texts, by size."""
+        """For each size: index in `_grams` of each n-gram of the texts."""
         self._filters: dict[int, np.ndarray] = {}
-        """(2^22,) bool by size: whether the hash of some n-gram begins with the index's 22 bits."""
+        """For each size: (2^22,) bool, whether any hash in `_grams` begins with these 22 bits."""
         for size in self._sizes:
             self._grams[size], self._entries[size] = np.unique(
                 np.concatenate(hashes[size]), return_inverse=True
@@ -128,11 +133,11 @@ class NgramTable:
             self._filters[size][_bits(self._grams[size])] = True
 
     def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Find n-grams of the texts in a document; `hashes` (n,) are the hashes of its words.
+        """Find n-grams of the texts in a document, which is given as the hashes (n,) of its words.
 
         Returns:
-            For each size found, the positions of the n-grams' first words and the n-grams' indices
-            in `_grams`, (k,) each.
+            For each size found: positions in the document of the n-grams' first words, and indices
+            of the n-grams in `_grams`, (k,) each.
         """
         found = {}
         for size, grams in several_ngram_hashes(hashes, self._sizes):
@@ -145,21 +150,21 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Mark the words of a document that an n-gram of the texts covers, (n,) bool."""
+        """Return which words of a document an n-gram of the texts covers, (n,) bool."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return unset marks of all n-grams, by size of the n-gram; `mark` sets them."""
+        """Return unset marks, which `mark` sets: for each size, a bool for each distinct n-gram."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
-        """Mark in `seen` the n-grams of a document; `hashes` (n,) are the hashes of its words."""
+        """Mark in `seen` the n-grams that occur in a document, given as its word hashes (n,)."""
         for size, (_, numbers) in self.find(hashes).items():
             seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count each text's n-grams (0 if short) and marked n-grams, (num_texts,) int64 each."""
+        """Count each text's n-grams and marked n-grams, (num_texts,) int64 each; 0 if too short."""
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)
@@ -174,7 +179,7 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 SHINGLE = 5
 BANDS, ROWS = 20, 6
 SKETCH = 1024
-"""Number of smallest shingle hashes that are kept of a document; most documents have fewer."""
+"""Largest number of hashes in a sketch, which keeps a document's smallest shingle hashes."""
 _SEED = 1
 
 
@@ -182,19 +187,20 @@ class Signatures(NamedTuple):
     """Signatures of n documents."""
 
     hashes: np.ndarray
-    """(n,) uint64, hash of each document's words, in their order."""
+    """(n,) uint64, hash of the sequence of each document's words."""
     bands: np.ndarray
-    """(n, BANDS) uint64 keys; documents that share a key are candidates. (n, 0) without `near`."""
+    """(n, BANDS) uint64 keys; documents that share a key may be similar. (n, 0) without `near`."""
     sketches: list[np.ndarray]
-    """(s,) uint32 for each document, the smallest hashes of its shingles, ascending."""
+    """(s,) uint32 for each document: the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
-    """(m, 3) uint64, for each paragraph with words: hash, document and paragraph number, from 0."""
+    """(m, 3) uint64 for each paragraph with words: hash, document and paragraph number, from 0."""
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
-    """Compute the signatures of documents, whose paragraphs are joined by newlines.
+    """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
-    Bands and sketches are empty unless `near` is set, paragraphs unless `paragraphs` is.
+    Bands and sketches are only computed if `near` is set, and paragraphs if `paragraphs` is set.
+    Otherwise these arrays are empty.
 
     Raises:
         UserError: `near` is set, but rensa is not installed.
@@ -225,9 +231,9 @@ def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -
 def similarity(one: np.ndarray, other: np.ndarray) -> float:
     """Compute the Jaccard similarity of two documents from their sketches.
 
-    The result is exact for up to `SKETCH` shingles. For longer documents it is a bottom-k estimate
-    (Cohen and Kaplan 2007), with a standard deviation of at most 0.016: only the range of hashes in
-    which both sketches are complete is compared.
+    The result is exact if both documents have fewer than `SKETCH` distinct shingles. For longer
+    documents it is a bottom-k estimate (Cohen and Kaplan 2007) with a standard deviation of at most
+    0.016. The estimate compares only the range of hashes in which both sketches are complete.
     """
     last = min((s[-1] for s in (one, other) if len(s) == SKETCH), default=None)
     if last is not None:
@@ -242,7 +248,7 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all shingles, and the bounds (n + 1,) of each document's shingles.
+    """Return the hashes of all shingles, and the bounds (n + 1,) of the documents in them.
 
     A document with fewer than `SHINGLE` words is one shingle.
     """

@@ -1,4 +1,4 @@
-"""Search for evaluation texts in a token store or in text, and the report on it."""
+"""Search for evaluation texts in a token store or in raw text, and the report on the result."""
 
 import functools
 import itertools
@@ -30,7 +30,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 DIRECTORY = "contamination"
-"""Name of the directory of reports in a token store."""
+"""Name of the directory in a token store that holds the reports."""
 HELDOUT = "heldout.json"
 """Name of the report file on held-out documents; see `heldout`."""
 FORMAT = "bert_jax contamination"
@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a search for evaluation texts in a corpus; the report's file has these fields."""
+    """Result of a search for evaluation texts in a corpus, with the fields of the report's file."""
 
     corpus: str
     fingerprint: str
@@ -54,23 +54,24 @@ class Report:
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
     """Keys of each example's texts, by split; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """(n-grams, n-grams that the corpus has) of each text, by key; (0, 0) if too short."""
+    """For each text, by key: (number of n-grams, how many the corpus has); (0, 0) if too short."""
     ngram: int
     min_words: int
-    """Smallest number of words of a text that is searched for."""
+    """Smallest number of words that a text must have to be searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return by split what share of each example's n-grams the corpus has; NaN if too short."""
+        """Return by split each example's fraction of n-grams in the corpus; NaN if too short."""
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
         }
 
     def counts(self) -> dict[str, dict[str, int | float]]:
-        """Count the examples of each split and, if there are several, of `all` splits together.
+        """Count the examples of each split and, if there are several splits, of `all` together.
 
-        `short` examples are too short to be judged. Of the others, `seen` share an n-gram with the
-        corpus, `half` at least half of their n-grams, `whole` all; `share` is their mean share.
+        `short` counts the examples that are too short to be judged. Among the other examples,
+        `seen`, `half` and `whole` count those with at least one, at least half, and all of their
+        n-grams in the corpus; `share` is the mean fraction of n-grams in the corpus.
         """
         shares = self.shares()
         if len(shares) > 1:
@@ -78,7 +79,7 @@ class Report:
         return {split: _counts(each) for split, each in shares.items()}
 
     def lines(self) -> list[str]:
-        """Return the counts as a table for people."""
+        """Return the lines of a readable table of the counts."""
         ngram, shortest = self.ngram, self.min_words
         head = ("split", "examples", "too short", "seen", "half seen", "all seen", "mean share")
         rows = [
@@ -89,12 +90,12 @@ class Report:
         return [
             f"{self.evaluation} in {self.corpus}: {ngram}-grams of normalised words",
             *table_lines([head, *rows]),
-            f"seen: the corpus has a {ngram}-gram of the example or, with {shortest} to "
-            f"{ngram - 1} words, all of it; with fewer than {shortest} it is too short to judge",
+            f"seen: the corpus has a {ngram}-gram of the example (of {shortest} to {ngram - 1} "
+            f"words: the complete text); fewer than {shortest} words are too short to judge",
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry for a model's record and card."""
+        """Return the summary for the record and the card of a model trained on the corpus."""
         counts = self.counts()
         return {
             "corpus": self.corpus, "corpus_fingerprint": self.fingerprint,
@@ -104,7 +105,7 @@ class Report:
         }  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write the report as JSON, whole or not at all.
+        """Write the report as JSON, atomically.
 
         Raises:
             UserError: The file cannot be written.
@@ -123,13 +124,13 @@ def read_report(path: Path) -> Report:
     """Read a report that `Report.save` wrote.
 
     Raises:
-        UserError: The file is missing or damaged, or is no report.
+        UserError: The file is missing or damaged, or is not a report.
     """
     value = read_json_object(path, max_bytes=_MAX_BYTES)
     if value.get("format") != FORMAT or value.get("version") != VERSION:
         raise UserError(
-            f"{path} is not a contamination report of version {VERSION}; `bert-jax contamination` "
-            "writes one"
+            f"{path} is not a contamination report of version {VERSION}; write one with "
+            "`bert-jax contamination`."
         )
     try:
         found = value["examples"].items()
@@ -155,7 +156,7 @@ def reports_of(store: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Return (n-grams, seen n-grams) of each text, by key, from the report that saw most."""
+    """Return (n-grams, seen n-grams) by text key, from the report in which most were seen."""
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():
@@ -164,7 +165,7 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the seen share of an example's n-grams; NaN without n-grams or for unknown texts."""
+    """Return the seen fraction of an example's n-grams; NaN if it has none or a text is unknown."""
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
@@ -191,9 +192,9 @@ Span = tuple[int, int, int]
 def search_store(
     path: Path, evaluation: EvaluationSet, *, num_workers: int = 1, show: Callable = iter
 ) -> Report:
-    """Search for evaluation texts in a token store; `show` wraps a sequence, as tqdm does.
+    """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
-    The store's documents are decoded, and the evaluation texts are encoded and decoded by the same
+    The store's documents are decoded. The evaluation texts are encoded and decoded by the same
     tokenizer, so that both lose the same case, accents and characters.
 
     Raises:
@@ -260,7 +261,7 @@ def _of_span(span: Span) -> Any:
 
 
 def _search_texts(table: NgramTable, texts: Iterable[str]) -> dict[int, np.ndarray]:
-    """Return the numbers of the n-grams that occur in texts, by size."""
+    """Return the indices, by size, of the table's n-grams that occur in the texts."""
     seen = table.nothing_seen()
     for text in texts:
         table.mark(seen, word_hashes(normalised_words(text)))

@@ -27,7 +27,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 3
-"""Version of the code that makes shards; tasks marked by another version are repeated."""
+"""Version of the code that makes shards; tasks that another version completed are repeated."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Built:
 def make_shard(
     job: Job, task: Task, num_workers: int = 1, advance: Callable[[Task], None] = lambda task: None
 ) -> dict[str, Any]:
-    """Write a task's shard of each corpus and part, and return the mark of the complete task.
+    """Write a task's shards, one per corpus and part, and return the mark of the complete task.
 
-    The task uses `num_workers` processes, and calls `advance` after each block.
+    The work uses `num_workers` processes. `advance` is called after each block of documents.
     """
     drops = None if job.drops is None else Drops.load(job.drops / f"{task.name}.npz")
     with job.workspace.scratch() as root:
@@ -105,7 +105,7 @@ def build_shards(
 ) -> Built:
     """Run the tasks that are not complete, and write the manifests of all corpora.
 
-    The result does not depend on the engine, nor on what earlier builds left in the workspace.
+    The result depends neither on the engine nor on what earlier builds left in the workspace.
 
     Raises:
         UserError: The input is bad, the disk is full, or no text gives a token.
@@ -159,7 +159,7 @@ def find_drops(
 ) -> Path:
     """Read all tasks once, and decide which duplicates to drop.
 
-    All processes must reach `directory`; complete scans in it are used again.
+    All processes must be able to reach `directory`. Complete scans in it are reused.
 
     Returns:
         Directory with a file for each task, to be read with `Drops.load`.
@@ -185,7 +185,7 @@ def _scan_key(recipe: Recipe, task: Task) -> str:
 def _scan_task(
     recipe: Recipe, scans: Workspace, task: Task, num_workers: int = 1, advance: object = None
 ) -> dict[str, Any]:
-    del advance  # a scan reads far ahead of what it has done
+    del advance  # a scan reads far ahead of its work, so the bytes read do not show progress
     with scans.scratch() as root:
         (root / MARKS / f"{task.name}.json").unlink(missing_ok=True)
         shutil.rmtree(root / task.name, ignore_errors=True)
@@ -206,9 +206,10 @@ def _run(
     description: str,
     progress: bool,
 ) -> list[dict[str, Any]]:
-    """Run `work(task, num_workers, advance)` for tasks whose mark lacks `key(task)`; show a bar.
+    """Run `work(task, num_workers, advance)` for the incomplete tasks, with a progress bar.
 
-    If a local engine has few tasks, they run one by one, each with all the engine's processes.
+    A task is complete if its mark holds the key `key(task)`. If a local engine has few tasks, they
+    run one by one, each with all processes of the engine.
 
     Returns:
         Marks of all tasks, in their order.
@@ -250,7 +251,7 @@ def _digest(value: Any) -> str:
 
 
 SAMPLE_BYTES = 32 << 20
-"""Number of bytes of the sources that an estimate reads."""
+"""Number of bytes that an estimate reads from the sources."""
 _PIECES, _ROWS = 32, 10_000
 _SCAN_BYTES = 400
 """Bytes of memory that the search for duplicates takes per document of a task."""
@@ -258,11 +259,12 @@ _SCAN_BYTES = 400
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes of a corpus that is not built yet, scaled from a sample of it."""
+    """Estimated sizes of a corpus that is not built yet, scaled up from a sample."""
 
     total: int
-    """Sum of the sources' sizes, in bytes, or in examples for a source that counts these."""
+    """Sum of the sources' sizes, in bytes; a source that counts examples adds their number."""
     sampled: int
+    """Amount that was read for the sample, in the same units."""
     documents: int
     tokens: int
     text_bytes: int
@@ -274,7 +276,7 @@ class Estimate:
     shards: int
 
     def lines(self, num_workers: int) -> list[str]:
-        """Return the estimate for people."""
+        """Return the lines of a readable estimate."""
         hours = self.processor_seconds / 3600
         share = self.sampled / self.total
         return [
@@ -299,9 +301,10 @@ def estimate_corpus(
     shard_bytes: int = SHARD_BYTES,
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Estimate:
-    """Build a sample, evenly spread over the sources, in a temporary directory; scale its sizes up.
+    """Estimate the sizes of a corpus and the cost of building it.
 
-    A file that cannot be divided is sampled at its beginning.
+    A sample, evenly spread over the sources, is built in a temporary directory, and its sizes are
+    scaled up. A file that cannot be divided is sampled at its beginning.
 
     Raises:
         UserError: The input is bad, or no text in the sample gives a token.
@@ -340,7 +343,7 @@ def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
     """Return pieces of the sources, evenly spread over all of them."""
     total = sum(source.size for source in sources)
     if total <= sample_bytes:
-        # A source that knows its size only once it is open counts examples.
+        # A source of size 0 counts examples, and knows their number only once it is open.
         return [source if source.size else source.head(_ROWS) for source in sources]
     wanted = [total * (2 * number + 1) // (2 * _PIECES) for number in range(_PIECES)]
     pieces: list[Source] = []

@@ -15,7 +15,7 @@ from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.errors import UserError, needs_package
 
 SHARD_BYTES = 1 << 30
-"""Default number of input bytes per shard; fewer than twice as many make a single shard."""
+"""Default number of input bytes per shard; input of less than twice this size makes one shard."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> lis
         UserError: `shard_bytes` is below 1, or a file cannot be read.
     """
     if shard_bytes < 1:
-        raise UserError(f"a shard of {shard_bytes} bytes holds nothing; it must be at least 1.")
+        raise UserError(f"a shard of {shard_bytes} bytes is too small; give at least 1 byte.")
     if sum(source.size for source in sources) < 2 * shard_bytes:
         return [Task(0, tuple(sources))]
     parts = [part for source in sources for part in source.divided(shard_bytes)]
-    # Parts are a little smaller than a shard; at half the limit, no two parts are joined.
+    # Parts are a little smaller than a shard. With half the limit, no two parts are joined.
     groups = grouped(parts, lambda part: part.size, max(1, shard_bytes // 2))
     return [Task(number, tuple(group)) for number, group in enumerate(groups)]
 
@@ -73,7 +73,7 @@ a Ray that was started here."""
 
 
 class Engine:
-    """Engine of `num_workers` local processes, default one per core; UserError if out of range."""
+    """Engine of local processes, by default one per core; UserError if `num_workers` is invalid."""
 
     is_local = True
 
@@ -100,8 +100,9 @@ class RayEngine(Engine):
 
     Args:
         address: HOST:PORT of the head, `auto` for this machine's cluster, or `ray://HOST:PORT`;
-            None starts a Ray that spans only this machine and ends with the engine.
-        num_workers: processes of a Ray started here, and local processes for undivided work.
+            None starts a cluster of only this machine, which ends with the engine.
+        num_workers: number of processes of a cluster that is started here, and of local processes
+            for work that is not divided into tasks.
 
     Raises:
         UserError: Ray is not installed, or the cluster cannot be reached.
@@ -114,7 +115,7 @@ class RayEngine(Engine):
         if address is None:
             os.environ.update(_LOOPBACK)
         with needs_package(
-            "--engine=ray needs Ray: pip install 'bert_jax[cluster]', on every node."
+            "--engine=ray needs Ray on every node: pip install 'bert_jax[cluster]'."
         ):
             import ray
         self._ray: Any = ray
@@ -133,7 +134,7 @@ class RayEngine(Engine):
             where = f" at {address}" if address else ""
             reason = (str(error).strip().splitlines() or [""])[0]
             raise UserError(
-                f"no Ray cluster{where}: {reason}. `ray start --head` starts one, and `ray status` "
+                f"no Ray cluster{where}: {reason}. Start one with `ray start --head`; `ray status` "
                 "shows its state."
             ) from error
 
@@ -154,14 +155,14 @@ class RayEngine(Engine):
             raise error.cause from None
         except ray.exceptions.OutOfMemoryError as error:
             raise UserError(
-                "a task was killed for lack of memory on its node, again and again. Use smaller "
-                "shards (--shard-mb), or nodes with more memory for each core."
+                "a task was killed repeatedly because its node lacked memory. Use smaller shards "
+                "(--shard-mb), or nodes with more memory per core."
             ) from error
         except ray.exceptions.RayError as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"the Ray cluster lost a task {_RETRIES + 1} times or is gone: {reason}. Rerun the "
-                "command; what is complete is kept."
+                "command; complete tasks are kept."
             ) from error
         finally:
             for left in pending:
@@ -176,13 +177,13 @@ class RayEngine(Engine):
 def open_engine(
     name: str = "local", *, address: str | None = None, num_workers: int | None = None
 ) -> Engine:
-    """Open an engine by its name; a UserError if it does not exist or cannot start."""
+    """Open the engine `name`; raise a UserError if it does not exist or cannot start."""
     if name == "ray":
         return RayEngine(address, num_workers)
     if name != "local":
         raise UserError(f"there is no engine {name!r}; the engines are {' and '.join(NAMES)}.")
     if address is not None:
-        raise UserError(f"--engine=local:{address}: an address belongs to --engine=ray.")
+        raise UserError(f"--engine=local:{address}: only --engine=ray takes an address.")
     return Engine(num_workers)
 
 

@@ -1,7 +1,8 @@
 """Workspace of a build: the shards that tasks write, and the marks of complete tasks.
 
-For a local OUT the workspace is OUT.unfinished, which becomes OUT by one rename. For a bucket it is
-OUT itself, which becomes a corpus when the manifests, the last files, are written.
+If the output directory OUT is local, the workspace is OUT.unfinished, which is renamed to OUT at
+the end. If OUT is in a bucket, the workspace is OUT itself, which becomes a corpus when its last
+files, the manifests, are written.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ class Workspace:
         if not self.path.is_dir():
             raise UserError(
                 f"{self.path} does not exist on the node {socket.gethostname()}. All nodes of a "
-                "cluster must reach it: name an --out at gs:// or on a shared disk."
+                "cluster must reach this directory: give an --out in gs:// or on a shared disk."
             )
         yield self.path
 
@@ -74,7 +75,7 @@ class Workspace:
             replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Remove what other builds left: all shards whose paths are not in `shards`."""
+        """Remove the shards that other builds left, whose paths are not in `shards`."""
         stays = {self.path / each for each in (*shards, MARKS)}
         parents = {parent for each in stays for parent in each.parents}
         for directory in filter(Path.is_dir, parents - set(self.path.parents)):
@@ -129,7 +130,7 @@ class BucketWorkspace(Workspace):
         return [key for key in self._find() if re.search(r"/(train|heldout)/corpus\.json$", key)]
 
     def lease(self) -> Lease:
-        """Return the lease on the directory, not taken yet."""
+        """Return a lease on the directory; the caller must take it."""
         claims = BucketClaims(self._files(), self.url)
         say = functools.partial(print, file=sys.stderr, flush=True)
         return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
@@ -147,7 +148,7 @@ class BucketWorkspace(Workspace):
 
 
 def is_corpora(path: Path) -> bool:
-    """Return true if `path` holds a corpus, or nothing but corpora made by `--by-column`."""
+    """Return true if `path` holds a corpus, or only corpora that `--by-column` made."""
     if is_store(path / "train"):
         return True
     found = list(path.iterdir()) if path.is_dir() else []
@@ -158,7 +159,7 @@ def is_corpora(path: Path) -> bool:
 def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
     """Yield the workspace of a build, which becomes the corpus if the block succeeds.
 
-    With `resume`, if the block fails, its complete tasks stay for the next build.
+    If the block fails and `resume` is set, complete tasks are kept for the next build.
 
     Raises:
         UserError: `out` may not be replaced or written, or another build uses it.
@@ -169,7 +170,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
             try:
                 yield space
             except BaseException:
-                # Without a mark, of a shard or a scan, the next build has nothing to continue.
+                # Without the mark of a shard or a scan, the next build has nothing to continue.
                 if not any(staged.path.rglob(f"{MARKS}/*.json")):
                     shutil.rmtree(staged.path, ignore_errors=True)
                 raise

@@ -116,7 +116,7 @@ def test_the_first_document_stays_and_is_named(tmp_path):
     drops = drops_of(tasks, config, tmp_path)
     assert not len(drops[0].duplicates)
     found = Cleaner(config, drops[1]).clean(1, tasks[1][1])
-    assert found == Dropped("duplicate", "document 0 of task 0 stays")
+    assert found == Dropped("duplicate", "document 0 of task 0 is kept instead")
 
 
 def test_a_filtered_document_is_nobodys_first(tmp_path):

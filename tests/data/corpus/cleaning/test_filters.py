@@ -161,7 +161,7 @@ def test_a_language_is_dropped_below_the_threshold():
         Cleaner(CleaningConfig(language="de", language_threshold=probability + more))
         for more in (-0.01, 0.01)
     ]
-    dropped = Dropped("language", f"de with only {probability:.2f}")
+    dropped = Dropped("language", f"de with probability {probability:.2f} only")
     assert [cleaner.clean(0, text) for cleaner in cleaners] == [text, dropped]
 
 

@@ -198,5 +198,5 @@ def test_hostile_wikitext(tmp_path, monkeypatch):
     assert [text.split() for text, _ in read(path)] == [["x", "Rest."]]
     monkeypatch.setattr(wikitext, "SECONDS", 1)
     path.write_text(OPEN + "[http://a " * 20_000 + "</text></page></mediawiki>")
-    with pytest.raises(UserError, match=r"page 1, 'T': it takes over .* Drop it"):
+    with pytest.raises(UserError, match=r"page 1, 'T': the page takes over .* Remove it"):
         read(path)

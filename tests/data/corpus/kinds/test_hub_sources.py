@@ -93,8 +93,8 @@ def test_files_are_read_in_place(tmp_path):
     assert [texts for _, texts in found[2]] == [[["a", {}]], [["b", {}]]]
     for said, message in zip(
         found[3:],
-        ["no file that is read", "the Hub has no data set me/nothing", "ask for it at", "no "
-         "configuration 'fr'; there are de, en", "no split 'test'; there are train, validation",
+        ["no file in a supported format", "the Hub has no data set me/nothing", "ask for it at",
+         "no configuration 'fr'; there are de, en", "no split 'test'; there are train, validation",
          "write hf:OWNER/NAME"],
         strict=True,
     ):  # fmt: skip

@@ -34,7 +34,7 @@ def test_tsv_keeps_quotes(tmp_path):
     [
         ("a.csv", "txt,n\na,1\n", r"line 1: no field 'text'; .*Did you mean 'txt'"),
         ("a.csv", "text,n\na,1\nb,2,3\n", "line 3: 3 fields where the header has 2; .* quotes"),
-        ("a.tsv", "text\tn\na\n", "line 2: 1 fields where the header has 2; .*is two fields"),
+        ("a.tsv", "text\tn\na\n", "line 2: 1 fields where the header has 2; .* as two fields"),
         ("a.csv", 'text,n\na,1\n"b"x,2\n', "line 3: a stray quote"),
         ("a.csv", "", "line 1: no field 'text'; the fields present are none"),
         ("a.csv", "text\n", "holds no text"),

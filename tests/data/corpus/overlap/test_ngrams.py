@@ -166,7 +166,7 @@ def test_squad_and_glue(tmp_path):
         ("glue:none", "none is not a directory"),
         ("squad:none.json", "none.json does not exist"),
         ("x.json", "Is it squad:"),
-        ("blank.txt", "has no text to look for"),
+        ("blank.txt", "has no text to search for"),
         ("bad.txt", "bad.txt, line 1, byte 3: 0xff is not UTF-8"),
         ("bad.csv", "bad.csv, line 2: a stray quote"),
     ],

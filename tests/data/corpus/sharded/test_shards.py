@@ -257,7 +257,7 @@ def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
     ("line", "message"),
     [
         ('{"text": "a"}', r"a\.jsonl, document 121: no field 'lang', which --by-column names"),
-        ('{"text": "a", "lang": "../x"}', "'lang' is '../x', which is no name of a corpus"),
+        ('{"text": "a", "lang": "../x"}', "'lang' is '../x', which cannot name a corpus"),
     ],
 )
 def test_bad_fields(by_language, tmp_path, line, message):
@@ -383,5 +383,5 @@ def test_estimate(texts, tmp_path):
 def test_engines_by_name():
     with pytest.raises(UserError, match="no engine 'spark'; the engines are local and ray"):
         open_engine("spark")
-    with pytest.raises(UserError, match=r"auto.* belongs to --engine=ray"):
+    with pytest.raises(UserError, match=r"auto.* only --engine=ray takes an address"):
         open_engine(address="auto")

@@ -129,7 +129,7 @@ def test_a_source_that_changes(tmp_path):
     texts = source.texts()
     next(texts)
     path.write_text("one\n\ntwo\n\nthree and more")
-    with pytest.raises(UserError, match=r"a\.txt changed while .* had 15 bytes and has 24"):
+    with pytest.raises(UserError, match=r"a\.txt changed while .* had 15 bytes and now has 24"):
         list(texts)
     with pytest.raises(UserError, match="rerun the command"):
         list(source.texts())
