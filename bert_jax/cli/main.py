@@ -122,7 +122,7 @@ def _help() -> str:
 
 
 def _print_fields(verb: Any, argv: Sequence[str]) -> int:
-    """Print the fields of the configuration that --config names, or else of the default."""
+    """Print the fields of the configuration that --config names, or of the default one."""
     from bert_jax.config.command_line import fields_help, load_config, overridden
 
     given, fields = Parser(verb, lax=True, prog="bert-jax").parse_known_args(argv)

@@ -27,9 +27,8 @@ class Lineage(groups.Json):
     """Directory of a run (or WORKDIR@STEP), an export, an import, a grown or averaged model, a
     model in Hugging Face's format, or a corpus."""
     near: tuple[Directory, ...] = ()
-    """Further directory in which ancestors are searched for by name and digest, because an export
-    does not record the place of its source. The directory that contains an export is always
-    searched. May be repeated."""
+    """Further directory in which to find ancestors by name and digest, since exports do not record
+    where their source is. An export's parent directory is always searched. May be repeated."""
     quick: bool = False
     """Compare only the records, without reading checkpoints, corpora and files."""
 
@@ -66,8 +65,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     documents: Count = 5
     """Number of longest documents, and of shortest documents, to print."""
     full: bool = False
-    """Read all documents of a corpus with more than 50 million tokens, instead of an evenly spaced
-    sample."""
+    """Read all documents; otherwise, above 50 million tokens, only an even sample is read."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.corpus import corpus_lines, inspect_corpus

@@ -87,8 +87,7 @@ class Tokenizer(Sources, groups.IntoDirectory):
     """Smallest number of times that a pair of pieces must occur so that wordpiece or bytelevel
     merges it (default: 2)."""
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
-    """Largest amount of text to learn from, in megabytes. From more text, an even sample is
-    taken."""
+    """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -150,8 +149,7 @@ class Cleaning(Verb):
     gopher-repetition, c4), a single filter, or a filter with other bounds, NAME=LOW:HIGH. May be
     repeated. The message about an unknown name lists all filters."""
     language: Annotated[str, "CODE[:P]"] = ""
-    """Language of the documents to keep, such as de. de:0.9 also sets the lowest probability that
-    a document must reach (default: 0.8)."""
+    """Language to keep, such as de. de:0.9 also sets the lowest probability (default: 0.8)."""
     drop_duplicates: Commas[str] = ()
     """Kinds of duplicates to drop, separated by commas. exact: documents with the same words as an
     earlier document, or equal training pairs. paragraphs: paragraphs with the same words as an
@@ -203,20 +201,17 @@ class OfText(Cleaning):
     splitter: Literal["fast", "lines", "syntok"] | None = None
     """Sentence splitter (default: fast). lines takes each line as one sentence."""
     by_column: Annotated[str, "COLUMN"] = ""
-    """Column with few different values, such as lang. Each value gets a separate corpus in a
-    subdirectory of --out."""
+    """Column with few values, such as lang. Each value gets a corpus in a subdirectory of --out."""
     estimate: bool = False
     """Read a sample and estimate the cost of the build. Nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
     """Engine that runs the build. local: processes on this machine. ray: Ray on this machine.
-    ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: the cluster that this node
-    belongs to."""
+    ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
     """Total size of a shard's input files, in MiB. Each shard is one task of the engine. Input
     smaller than twice this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
-    """Directory for temporary files of the search for duplicates, which all nodes must reach
-    (default: beside --out)."""
+    """Directory for the search for duplicates; all nodes must reach it (default: beside --out)."""
 
 
 class OfPairs(Verb):

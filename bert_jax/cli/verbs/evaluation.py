@@ -31,8 +31,7 @@ class Labelled(Verb):
 
     data: Annotated[str | None, "FILE"] = None
     """Labelled file in the format of the run's files or, for GLUE, the name of a split. dev or test
-    is that part of the run's own data (default: both parts). --columns sets fields of the task,
-    such as text=review."""
+    is that part of the run's own data (default: both parts). --columns sets fields of the task."""
     report: Directory | None = None
     """Directory for report.md and report.json (scores by class with intervals, the confusion
     matrix, the most confident mistakes) and a picture."""
@@ -40,8 +39,7 @@ class Labelled(Verb):
     """Another run to score on the same examples. Differences are printed with paired intervals."""
     contamination: tuple[File, ...] = ()
     """Report of `bert-jax contamination` on the data. Contaminated and clean examples are then
-    scored separately (default: reports on the corpora that the model was trained on). May be
-    repeated."""
+    scored separately (default: reports on the model's training corpora). May be repeated."""
 
 
 class Pairs(groups.Beams):
@@ -50,9 +48,8 @@ class Pairs(groups.Beams):
     TITLE: ClassVar[str] = "a model that translates, on pairs of files"
 
     pairs: tuple[Annotated[str, "FILE"], Annotated[str, "FILE"]] | None = None
-    """File of source sentences and file of reference translations, one per line. Prints BLEU and
-    chrF of sacreBLEU with intervals, BLEU of trivial translations (floors), losses, and a table by
-    source length."""
+    """Files of source sentences and of references, one per line. Prints sacreBLEU's BLEU and chrF
+    with intervals, BLEU of trivial translations (floors), losses, and a table by source length."""
 
 
 class Vectors(groups.Rerank):

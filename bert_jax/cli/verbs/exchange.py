@@ -1,7 +1,4 @@
-"""Verbs that export, import, average and grow models.
-
-Each verb imports its modules only when it runs.
-"""
+"""Verbs that export, import, average and grow models. Verbs import their modules when they run."""
 
 import logging
 import sys
@@ -179,12 +176,10 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     """
 
     config: Annotated[str | None, "FILE"] = None
-    """Pretraining configuration whose section model sets the sizes of the larger model (default:
-    MODEL's own configuration)."""
+    """Pretraining configuration whose section model sets the new sizes (default: MODEL's own)."""
     preserve: bool = False
     """Divide weights by the number of copies of their inputs, so that a wider model starts with
-    nearly the loss of MODEL. Without this option, weights are copied unchanged, as ModernBERT's
-    tiling does."""
+    nearly the loss of MODEL. Otherwise, weights are copied unchanged, as in ModernBERT's tiling."""
 
     CONFIGURED: ClassVar[bool] = True
 

@@ -39,7 +39,7 @@ class Json(Verb):
     """Print JSON instead of lines for people."""
 
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
-        """Print `found` with --json, else the lines; `how` holds options of `json.dumps`."""
+        """Print `found` as JSON if --json is given, else `lines`; `how` goes to `json.dumps`."""
         written = {"indent": 2, **how}
         print(json.dumps(found, **written) if self.json else "\n".join(lines))
 
@@ -64,15 +64,14 @@ class Checkpoint(Verb):
     """One checkpoint of a run."""
 
     step: int | None = None
-    """Step of the checkpoint to read (default: all checkpoints for `verify`, and the newest intact
-    checkpoint for other verbs)."""
+    """Step of the checkpoint to read (default: the newest intact one; for `verify`, all)."""
 
 
 class Seed(Verb):
     """The seed of random numbers."""
 
     seed: Natural = 0
-    """Seed for the choice of rows (`inspect`) or for the noise on copies (`grow --preserve`)."""
+    """Seed for the order of rows (`inspect`) or for noise on copied weights (`grow --preserve`)."""
 
 
 class Plot(Verb):
@@ -240,8 +239,7 @@ class Beams(Verb):
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty; see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0
-    """Largest number of tokens in a translation, end token included (default: the model's
-    limit)."""
+    """Largest number of target tokens, with the end token (default: the model's limit)."""
     max_length_rate: NonNegative = 3.0
     """Largest number of target tokens for each source token; 0 means no limit."""
 
@@ -259,12 +257,10 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """A verb that gives an answer for each text."""
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Format of the input. auto takes the format from a file's suffix or from the first line of
-    standard input."""
+    """Format of the input. auto takes it from a file's suffix or standard input's first line."""
     out: options.File | None = None
-    """File for the answers, as JSON lines (.jsonl). `embed` can also write .npy and .parquet, and
-    `translate` can write text with one line per answer. The file appears only when it is complete
-    (default: standard output)."""
+    """File for the answers: JSON lines (.jsonl), for `embed` also .npy or .parquet, for `translate`
+    also text with one line per answer. It appears when complete (default: standard output)."""
     batch_tokens: Count | None = None
     """Largest number of tokens in a batch (default: 1024)."""
     on_error: Literal["fail", "skip"] = "fail"

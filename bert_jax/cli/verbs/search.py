@@ -33,8 +33,7 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
 
     files: Given[tuple[Annotated[str, "FILE"], ...]] = ()
     """Text files (.txt, .md), JSON lines and tables (.jsonl, .csv, .tsv, .parquet), also
-    compressed; a directory or a glob of these; or hf:OWNER/NAME for a data set of the Hugging Face
-    Hub."""
+    compressed; a directory or a glob of these; or hf:OWNER/NAME (Hugging Face Hub)."""
     passage_tokens: Annotated[int | None, "N"] = None
     """Largest number of tokens in a passage (default: 256, or the model's limit if lower)."""
 
@@ -53,7 +52,7 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
         names, _ = self.named("text")
         sources, passed = found_sources(self.files, names.get("text", "text"))
         model = self.opened(self.model)
-        Embedder(model, kind="document", dimensions=self.dimensions)  # raises a UserError if --dimensions is wrong
+        Embedder(model, kind="document", dimensions=self.dimensions)  # checks --dimensions
         room = min(self.passage_tokens or _PASSAGE_TOKENS, model.max_length)
         prefix = "" if model.embedding is None else model.embedding.document_prefix
         room -= num_special(model.tokenizer, False) + len(model.tokenizer.encode(prefix).ids)
@@ -191,16 +190,13 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     pairs: Given[Annotated[str, "FILE"]]
     """File of pairs, each a query and a document: .csv, .tsv, .jsonl or .parquet."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
-    """Further documents that may become negatives, in a form that `bert-jax index` takes. May be
-    repeated."""
+    """Further documents that may become negatives, as for `bert-jax index`. May be repeated."""
     negatives: Count = 5
     """Largest number of negatives for each pair."""
     margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
-    """Smallest difference between the cosine of the query with its document and the cosine of the
-    query with a negative. May be negative."""
+    """Smallest amount by which a pair's cosine exceeds a negative's cosine; may be negative."""
     labelled: bool = False
-    """Write a line for each pair (label 1) and for each negative (label 0), as training data of a
-    reranker."""
+    """Write a line for each pair (label 1) and each negative (label 0), to train a reranker."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"
     """Ranks of the negatives by cosine, among the documents that are not paired with the query."""
 

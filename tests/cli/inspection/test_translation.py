@@ -86,7 +86,7 @@ def test_lines_are_paired_and_unequal_files_are_refused(tmp_path):
     short = put(tmp_path / "c.de", odd[:2])
     with pytest.raises(UserError, match=r"a\.en has 3 lines and .*c\.de has 2"):
         read_pairs(a, short)
-    with pytest.raises(UserError, match=r"d\.de, line 2: empty"):
+    with pytest.raises(UserError, match=r"d\.de, line 2 is empty"):
         read_pairs(a, put(tmp_path / "d.de", ["x", " ", "y"]))
     nothing = put(tmp_path / "e.de", [])
     with pytest.raises(UserError, match="has no lines"):
