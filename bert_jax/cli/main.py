@@ -150,5 +150,5 @@ def _terminate(number: int, frame: object) -> None:
     """Exit on SIGTERM through all `finally` blocks, which remove half-written files."""
     # `timeout` sends SIGTERM twice; the second one must not interrupt the clean-up.
     signal.signal(number, signal.SIG_IGN)
-    os.write(2, b"bert-jax: ended by SIGTERM\n")  # `print` could wait for a lock
+    os.write(2, b"bert-jax: ended by SIGTERM\n")  # `print` may need a lock that is held
     sys.exit(128 + number)

@@ -180,8 +180,8 @@ def test_fast_leads_with_the_configured_batch_and_half_a_million_tokens(run: Run
 
     said = run("--topology=v5e:4x4", "--batch-per-chip=fast").out
     order = [said.index(part) for part in (
-        "\nconfigured ", "\n0.5 M tokens ", "\nhighest MFU ", "256 rows a step, 16 a chip",
-        "MFU by rows a chip and micro-batches",
+        "\nconfigured ", "\n0.5 M tokens ", "\nhighest MFU ", "256 rows per step, 16 per chip",
+        "MFU by rows per chip and micro-batches",
     )]  # fmt: skip
     assert order == sorted(order)
     assert " ".join(usual["overrides"]) in said

@@ -19,8 +19,7 @@ from bert_jax.files.urls import scheme
 State = Literal["verified", "unrecorded", "differs", "missing", "unread"]
 """Result of a check. `verified`: the content has the digest that the descendant recorded.
 `unrecorded`: the content is intact, but no digest was recorded. `differs`: the content is damaged
-or has another digest. `missing`: nothing was found. `unread`: the content was not or cannot be
-read."""
+or has another digest. `missing`: nothing was found. `unread`: the content was not read."""
 _MOST_FILES = 8
 _WORDS: dict[State, str] = {
     "verified": "verified",

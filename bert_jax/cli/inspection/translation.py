@@ -25,8 +25,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Smallest rise of the loss, in nats per token, that wrong sources cause in a decoder that uses its
-source."""
+"""Least rise of the loss by wrong sources, in nats per token, if the decoder uses its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -98,9 +97,9 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     floors = found["floors"]
     copied = f"{floors['copy']:.1f} for copies of the sources"
     if floors["constant"] is None:
-        fixed = "no constant caption is known: the training corpus is missing (give --corpus)"
+        fixed = "no constant translation is known: the corpus is missing (give --corpus)"
     else:
-        fixed = f"{floors['constant']:.1f} for one caption for all: {floors['constant_text']!r}"
+        fixed = f"{floors['constant']:.1f} for one text for all: {floors['constant_text']!r}"
     lines.append(f"{'floors':13} {copied}; {fixed}")
     lines.append(
         f"{'ceiling':13} {found['ceiling']:.1f} for references encoded and decoded by the tokenizer"
@@ -123,7 +122,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
                 f"{LEAST_GAP}. The decoder ignores its source"
             )
     if found["cut"]:
-        lines.append(f"{'cut':13} {found['cut']:,} translations without an end (--max-length-rate)")
+        lines.append(f"{'cut':13} {found['cut']:,} translations at the limit (--max-length-rate)")
     lines += ["", f"{'source words':13} {'pairs':>7} {'BLEU':>6} {'chrF':>6}"]
     for row in found["by_length"]:
         lines.append(f"{row['words']:13} {row['pairs']:7,} {row['bleu']:6.1f} {row['chrf']:6.1f}")

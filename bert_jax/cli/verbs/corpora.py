@@ -306,7 +306,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         return 0
 
     def _check_form(self) -> None:
-        """Raise a UserError if an option is missing, or does not fit text or does not fit pairs."""
+        """Raise a UserError if an option is missing, or fits only the other kind of corpus."""
         if bool(self.input) == bool(self.pairs):
             raise UserError(
                 "give --input for text, or --pairs for sources and targets"
