@@ -56,14 +56,14 @@ class CorpusLook:
     lengths: np.ndarray
     """Numbers of tokens (n,), int64, in the documents that were read."""
     longest: list[dict[str, Any]]
-    """Longest documents: shard, number in the shard, numbers of sentences and tokens, beginning."""
+    """Longest documents, as dicts with the keys shard, document, sentences, tokens and text."""
     shortest: list[dict[str, Any]]
     scripts: dict[str, dict[str, Any]]
-    """Tokens per word and further counts for each script, over the whole store."""
+    """Tokens per word and other counts for each writing system, over the full store."""
     duplicates: int
     """Number of documents that equal an earlier one, among the documents that were read."""
     duplicate_groups: list[dict[str, Any]]
-    """Documents that occur most often: `count`, and what `longest` has for the first of them."""
+    """Documents that occur most often, as dicts with `count` and the keys of `longest`."""
 
     @property
     def quantiles(self) -> dict[str, int]:

@@ -133,7 +133,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
-    """Compare the ancestor with its descendant's record, after `_content` has checked it."""
+    """Compare an ancestor, which `_content` has checked, with its descendant's record."""
     digest = said if ancestor.kind == "file" and state == "verified" else ancestor.digest
     if state == "differs":
         return state, said

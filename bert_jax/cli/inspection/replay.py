@@ -225,7 +225,7 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Return the text of each segment or sentence by its name in `names`, with masks marked."""
+    """Join the tokens that have the same name in `names` to one text, with masks marked."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -251,7 +251,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """Return a token's text without the mark of a word's start or continuation, if more is left."""
+    """Return a token's text without its word-start or continuation mark, but keep a lone mark."""
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text

@@ -124,7 +124,7 @@ class Tokenizer(Sources, groups.IntoDirectory):
         else:
             for name in given.keys() & set(options[1:]):
                 raise UserError(
-                    f"--{name.replace('_', '-')} cannot be used with --kind {self.kind}. "
+                    f"--{name.replace('_', '-')} cannot be used with --kind unigram or bpe. "
                     "SentencePiece keeps all accents and has no smallest frequency; use "
                     "--character-coverage to limit its characters"
                 )

@@ -22,7 +22,7 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
     """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: for an
     encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU; a translator's program
     includes the beam search. orbax: parameters as a plain checkpoint. onnx: for ONNX Runtime. peft:
-    for PEFT, only the low-rank updates and the head of a run with lora.rank."""
+    only the low-rank updates and the head of a run with lora.rank, in PEFT's format."""
     quantize: Literal["int8"] | None = None
     """Quantization of matrices to 8 bits by ONNX Runtime, only with --to onnx. The loss of
     precision is measured."""
