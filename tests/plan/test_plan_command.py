@@ -50,8 +50,8 @@ def test_a_plan_that_fits(run: Run):
 
 
 def test_a_hint_where_the_batch_is_small(run: Run):
-    assert "--batch-per-chip=fast says" in run("--topology=v5e:16x16").out
-    assert "--batch-per-chip=fast says" not in run("--topology=v5e:4x4").out
+    assert "--batch-per-chip=fast shows" in run("--topology=v5e:16x16").out
+    assert "--batch-per-chip=fast shows" not in run("--topology=v5e:4x4").out
 
 
 def test_json_is_one_object(run: Run):
